@@ -97,10 +97,10 @@ def _run(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         sys.stderr.close()
         return 141
-    except OSError as error:  # of a path that was given; what our own files need raises errors with their own remedies
+    except OSError as error:  # a path that the user gave; errors about our own files carry their own remedies
         path = f"{error.filename}: " if error.filename else ""
         print(
-            f"port-agent: {path}{error.strerror or error}; check the path, its permissions and the room on its disk",
+            f"port-agent: {path}{error.strerror or error}; check the path, its permissions and the free space on its disk",
             file=sys.stderr,
         )
         return ExitCode.IMPOSSIBLE

@@ -1,6 +1,6 @@
-"""What the command line's arguments are made of.
+"""Argument types of the command line.
 
-A reader for each kind, refusals in one line with the remedy.
+Each reader rejects an invalid value in one line that ends with the remedy.
 """
 
 import argparse
@@ -30,23 +30,23 @@ _BRACKETED = rf"\[(?P<host>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]{_PORT}"
 _BARE_IPV6 = r"(?P<host>[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?)(?P<port>(?!))?"
 _HOST_AND_PORT = rf"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]{{0,250}}){_PORT}"
 _LONGEST_NAMED = 200
-"""Characters of a path in a message: what is longer is no path that a person typed."""
+"""Characters of a path shown in a message; nobody types a longer one."""
 MOST = 2**63 - 1
-"""What the job store's columns and the worker's counters hold."""
+"""The largest value that the job store's columns and the worker's counters hold."""
 
 
 class UsageError(PortError):
-    """Arguments that do not go together, or that name what is not there."""
+    """Arguments that contradict each other or name something that does not exist."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 def add_federation_terms(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    """Add what the owner of a federated job allows whoever leads it; `federation_terms` reads it."""
+    """Add the limits that the owner of a federated job sets for whoever leads it; `federation_terms` reads them."""
     parser.add_argument(
         "--leader",
         metavar="DEVICE",
-        help="with --federated: the paired device, by name or id, that may lead rounds (default: only this device)",
+        help="with --federated: the paired device, by name or id, that may lead the rounds (default: only this device)",
     )
     parser.add_argument(
         "--require-secure",
@@ -63,7 +63,7 @@ def add_federation_terms(parser: "argparse.ArgumentParser | argparse._ArgumentGr
         "--epsilon-budget",
         type=positive_number,
         metavar="E",
-        help="with --federated: refuse rounds that would have its data spend more than this epsilon over its life, over all jobs",
+        help="with --federated: refuse rounds that would raise the epsilon that its data has spent, over all jobs, above this",
     )
     parser.add_argument(
         "--max-rounds", type=whole_number(1), metavar="N", help="with --federated: train no more than N rounds"
@@ -71,7 +71,10 @@ def add_federation_terms(parser: "argparse.ArgumentParser | argparse._ArgumentGr
 
 
 def federation_terms(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return what `add_federation_terms` reads, as the agent takes it. Raises UsageError where nothing is federated."""
+    """Return the terms that `add_federation_terms` added, in the agent's form.
+
+    Raises UsageError if the job is not federated.
+    """
     terms = {
         "leader": arguments.leader or "",
         "require_secure": arguments.require_secure,
@@ -86,58 +89,58 @@ def federation_terms(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def rounds_led(arguments: argparse.Namespace, job: Mapping[str, Any]) -> str:
-    """Return how the rounds of a job that was submitted are led, a sentence."""
+    """Return a sentence that says who leads the rounds of a submitted job, and with which command."""
     if arguments.leader:
         return f"{arguments.leader} leads them, with: port-agent federate start {job['name']}"
     return f"Lead them from here with: port-agent federate start {job['name']}"
 
 
 class CommandParser(argparse.ArgumentParser):
-    """A parser whose refusals are one line: the cause, the remedy, and where to read more."""
+    """A parser whose errors are one line: the cause, the remedy, and where to read more."""
 
     def error(self, message: str) -> NoReturn:
         """Print the line and exit with code 2.
 
-        Control characters of the argument are made visible.
+        Control characters of the argument are shown escaped.
         """
         line = printable(message).replace("\n", "\\n")
         self.exit(2, f"{self.prog}: {line}; see {self.prog} --help\n")
 
 
 def size(text: str) -> int:
-    """Return the bytes, at least one, that `text` means.
-
-    Raises ArgumentTypeError for anything else.
-    """
+    """Parse a size; return at least 1 byte."""
     count = _parsed(parse_bytes, text)
     if count < 1:
-        raise argparse.ArgumentTypeError(f"the size {shown(text)} is nothing; give at least one byte, such as 300M")
+        raise argparse.ArgumentTypeError(f"the size {shown(text)} is less than one byte; give more, such as 300M")
     return count
 
 
 def duration(text: str) -> float:
-    """Return the seconds, more than 0, that `text` means.
+    """Parse a duration; return more than 0 seconds.
 
     Raises ArgumentTypeError for anything else.
     """
     seconds = _parsed(parse_duration, text)
     if seconds <= 0:
-        raise argparse.ArgumentTypeError(f"the duration {shown(text)} is nothing; give more, such as 90s or 8h")
+        raise argparse.ArgumentTypeError(f"the duration {shown(text)} is zero; give a longer one, such as 90s or 8h")
     return seconds
 
 
 def pause_duration(text: str) -> float:
-    """Return the seconds, more than 0 and a year at most, that `text` means; raises ArgumentTypeError for anything else."""
+    """Parse the length of a pause; return more than 0 seconds and at most a year.
+
+    Raises ArgumentTypeError for anything else.
+    """
     seconds = duration(text)
     if seconds > LONGEST_PAUSE_S:
         raise argparse.ArgumentTypeError(
-            f"the duration {shown(text)} is longer than a year; `port-agent pause` and `run-now` without --for have no end"
+            f"the duration {shown(text)} is longer than a year; for no end, use `port-agent pause` or `run-now` without --for"
         )
     return seconds
 
 
 def deadline(text: str) -> float:
-    """Return the Unix time of a moment to come.
+    """Parse a time in the future; return its Unix time.
 
     Raises ArgumentTypeError for anything else.
     """
@@ -145,7 +148,7 @@ def deadline(text: str) -> float:
 
 
 def deadline_or_none(text: str) -> float | None:
-    """Return the Unix time of a moment to come, None for "none".
+    """Parse a time in the future; return its Unix time, or None for "none".
 
     Raises ArgumentTypeError for anything else.
     """
@@ -153,7 +156,7 @@ def deadline_or_none(text: str) -> float | None:
 
 
 def since(text: str) -> float:
-    """Return the Unix time of a moment that was.
+    """Parse a time in the past; return its Unix time.
 
     Raises ArgumentTypeError for anything else.
     """
@@ -161,7 +164,7 @@ def since(text: str) -> float:
 
 
 def hours(text: str) -> tuple[time, time]:
-    """Return begin and end of hours such as 22:00-07:00.
+    """Parse hours such as 22:00-07:00; return their begin and end.
 
     Raises ArgumentTypeError for anything else.
     """
@@ -169,7 +172,7 @@ def hours(text: str) -> tuple[time, time]:
 
 
 def positive_number(text: str) -> float:
-    """Return a finite number above 0; raises ArgumentTypeError for anything else."""
+    """Parse a finite number above 0; raises ArgumentTypeError for anything else."""
     try:
         value = float(text)
     except ValueError:
@@ -180,9 +183,9 @@ def positive_number(text: str) -> float:
 
 
 def whole_number(least: int, most: int = MOST) -> Callable[[str], int]:
-    """Return a reader of whole numbers from `least` to `most`.
+    """Return an argument type that accepts whole numbers from `least` to `most`.
 
-    Raises ArgumentTypeError for anything else.
+    It raises ArgumentTypeError for anything else.
     """
     wanted = (
         f"from {least} to {most}; give one of these" if most != MOST else f"of at least {least}; give {least} or more"
@@ -198,7 +201,7 @@ def whole_number(least: int, most: int = MOST) -> Callable[[str], int]:
 
 
 def host_and_port(text: str) -> tuple[str, int | None]:
-    """Return host and port of HOST, HOST:PORT, [IPV6]:PORT or a bare IPv6 address; the port is None where none is given.
+    """Parse HOST, HOST:PORT, [IPV6]:PORT or a bare IPv6 address; return the host, and the port or None.
 
     Raises ArgumentTypeError for anything else.
     """
@@ -206,7 +209,7 @@ def host_and_port(text: str) -> tuple[str, int | None]:
     port = match["port"] if match else None
     if match is None or (port is not None and not 0 < int(port) < 1 << 16):
         raise argparse.ArgumentTypeError(
-            f"{shown(text)} is no place; write it like 192.168.2.7, attic.local:9479 or [fd00::7]:9479"
+            f"{shown(text)} is not a valid address; write it like 192.168.2.7, attic.local:9479 or [fd00::7]:9479"
         )
     return match["host"], int(port) if port is not None else None
 
@@ -217,8 +220,8 @@ def readable_file(text: str) -> Path:
     Raises ArgumentTypeError for anything else.
     """
     path = _path(text)
-    with _refusing("read", text, "a file that is there"):
-        if stat.S_ISFIFO(path.stat().st_mode):  # opening it would wait for who writes
+    with _refusing("read", text, "an existing file"):
+        if stat.S_ISFIFO(path.stat().st_mode):  # opening a pipe would block until somebody writes to it
             raise argparse.ArgumentTypeError(f"{_named(text)} is a pipe; name a file")
         with path.open("rb") as file:
             file.read(1)
@@ -231,7 +234,7 @@ def readable_folder(text: str) -> Path:
     Raises ArgumentTypeError for anything else.
     """
     path = _path(text)
-    with _refusing("look into", text, "a directory that is there"), os.scandir(path):
+    with _refusing("list", text, "an existing directory"), os.scandir(path):
         pass
     return path
 
@@ -245,13 +248,13 @@ def readable_file_or_folder(text: str) -> Path:
 
 
 def writable_file(text: str) -> Path:
-    """Return the path of a file that can be made or written now; nothing is done yet.
+    """Return the path of a file that can be created or written; nothing is created yet.
 
     Raises ArgumentTypeError for anything else.
     """
     path = _path(text)
-    with _refusing("write", text, "a file in a directory of yours"):
-        if _exists(path):  # opening a directory for writing is an error of its own
+    with _refusing("write", text, "a file in a directory that you own"):
+        if _exists(path):  # opening a directory for writing fails with a different error
             os.close(os.open(path, os.O_WRONLY | os.O_CLOEXEC))
         else:
             _try_file(path.absolute().parent)
@@ -259,23 +262,26 @@ def writable_file(text: str) -> Path:
 
 
 def writable_folder(text: str) -> Path:
-    """Return the path of a directory that can be written into, or made: nothing is done yet.
+    """Return the path of a directory that can be created or written into; nothing is created yet.
 
     Raises ArgumentTypeError for anything else.
     """
     path = _path(text)
-    with _refusing("write into", text, "a directory of yours"):
+    with _refusing("write to", text, "a directory that you own"):
         _try_file(_nearest(path))
     return path
 
 
 def page_dirs(directories: list[Path]) -> list[Path]:
-    """Return the directories of the media, made where they are not there; raises UsageError where one of several is in RAM."""
+    """Return the directories of the media and create those that are missing.
+
+    Raises UsageError if one of several is in RAM.
+    """
     for directory in directories if len(directories) > 1 else []:
         if in_ram(_nearest(directory)):
             raise UsageError(
-                f"--page-dir {directory} is itself in RAM ({file_system(_nearest(directory))}), so pages there would save nothing; name a "
-                "directory on a disk, a card or zram"
+                f"--page-dir {directory} is itself in RAM ({file_system(_nearest(directory))}), so pages there would "
+                "save no memory; name a directory on a disk, a card or zram"
             )
     for directory in directories:
         directory.mkdir(parents=True, exist_ok=True)
@@ -283,16 +289,16 @@ def page_dirs(directories: list[Path]) -> list[Path]:
 
 
 def use_cores(count: int) -> None:
-    """Bind this process, and what it starts, to `count` of the cores that it may use; raises UsageError where there are fewer."""
+    """Bind this process and its children to `count` of the available cores; raises UsageError if there are fewer."""
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     if count > len(available):
-        raise UsageError(f"--cpus {count}: this process may use 1 to {len(available)}")
+        raise UsageError(f"--cpus {count}: this process has {len(available)} cores; give 1 to {len(available)}")
     if hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, list(available)[:count])
 
 
 def _nearest(path: Path) -> Path:
-    """Return the path, or what is there of it."""
+    """Return the path, or its nearest existing parent."""
     there = path.absolute()
     while not _exists(there):
         there = there.parent
@@ -306,9 +312,9 @@ def _path(text: str) -> Path:
 
 
 def _exists(path: Path) -> bool:
-    """Return whether something is there, where it leads.
+    """Return whether the path, or what a link points to, exists.
 
-    Raises OSError for a path that leads nowhere else.
+    Raises OSError for a path that cannot be resolved.
     """
     try:
         path.stat()
@@ -318,8 +324,11 @@ def _exists(path: Path) -> bool:
 
 
 def _try_file(folder: Path) -> None:
-    """Make a file without a name in `folder`: permissions alone do not tell. Raises OSError."""
-    import tempfile  # only here: a process that stays would carry it
+    """Create an unnamed file in `folder`, because permission bits alone do not prove that it is writable.
+
+    Raises OSError.
+    """
+    import tempfile  # imported only here, so that long-lived processes do not keep it in memory
 
     with tempfile.TemporaryFile(dir=folder):
         pass
@@ -331,9 +340,9 @@ def _named(path: str) -> str:
 
 @contextlib.contextmanager
 def _refusing(action: str, path: str, remedy: str) -> Iterator[None]:
-    """Refuse the path, with the remedy, where the block cannot use it.
+    """Reject the path, with the remedy, if the block cannot use it.
 
-    Raises ArgumentTypeError for an OSError, and for Python's ValueError of a null character.
+    Raises ArgumentTypeError for an OSError, and for Python's ValueError about a null character.
     """
     try:
         yield
@@ -343,9 +352,9 @@ def _refusing(action: str, path: str, remedy: str) -> Iterator[None]:
 
 
 def _parsed(parse: Callable[[str], T], text: str) -> T:
-    """Return what `parse` returns.
+    """Return the result of `parse`, with its error as an ArgumentTypeError.
 
-    Argparse swallows the message of every error but its own.
+    Argparse discards the message of every other error.
     """
     try:
         return parse(text)

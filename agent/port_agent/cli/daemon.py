@@ -1,4 +1,4 @@
-"""Commands of the daemon: run it, give it jobs, ask how it is."""
+"""Commands of the daemon: run it, give it jobs, ask for its state."""
 
 import argparse
 import json
@@ -35,27 +35,27 @@ if TYPE_CHECKING:
 Arguments = argparse.Namespace
 _NOT_NOW_S = 2 * 3600.0
 _DOCTOR_PATIENCE_S = 600.0
-"""Twice what it may wait for torch and a GPU, beside flash and sensors, on a slow board."""
+"""Twice the time that the doctor may need on a slow board for torch, a GPU, flash and sensors."""
 _MAX_BOARDS = 64
-"""Simulated boards of one job: each is a process."""
+"""Most simulated boards of one job; each is a process."""
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of this area to `commands`."""
     _add_run(commands)
     _add_submit(commands)
-    status = _client(commands, "status", "show on one screen what the agent does, and why", _status)
-    status.add_argument("--watch", action="store_true", help="keep showing it, once a second")
-    why = _client(commands, "why", "show when the agent trained, and why not", _why)
+    status = _client(commands, "status", "show what the agent is doing, and why", _status)
+    status.add_argument("--watch", action="store_true", help="refresh once a second")
+    why = _client(commands, "why", "show when the agent trained, and why it did not", _why)
     why.add_argument(
         "--since", type=since, metavar="WHEN", help='"yesterday", "8h", "22:00" or "2026-11-01" (default: a day ago)'
     )
     jobs = _client(commands, "jobs", "list jobs", _jobs)
-    jobs.add_argument("--all", action="store_true", help="also show all jobs that are over")
+    jobs.add_argument("--all", action="store_true", help="also show all finished jobs")
     _add_job(_client(commands, "job", "show one job with its history", _job))
     logs = _client(commands, "logs", "show the log of a job", _logs, has_json=False)
     _add_job(logs)
-    logs.add_argument("-f", "--follow", action="store_true", help="go on as it grows, until the job is over")
+    logs.add_argument("-f", "--follow", action="store_true", help="keep printing new lines until the job ends")
     logs.add_argument(
         "-n", "--lines", type=whole_number(1), default=200, help="how many of the last lines (default 200)"
     )
@@ -67,7 +67,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     feed.add_argument("files", nargs="+", type=readable_file, metavar="FILE")
     _add_control(commands)
     doctor = _client(commands, "doctor", "examine sensors, permissions, flash, cgroups and clock", _doctor)
-    doctor.add_argument("--state-dir", type=readable_folder, help="examine from here when no agent runs")
+    doctor.add_argument("--state-dir", type=readable_folder, help="state directory to examine when no agent is running")
     doctor.add_argument("--no-flash", action="store_true", help="skip the flash speed test (writes 16 MB)")
     completion = commands.add_parser("completion", help="print a shell completion script")
     completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
@@ -80,18 +80,23 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     run = commands.add_parser("run", help="run the agent itself (systemd does this for you)")
     run.add_argument("--foreground", action="store_true", help="stay in the foreground (it always does; for clarity)")
-    run.add_argument("--state-dir", type=writable_folder, metavar="D", help="jobs and checkpoints")
-    run.add_argument("--runtime-dir", type=writable_folder, metavar="R", help="the control socket")
-    run.add_argument("--config", type=readable_file, metavar="F", help=f"default {places.SYSTEM_CONFIG} if it exists")
+    run.add_argument("--state-dir", type=writable_folder, metavar="D", help="directory of jobs and checkpoints")
+    run.add_argument("--runtime-dir", type=writable_folder, metavar="R", help="directory of the control socket")
     run.add_argument(
-        "--sysfs-root", type=readable_folder, metavar="D", help="read power and heat below D instead of /sys"
+        "--config",
+        type=readable_file,
+        metavar="F",
+        help=f"configuration (default: {places.SYSTEM_CONFIG} if it exists)",
+    )
+    run.add_argument(
+        "--sysfs-root", type=readable_folder, metavar="D", help="read power and temperature below D instead of /sys"
     )
     run.set_defaults(run=_run)
 
 
 def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     submit = _client(commands, "submit", "give the agent a job", _submit)
-    submit.epilog = "A language model on your own text is submitted by `port-agent finetune ... --submit`."
+    submit.epilog = "To fine-tune a language model on your own text, use `port-agent finetune ... --submit`."
     submit.add_argument(
         "bundle",
         nargs="?",
@@ -99,14 +104,14 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         metavar="JOB",
         help="a bundle made by `port-agent plan`; with --kind mcu a model directory made by `port-agent mcu compile`",
     )
-    submit.add_argument("--name", help="default: the bundle's file name")
+    submit.add_argument("--name", help="name of the job (default: the bundle's file name)")
     submit.add_argument(
         "--kind",
         choices=("train", "mcu"),
         default="train",
         help="train: on this machine (default); mcu: on a microcontroller on a serial port",
     )
-    submit.add_argument("--data", type=readable_folder, metavar="DIR", help="data that the agent can read")
+    submit.add_argument("--data", type=readable_folder, metavar="DIR", help="directory of data that the agent can read")
     submit.add_argument("--inbox", action="store_true", help="train on files as they arrive in the job's inbox")
     submit.add_argument(
         "--federated",
@@ -120,13 +125,17 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         const="soonest",
         choices=("soonest", "cheapest"),
         default="never",
-        help="a paired device that takes jobs (take_jobs = true under [peers] there) may train it, with its bundle, checkpoint and data: "
-        "where it is done soonest (default with --movable) or with the fewest joules; without this option it never leaves this device",
+        help="a paired device that takes jobs (take_jobs = true under [peers] there) may train it and receives its "
+        "bundle, checkpoint and data: the one that finishes soonest (default with --movable) or uses the fewest "
+        "joules; without this option the job never leaves this device",
     )
     submit.add_argument("--epochs", type=whole_number(1), help="passes over the data (default 1)")
-    submit.add_argument("--steps", type=whole_number(1), help="batches instead of epochs")
+    submit.add_argument("--steps", type=whole_number(1), help="train this number of batches instead of epochs")
     submit.add_argument(
-        "--checkpoint-every", type=whole_number(1), metavar="STEPS", help="default: by cost and flash wear"
+        "--checkpoint-every",
+        type=whole_number(1),
+        metavar="STEPS",
+        help="steps between checkpoints (default: chosen by cost and flash wear)",
     )
     submit.add_argument(
         "--page-dir",
@@ -135,8 +144,8 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
         default=[],
         dest="page_dirs",
         metavar="DIR",
-        help="where temporaries are paged (default: the agent's state directory); again for each further medium that the bundle was "
-        "planned for, in the same order",
+        help="where temporaries are paged (default: the agent's state directory); repeat it for each further medium "
+        "that the bundle was planned for, in the same order",
     )
     submit.add_argument("--priority", type=whole_number(-100, 100), default=0, help="-100 to 100, higher goes first")
     submit.add_argument("--deadline", type=deadline, metavar="WHEN", help='"8h", "3d", "07:00" or "2026-12-24 18:00"')
@@ -147,12 +156,12 @@ def _add_board_options(submit: argparse.ArgumentParser) -> None:
     board = submit.add_argument_group(
         "microcontroller jobs",
         "Example: port-agent submit build/ --kind mcu --data recordings/ --epochs 3. The board must hold the model's "
-        "firmware (port-agent mcu flash); unplugged, it is waited for.",
+        "firmware (port-agent mcu flash); while it is unplugged, the job waits.",
     )
-    board.add_argument("--port", help="its serial port (default: the only known board plugged in)")
-    board.add_argument("--serial", help="its USB serial number: found again whatever port it gets")
+    board.add_argument("--port", help="serial port of the board (default: the only known board plugged in)")
+    board.add_argument("--serial", help="USB serial number of the board, which finds it on any port")
     board.add_argument("--simulate", action="store_true", help="run the firmware in QEMU instead of on a board")
-    board.add_argument("--board", help="which board --simulate stands in for (default qemu-m4f)")
+    board.add_argument("--board", help="board that --simulate imitates (default qemu-m4f)")
     board.add_argument(
         "--boards",
         metavar="all|BOARD,...",
@@ -163,22 +172,22 @@ def _add_board_options(submit: argparse.ArgumentParser) -> None:
 
 
 def _add_control(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    pause = _client(commands, "pause", "hold a job, or everything", _pause)
-    pause.add_argument("job", nargs="?", help="number or name; without it everything")
+    pause = _client(commands, "pause", "pause a job, or everything", _pause)
+    pause.add_argument("job", nargs="?", help="number or name (default: everything)")
     pause.add_argument(
-        "--for", dest="for_s", type=pause_duration, metavar="TIME", help='only for a time such as "2h" (everything)'
+        "--for", dest="for_s", type=pause_duration, metavar="TIME", help='pause everything for a time such as "2h"'
     )
-    resume = _client(commands, "resume", "let a job, or everything, go on", _resume)
-    resume.add_argument("job", nargs="?", help="number or name; without it everything")
+    resume = _client(commands, "resume", "resume a job, or everything", _resume)
+    resume.add_argument("job", nargs="?", help="number or name (default: everything)")
     now = _client(
         commands,
         "run-now",
-        "train a job before all others, also while the device is in use or outside of the time windows",
+        "train a job before all others, even while the device is in use or outside the time windows",
         _run_now,
     )
     _add_job(now)
     now.add_argument(
-        "--for", dest="for_s", type=pause_duration, metavar="TIME", help='such as "2h" (default: until it is over)'
+        "--for", dest="for_s", type=pause_duration, metavar="TIME", help='such as "2h" (default: until the job ends)'
     )
     not_now = _client(commands, "not-now", "train nothing for a while", _not_now)
     not_now.add_argument(
@@ -193,9 +202,9 @@ def _add_control(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     recall.add_argument(
         "--force",
         action="store_true",
-        help="do not wait for the other device, which may be lost: go on from the checkpoint that is here",
+        help="do not wait for the other device, which may be lost: continue from the checkpoint on this device",
     )
-    change = _client(commands, "deadline", "change or drop the deadline of a job", _deadline)
+    change = _client(commands, "deadline", "change or remove the deadline of a job", _deadline)
     _add_job(change)
     change.add_argument("when", type=deadline_or_none, help='"8h", "07:00", "2026-12-24 18:00" or "none"')
     _client(commands, "reload", "apply the configuration files", _reload)
@@ -246,9 +255,9 @@ def _run(arguments: Arguments) -> int:
 
 
 def _environment_dir(name: str) -> Path | None:
-    """Return the directory that systemd made for us.
+    """Return the directory that systemd made for the agent.
 
-    It may list several, the first is ours.
+    The variable may list several; the first one is the agent's.
     """
     value = os.environ.get(name, "").partition(":")[0]
     return Path(value) if value else None
@@ -283,13 +292,13 @@ def _submit(arguments: Arguments) -> int:
     }
     boards = None if arguments.boards is None else _several_boards(arguments, client)
     if arguments.bundle is not None and arguments.kind == "mcu":
-        fields["bundle"] = str(arguments.bundle.absolute())  # a directory, or a file that names others beside it
+        fields["bundle"] = str(arguments.bundle.absolute())  # a directory, or a file that refers to others beside it
     if boards is not None:
         return _submit_divided(arguments, client, fields, boards)
     from port_agent.cli.daemon_views import promise_lines
 
     job = client.submit(arguments.bundle if arguments.kind == "train" else None, **fields)
-    lines = [f"Job {job['id']} ({job['name']}) is in line. See it with: port-agent status", *promise_lines(job)]
+    lines = [f"Job {job['id']} ({job['name']}) is queued. See it with: port-agent status", *promise_lines(job)]
     if arguments.federated:
         lines[0] = f"Job {job['id']} ({job['name']}) waits for rounds. {rounds_led(arguments, job)}"
     if job["inbox"]:
@@ -307,12 +316,12 @@ def _board_arguments(arguments: Arguments) -> list[str]:
 
 
 def _several_boards(arguments: Arguments, client: "ControlClient") -> list[list[str]]:
-    """Return the words that name each of several boards."""
+    """Return the arguments that select each of several boards."""
     if arguments.kind != "mcu":
         raise UsageError("--boards is for microcontrollers; add --kind mcu")
     for name in ("port", "serial", "steps", "inbox", "federated"):
         if getattr(arguments, name):
-            raise UsageError(f"--boards divides samples that are there, counted in epochs; leave --{name} away")
+            raise UsageError(f"--boards divides existing samples, counted in epochs; leave out --{name}")
     if arguments.simulate:
         if not arguments.boards.isdecimal() or not 1 <= int(arguments.boards) <= _MAX_BOARDS:
             raise UsageError(
@@ -339,7 +348,7 @@ def _several_boards(arguments: Arguments, client: "ControlClient") -> list[list[
 def _submit_divided(
     arguments: Arguments, client: "ControlClient", fields: dict[str, Any], boards: list[list[str]]
 ) -> int:
-    """Submit one job per board, each with its shard of the samples; all of them or none."""
+    """Submit one job per board, each with its shard of the samples: all of them or none."""
     from port_agent.control.client import ControlError
     from port_agent.worker.shard import Shard
 
@@ -353,7 +362,7 @@ def _submit_divided(
         for job in jobs:
             client.post(f"/v1/jobs/{job['id']}/cancel")
         raise
-    lines = [f"Job {job['id']} ({job['name']}) is in line" for job in jobs]
+    lines = [f"Job {job['id']} ({job['name']}) is queued" for job in jobs]
     lines.append("Each trains its part of the samples on its own board. See them with: port-agent status")
     return _answer(arguments, {"jobs": jobs}, "\n".join(lines))
 
@@ -429,19 +438,19 @@ def _pause(arguments: Arguments) -> int:
     client = places.connect(arguments.runtime_dir)
     if arguments.job is not None:
         if arguments.for_s is not None:
-            raise UsageError("--for pauses everything for a time; leave the job away")
+            raise UsageError("--for pauses everything for a time; leave out the job")
         job = client.post(f"{_path(arguments)}/pause")
         return _answer(arguments, job, f"Job {job['id']} ({job['name']}) is paused; port-agent resume {job['id']}")
     answer = client.post("/v1/pause", for_s=arguments.for_s)
     until = answer["paused_until"]
     end = f"until {datetime.fromtimestamp(until):%a %d %b %H:%M}" if until else "until `port-agent resume`"
-    return _answer(arguments, answer, f"Nothing is trained {end}.")
+    return _answer(arguments, answer, f"No job trains {end}.")
 
 
 def _resume(arguments: Arguments) -> int:
     client = places.connect(arguments.runtime_dir)
     if arguments.job is None:
-        return _answer(arguments, client.post("/v1/resume"), "Training goes on when the conditions allow.")
+        return _answer(arguments, client.post("/v1/resume"), "Training resumes when conditions allow.")
     job = client.post(f"{_path(arguments)}/resume")
     return _answer(arguments, job, f"Job {job['id']} ({job['name']}) is {job['state'].replace('_', ' ')}.")
 
@@ -456,7 +465,7 @@ def _not_now(arguments: Arguments) -> int:
     answer = places.connect(arguments.runtime_dir).post("/v1/pause", for_s=arguments.for_s)
     until = datetime.fromtimestamp(answer["paused_until"])
     return _answer(
-        arguments, answer, f"Nothing is trained until {until:%a %d %b %H:%M}; `port-agent resume` goes on before."
+        arguments, answer, f"No job trains until {until:%a %d %b %H:%M}; `port-agent resume` ends this earlier."
     )
 
 
@@ -474,7 +483,7 @@ def _recall(arguments: Arguments) -> int:
     job = places.connect(arguments.runtime_dir).post(f"{_path(arguments)}/recall", force=arguments.force)
     text = f"Job {job['id']} ({job['name']}) comes back with its checkpoint. See it with: port-agent job {job['id']}"
     if arguments.force:
-        text = f"Job {job['id']} ({job['name']}) goes on here from the checkpoint that is here, and stays."
+        text = f"Job {job['id']} ({job['name']}) continues here from the checkpoint on this device, and stays here."
     return _answer(arguments, job, text)
 
 
@@ -525,7 +534,7 @@ def _doctor(arguments: Arguments) -> int:
 
 
 def _examine_here(arguments: Arguments, error: "ControlError") -> dict[str, Any]:
-    """Return what this process finds when no agent answers."""
+    """Return what this process can examine itself when no agent answers."""
     from port_agent.health.doctor import Check, Verdict, examine
     from port_agent.policy.config import load_config
 
@@ -554,7 +563,7 @@ def _path(arguments: Arguments) -> str:
 
 
 def _job_named(arguments: Arguments) -> str:
-    """Return the number or name that was given; raises UsageError for what can be neither."""
+    """Return the number or name of the job; raises UsageError for a word that can be neither."""
     from port_agent.jobs.job import NAME
 
     if not NAME.fullmatch(arguments.job):

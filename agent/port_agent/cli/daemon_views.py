@@ -1,4 +1,4 @@
-"""What the daemon's answers look like in a terminal."""
+"""The daemon's answers as shown in a terminal."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -38,7 +38,7 @@ def show(renderable: RenderableType) -> None:
 def watch(fetch: Callable[[], Mapping[str, Any]]) -> int:
     """Show the status once a second until interrupted.
 
-    Into a file or a pipe, one screen after the other.
+    In a file or a pipe, the screens follow one another.
     """
     console = terminal()
     if not console.is_terminal:
@@ -53,7 +53,7 @@ def watch(fetch: Callable[[], Mapping[str, Any]]) -> int:
 
 
 def status_screen(status: Mapping[str, Any]) -> Group:
-    """Return the whole status: state, reasons, job, device, energy, health."""
+    """Return the whole status: state, reasons, job, device, energy and health."""
     parts: list[RenderableType] = [_headline(status)]
     for run in status["running"]:
         parts += [Text(), *_current_job(run, status)]
@@ -68,9 +68,9 @@ def status_screen(status: Mapping[str, Any]) -> Group:
 
 
 def timeline_table(entries: Sequence[Mapping[str, Any]]) -> RenderableType:
-    """Return what was so from when on, a line for each change."""
+    """Return a table of the agent's states, one line for each change."""
     if not entries:
-        return Text("Nothing is known of this time.", style="dim")
+        return Text("No records for this time.", style="dim")
     table = Table.grid(padding=(0, 2))
     for entry in entries:
         moment = datetime.fromtimestamp(entry["at"])
@@ -87,7 +87,7 @@ def _headline(status: Mapping[str, Any]) -> Text:
 
 
 def _whose(job: Mapping[str, Any]) -> str:
-    """Return what it is to its owner: the daemon started a fine-tuning, and the owner an attached program."""
+    """Return what the job is to its owner: a fine-tuning that the daemon started, or an attached program."""
     return f"fine-tuning of {job['owner']}" if job["kind"] == "finetune" else f"program of {job['owner']}"
 
 
@@ -107,7 +107,7 @@ def _current_job(job: Mapping[str, Any], status: Mapping[str, Any]) -> Iterable[
     if job["loss"] is not None:
         pace.append(f"loss {job['loss']:.4g}")
     if job["step_s"] is not None:
-        pace.append(f"{format_seconds(job['step_s'])} a step")
+        pace.append(f"{format_seconds(job['step_s'])} per step")
     if job["eta_s"] is not None:
         pace.append(f"{format_seconds(job['eta_s'])} of training left")
     if job["deadline_at"] is not None:
@@ -150,9 +150,9 @@ def _energy(job: Mapping[str, Any], energy: Mapping[str, Any] | None) -> str:
 
 
 def flash_life_line(life: Mapping[str, Any], running: Iterable[Mapping[str, Any]]) -> str:
-    """Say how long the medium lasts: in years at the present rate, and in steps of the jobs that run."""
-    how = "taken to endure" if life["assumed"] else "which endures"
-    used = "" if life["used_share"] is None else f", {life['used_share']:.0%} of its life used as it says"
+    """Return how long the medium lasts: in years at today's rate, and in steps of the running jobs."""
+    how = "assumed to endure" if life["assumed"] else "which endures"
+    used = "" if life["used_share"] is None else f", {life['used_share']:.0%} of its life used by its own count"
     lasts = [] if life["years_left"] is None else [f"{life['years_left']:,.2g} years at today's rate"]
     lasts += [
         f"{life['left_bytes'] / run['step_written_bytes']:,.2g} steps of job {run['id']}"
@@ -215,7 +215,7 @@ def jobs_table(jobs: Iterable[Mapping[str, Any]], title: str | None = None) -> R
     """Return jobs as a table, one line each."""
     jobs = list(jobs)
     if not jobs:
-        return Text("no jobs; `port-agent submit job.port` adds one", style="dim")
+        return Text("no jobs; add one with `port-agent submit job.port`", style="dim")
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("Job", "Name", "State", "Step", "Loss", "Why"):
         table.add_column(name, justify="right" if name in ("Job", "Step", "Loss") else "left", no_wrap=name != "Why")
@@ -237,7 +237,7 @@ def jobs_table(jobs: Iterable[Mapping[str, Any]], title: str | None = None) -> R
 def _why(job: Mapping[str, Any]) -> str:
     parts = [job["reason"]] if job["reason"] not in ("", job["state"]) else []
     if job["retry_in_s"] is not None:
-        parts.append(f"again in {format_seconds(round(job['retry_in_s']))}")
+        parts.append(f"retries in {format_seconds(round(job['retry_in_s']))}")
     if job["owner"]:
         parts.append(_whose(job))
     if job["on"]:
@@ -285,21 +285,21 @@ def job_screen(job: Mapping[str, Any]) -> Group:
 
 
 def membership_line(membership: Mapping[str, Any]) -> str:
-    """Return who leads the rounds of a job, and what is waited for, in words."""
+    """Return who leads the rounds of a job, and what the job waits for, in words."""
     where = "" if membership["round"] is None else f", round {membership['round']}"
-    return f"{membership['leader']} leads{where}; waits {membership['waits']}"
+    return f"{membership['leader']} leads{where}; waiting: {membership['waits']}"
 
 
 def _job_energy(job: Mapping[str, Any]) -> str:
-    """Return what was used, as far as it was metered, and beside it what plans said of the same steps."""
+    """Return the energy used, as far as it was metered, and what plans predicted for the same steps."""
     used, planned = job["metered_joules"], job["planned_joules"]
     parts = [] if used is None else [f"{format_joules(used)} used since the agent started"]
-    parts += [f"{format_joules(planned)} as planned so far"] if planned else []
+    parts += [f"{format_joules(planned)} planned so far"] if planned else []
     return ", ".join(parts)
 
 
 def _promise(job: Mapping[str, Any]) -> Table:
-    """Return what was promised when the job was submitted beside what has happened since."""
+    """Return what was promised when the job was submitted, beside what has happened since."""
     promised, steps = job["promise"], job["step"]
     table = Table("", "promised", "so far" if job["finished_at"] is None else "happened", show_edge=False)
     peak = job["measured"]["peak_rss_bytes"]
@@ -317,13 +317,13 @@ def _promise(job: Mapping[str, Any]) -> Table:
 
 
 def promise_lines(job: Mapping[str, Any]) -> list[str]:
-    """Return what is promised for a job that was just submitted."""
+    """Return the promises made for a job that was just submitted."""
     promise = job["promise"]
     if promise is None:
         return []
     written = f"{format_bytes(promise['written_bytes'])} written to flash"
     if promise["steps"] is not None and promise["written_bytes"]:
-        written += f" ({promise['written_bytes'] * promise['steps'] / 1e12:.3g} TB in all)"
+        written += f" ({promise['written_bytes'] * promise['steps'] / 1e12:.3g} TB in total)"
     return [
         f"It fits in {format_bytes(promise['peak_bytes'])}. A step: {format_seconds(promise['step_s'])}, "
         f"{format_joules(promise['step_joules'])}, {written}.",
@@ -336,17 +336,17 @@ def _progress(job: Mapping[str, Any]) -> str:
 
 
 def promised_end(promise: Mapping[str, Any]) -> str:
-    """Say when a job should be done, in nights of this device, or why that cannot be said."""
+    """Return when a job should be done, in nights of this device, or why that is unknown."""
     if promise["ends_at"] is not None:
         return f"{_moment(promise['ends_at'])}, {_counted(promise['nights'], 'night')} of training"
     if promise["steps"] is None:
-        return "unknown: it depends on the data that comes"
+        return "unknown: it depends on the data that arrives"
     training = f"{format_seconds(promise['steps'] * promise['step_s'])} of training"
-    return f"{training}; in nights once the agent has watched this device for a day"
+    return f"{training}; the number of nights is known once the agent has watched this device for a day"
 
 
 def _paired_line(devices: list[Mapping[str, Any]]) -> str:
-    words = [f"{device['name']} {device['state'] if device['is_connected'] else 'gone'}" for device in devices]
+    words = [f"{device['name']} {device['state'] if device['is_connected'] else 'offline'}" for device in devices]
     return ", ".join(words[:_PEERS_SHOWN]) + (
         f" and {len(words) - _PEERS_SHOWN} more" if len(words) > _PEERS_SHOWN else ""
     )
@@ -354,13 +354,13 @@ def _paired_line(devices: list[Mapping[str, Any]]) -> str:
 
 def _peers_line(peers: list[Mapping[str, Any]]) -> str:
     if not peers:
-        return "none heard of"
+        return "none seen"
     shown = ", ".join(f"{peer['name']} {peer['state']}" for peer in peers[:_PEERS_SHOWN])
     return shown if len(peers) <= _PEERS_SHOWN else f"{shown} and {len(peers) - _PEERS_SHOWN} more; port-agent peers"
 
 
 def doctor_screen(answer: Mapping[str, Any]) -> Group:
-    """Return the findings, each bad one with its cure."""
+    """Return the findings, each bad one with its remedy."""
     parts: list[RenderableType] = []
     for check in answer["checks"]:
         mark, style = _VERDICT[check["verdict"]]
@@ -368,7 +368,7 @@ def doctor_screen(answer: Mapping[str, Any]) -> Group:
         if check["cure"]:
             parts.append(Padding(Text(check["cure"], style="dim"), (0, 0, 0, 2)))
     if answer["health"]:
-        parts += [Text(), Text("The running agent says:", style="bold"), *_health(answer["health"])]
+        parts += [Text(), Text("The running agent reports:", style="bold"), *_health(answer["health"])]
     bad = sum(check["verdict"] == "bad" for check in answer["checks"])
     summary = "everything needed works" if not bad else f"{bad} of {len(answer['checks'])} checks need attention"
     return Group(*parts, Text(), Text(summary, style="green" if not bad else "red"))

@@ -1,4 +1,4 @@
-"""`boards`, `profile`, `draw`, `frontier`: devices, their costs, and what plans look like."""
+"""`boards`, `profile`, `draw` and `frontier`: devices, their costs, and pictures of plans."""
 
 import argparse
 import json
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from port_planner.search.pareto import Point
 
 TRANSFER = "transfer"
-"""Of a storage to the other of two devices that operators are divided between; it is listed with the one that it goes to."""
+"""Name of the transfer of a storage between two devices; it is listed with the device that receives it."""
 BITWISE, REORDERED = "same bits", "reordered"
-"""How a variant's results compare with the recorded operator's: pieces that differ here are not used."""
+"""How the results of a variant compare with those of the recorded operator; tiles whose bits differ are not used here."""
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -61,24 +61,25 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = commands.add_parser(
         "profile",
         help="measure this machine and write a board file",
-        description="Measure arithmetic rate, memory bandwidth, flash and the memory of a bare worker on this machine. "
-        "With a sensor of the power drawn, watts at rest, of one core, of all cores and of memory traffic and the joules of flash "
-        "are calibrated, which takes a minute; without, give them, or the file says they are assumed. `energy.board` in the "
-        "configuration makes plans and estimates use the file.",
-        epilog="Examples: port-agent profile -o my-pi.toml --static-watts 2.9 --compute-watts 3.4; what the operators of a step take, "
-        "as they were measured when it was planned: port-agent profile --ops job.port",
+        description="Measure arithmetic rate, memory bandwidth, flash and the memory of an empty worker on this "
+        "machine. With a power sensor, watts at rest, of one core, of all cores and of memory traffic "
+        "and the joules of flash are calibrated, which takes a minute; without one, give the watts; "
+        "otherwise the file marks them as assumed. `energy.board` in the configuration makes plans and "
+        "estimates use the file.",
+        epilog="Examples: port-agent profile -o my-pi.toml --static-watts 2.9 --compute-watts 3.4; what the "
+        "operators of a step took when they were measured for planning: port-agent profile --ops job.port",
     )
     parser.add_argument(
         "--ops",
         type=readable_file,
         metavar="BUNDLE",
-        help="measure nothing; print what each operator of the bundle's step takes, whole and in pieces, and where it runs",
+        help="measure nothing; print what each operator of the bundle's step takes, whole and in tiles, and where it runs",
     )
     parser.add_argument(
         "--plot",
         type=writable_file,
         metavar="FILE.svg",
-        help="with --ops: draw seconds of a call over the memory it touches",
+        help="with --ops: draw seconds per call over the memory that a call touches",
     )
     parser.add_argument("--json", action="store_true", help="print the table of --ops as JSON")
     parser.add_argument(
@@ -91,16 +92,16 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--flash-writes",
         type=size,
         metavar="SIZE",
-        help="write at most so much to find how fast writing is once the medium's cache is full (default 4G, and two minutes)",
+        help="write at most this much to find the write speed once the medium's cache is full (default 4G, and two minutes)",
     )
     parser.add_argument("--threads", type=whole_number(1, 1024), default=1, help="threads per operator (default 1)")
-    parser.add_argument("--static-watts", type=positive_number, help="what the machine draws at rest, from a meter")
-    parser.add_argument("--compute-watts", type=positive_number, help="what full load adds, from a meter")
+    parser.add_argument("--static-watts", type=positive_number, help="watts of the machine at rest, from a meter")
+    parser.add_argument("--compute-watts", type=positive_number, help="watts that full load adds, from a meter")
     parser.add_argument(
         "--config",
         type=readable_file,
         metavar="F",
-        help=f"[energy] there says which sensor; default {places.SYSTEM_CONFIG} if it exists",
+        help=f"configuration whose [energy] names the sensor (default: {places.SYSTEM_CONFIG} if it exists)",
     )
     parser.set_defaults(run=_profile)
 
@@ -129,7 +130,7 @@ def _add_frontier(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     parser.add_argument("--ram", type=size, help="largest budget (default: what keeping everything takes)")
     parser.add_argument("--count", type=whole_number(1, 1000), default=4, help="number of budgets (default 4)")
     parser.add_argument(
-        "--time-limit", type=duration, default=40.0, metavar="S", help="seconds of planning in all (default 40)"
+        "--time-limit", type=duration, default=40.0, metavar="S", help="seconds of planning in total (default 40)"
     )
     parser.add_argument("--strategy", default="milp", help="planner (default milp; greedy is the fastest)")
     add_deadline(parser)
@@ -180,7 +181,7 @@ def _boards(arguments: argparse.Namespace) -> int:
         )
     console.print(table)
     console.print(
-        "Figures that nobody measured on the board itself are estimates: `port-agent boards NAME` says which."
+        "Figures that were not measured on the board itself are estimates; `port-agent boards NAME` marks them."
     )
     return 0
 
@@ -194,10 +195,11 @@ def _board_data(board: "Board") -> dict[str, object]:
 
 @dataclass(slots=True)
 class OperatorSum:
-    """What all calls of one variant of an operator on one kind of device take in a step; `workspace_bytes` is the largest of a call's.
+    """What all calls of one variant of an operator take in a step on one kind of device.
 
-    `variant`: whole, or in how many pieces. `phases`: how many calls the forward and backward pass and the update make. `elsewhere_seconds`:
-    what they were measured to take on the other device, where operators are divided between two; None where that lacks one of them.
+    `workspace_bytes`: that of the largest call. `variant`: whole, or the number of tiles. `phases`: how many calls the
+    forward pass, the backward pass and the update make. `elsewhere_seconds`: time measured on the other device, where
+    operators are divided between two; None if that device lacks one of them.
     """
 
     name: str
@@ -215,7 +217,7 @@ class OperatorSum:
 def operator_sums(graph: "StepGraph", costs: "CostTable", reordered: Sequence[str] = ()) -> list[OperatorSum]:
     """Return what a step's operators take, by name, device and variant, the longest first.
 
-    `reordered`: operators that add in another order each time on their device, as was allowed.
+    `reordered`: operators that may add in a different order on each run on their device.
     """
     found: dict[tuple[str, str, str, str], OperatorSum] = {}
     everywhere = costs.elsewhere or (None,) * len(costs.ops)
@@ -223,7 +225,7 @@ def operator_sums(graph: "StepGraph", costs: "CostTable", reordered: Sequence[st
         device, name = where_it_runs(graph, i), op.name.removeprefix("aten::")
         if (moved := transfer_of(graph, op)) is not None:
             device, name = graph.storages[moved.target].device, TRANSFER
-        variant = "whole" if op.tile is None else f"{op.tile.count} pieces"
+        variant = "whole" if op.tile is None else f"{op.tile.count} tiles"
         sums = op.tile is not None and op.tile.reordered
         exactness = REORDERED if sums or op.name in reordered or name in reordered else BITWISE
         first = OperatorSum(name, device, variant, exactness, elsewhere_seconds=0.0 if costs.elsewhere else None)
@@ -240,12 +242,12 @@ def operator_sums(graph: "StepGraph", costs: "CostTable", reordered: Sequence[st
 
 
 def where_it_runs(graph: "StepGraph", op: int) -> str:
-    """Return the kind of device that an operator runs on."""
+    """Return the kind of device on which an operator runs."""
     return accelerator_of(graph.storages[s].device for s in (*graph.reads[op], *graph.creates[op]))
 
 
 def _operators(path: Path, plot: Path | None, *, as_json: bool) -> int:
-    """Print what the operators of a bundle's step take, and draw it where that was asked for."""
+    """Print what the operators of a bundle's step take, and draw it if asked."""
     from rich.table import Table
 
     from port_planner.ir.bundle.bundle import Bundle
@@ -262,7 +264,8 @@ def _operators(path: Path, plot: Path | None, *, as_json: bool) -> int:
     how = "estimated" if bundle.manifest.estimated else "measured"
     table = Table(
         title=f"{path}: operators of a step on {bundle.manifest.device}, {how} one by one",
-        caption="what runs in pieces has the bits of the whole, but for what is reordered: it was compared on the device that planned",
+        caption="tiles give the same bits as the whole operator, except where marked as reordered; compared on the "
+        "device that planned",
     )
     divided = bool(bundle.manifest.placed)
     headings = ["operator", "variant", "calls", "time", "share", "energy (estimated)", "workspace"]
@@ -286,14 +289,14 @@ def _operators(path: Path, plot: Path | None, *, as_json: bool) -> int:
 
 
 def _elsewhere(one: OperatorSum) -> str:
-    """Say what an operator would take on the other of two devices."""
+    """Return what an operator would take on the other of two devices, as text."""
     if one.name == TRANSFER:
         return ""
     return "absent there" if one.elsewhere_seconds is None else format_seconds(one.elsewhere_seconds)
 
 
 def _write_plot(graph: "StepGraph", costs: "CostTable", title: str, path: Path) -> None:
-    """Draw what calls take over what they touch; raise UsageError where the file cannot be written."""
+    """Draw the time of calls over the memory that they touch; raises UsageError if the file cannot be written."""
     from port_planner.draw.operators import operators_svg, spots_of
 
     if path.suffix.lower() != ".svg":
@@ -302,7 +305,7 @@ def _write_plot(graph: "StepGraph", costs: "CostTable", title: str, path: Path) 
         path.write_text(operators_svg(spots_of(graph, costs), title), encoding="utf-8")
     except OSError as error:
         raise UsageError(f"cannot write {path}: {error.strerror}; name another file") from error
-    print(f"{path}: seconds of a call over the memory it touches", file=sys.stderr)
+    print(f"{path}: seconds per call over the memory that a call touches", file=sys.stderr)
 
 
 def _profile(arguments: argparse.Namespace) -> int:
@@ -340,7 +343,7 @@ def _profile(arguments: argparse.Namespace) -> int:
 
 
 def _best_source(config: Path | None) -> "PowerSource":
-    """Return the meter that the agent would use; the others are closed."""
+    """Return the meter that the agent would use, with the others closed."""
     from port_agent.energy.sources.power_models import model_of
     from port_agent.energy.sources.registry import open_sources
 
@@ -352,7 +355,7 @@ def _best_source(config: Path | None) -> "PowerSource":
 
 
 def _print_board(out: Path, board: "Board") -> None:
-    """Print what was measured beside what the shipped file of this board says, where there is one."""
+    """Print the measured figures beside those of the shipped file of this board, if there is one."""
     from rich.table import Table
 
     from port_agent.energy.sources.power_models import detect_board
@@ -378,7 +381,7 @@ def _draw(arguments: argparse.Namespace) -> int:
     bundle = Bundle(arguments.bundle)
     if not 0 <= arguments.plan < len(bundle.plans):
         raise UsageError(
-            f"{arguments.bundle} has {len(bundle.plans)} plans, there is no plan {arguments.plan}; count from 0"
+            f"{arguments.bundle} has {len(bundle.plans)} plans, counted from 0; there is no plan {arguments.plan}"
         )
     picture = bundle_drawing(bundle, arguments.plan)
     write_drawing(picture, arguments.out)

@@ -1,4 +1,4 @@
-"""Commands of this area: what was used and what for (`energy`), and the live page (`dashboard`)."""
+"""Commands about energy: a report of what was used and for what (`energy`), and the live page (`dashboard`)."""
 
 import argparse
 import csv
@@ -53,10 +53,8 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     energy.add_argument("--sources", action="store_true", help="show the sources of this machine and test them")
     energy.add_argument("--price", type=positive_number, metavar="P", help="price of a kWh")
     energy.add_argument("--currency", metavar="NAME", help="its currency, such as EUR")
-    energy.add_argument("--co2", type=positive_number, metavar="G", help="grams of CO2 per kWh where you live")
-    energy.add_argument(
-        "--endurance", type=size, metavar="SIZE", help="what the flash can take in its life, such as 10TB"
-    )
+    energy.add_argument("--co2", type=positive_number, metavar="G", help="grams of CO2 per kWh of your electricity")
+    energy.add_argument("--endurance", type=size, metavar="SIZE", help="bytes that the flash endures, such as 10TB")
     _add_places(energy)
     energy.set_defaults(run=_energy)
     dashboard = commands.add_parser("dashboard", help="serve a live page of the agent on localhost")
@@ -68,7 +66,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--state-dir", type=readable_folder, metavar="D", help="read the ledger there, without asking an agent"
+        "--state-dir", type=readable_folder, metavar="D", help="read the ledger in D without asking an agent"
     )
     parser.add_argument("--runtime-dir", type=Path, metavar="R", help="where the agent's control socket is")
     parser.add_argument(
@@ -117,9 +115,9 @@ def _options(arguments: argparse.Namespace) -> "ReportOptions":
 
 
 def _read(arguments: argparse.Namespace, options: "ReportOptions") -> "EnergyReport":
-    """Return the report of the running agent, newest figures included.
+    """Return the report of the running agent, which has the newest figures.
 
-    Or else from a ledger this user may read.
+    If no agent answers, return the report of a ledger that this user may read.
     """
     from port_agent.control.client import ControlError
     from port_agent.energy.ledger import FILE_NAME
@@ -170,9 +168,10 @@ def _plain(info: "SourceInfo | None") -> object:
 
 
 def _show_sources(reports: "Iterable[SourceReport]") -> None:
-    """Print what works, best first.
+    """Print the power sources: those that work, best first, then those that are broken, then those that this machine
+    lacks.
 
-    Then what is broken, with the remedy, then what this machine does not have.
+    Those that are broken are shown with the remedy.
     """
     from rich.padding import Padding
     from rich.text import Text
@@ -208,9 +207,9 @@ def _show(report: "EnergyReport") -> None:
 
 
 def _show_power(report: "EnergyReport", console: "Console") -> None:
-    """Print the course of power as a terminal plot.
+    """Print power over time as a terminal plot.
 
-    Stretches that were not seen stay empty.
+    Unmeasured time stays empty.
     """
     import plotext
 
@@ -259,7 +258,7 @@ def _show_amounts(
 
 
 def _show_gpu(console: "Console", report: "EnergyReport") -> None:
-    """Print what the GPU took of each job's energy, where a source tells; it lies within that."""
+    """Print the GPU's share of each job's energy if a source reports it; the job's energy includes it."""
     if report.gpu:
         columns = {
             "": [report.label(one.job) for one in report.gpu],
@@ -271,9 +270,9 @@ def _show_gpu(console: "Console", report: "EnergyReport") -> None:
 
 
 def _show_phases(console: "Console", report: "EnergyReport") -> None:
-    """Print what the energy was spent on, and the phases that took none.
+    """Print what the energy was spent on, and the phases that used none.
 
-    No row would leave room for doubt.
+    The latter are named so that a missing row leaves no doubt.
     """
     from port_agent.energy.report import PHASES
 
@@ -294,7 +293,7 @@ def _show_phases(console: "Console", report: "EnergyReport") -> None:
 
 
 def _print_table(console: "Console", title: str, columns: "Iterable[tuple[str, list[str]]]") -> None:
-    """Print columns, the first with names; those without any cell are left out."""
+    """Print columns, the first of which has the names; columns without any value are left out."""
     from rich.table import Table
 
     shown = [(head, cells) for head, cells in columns if any(cells)]
@@ -356,10 +355,7 @@ def _show_notes(console: "Console", report: "EnergyReport") -> None:
 
 
 def _show_wear(console: "Console", report: "EnergyReport") -> None:
-    """Print flash writes of the newest day against the budget.
-
-    And how long the device lasts at this rate.
-    """
+    """Print flash writes of the newest day against the budget, and how long the device lasts at this rate."""
     from port_agent.energy.wear import ASSUMED_CYCLES
     from port_planner.base.units import format_bytes
 
@@ -375,11 +371,13 @@ def _show_wear(console: "Console", report: "EnergyReport") -> None:
         console.print(f"  at {format_bytes(view.bytes_per_day)} per day the device lasts {years} years")
         if view.assumed and view.endurance_bytes:
             size = format_bytes(view.endurance_bytes // ASSUMED_CYCLES)
-            console.print(f"  (assumed: {ASSUMED_CYCLES} cycles of {size}; energy.flash_endurance_bytes knows better)")
+            console.print(
+                f"  (assumed: {ASSUMED_CYCLES} cycles of {size}; set energy.flash_endurance_bytes to the real figure)"
+            )
 
 
 def has_screen(environment: "Mapping[str, str]") -> bool:
-    """Return whether a browser that is started here would be seen by who started it."""
+    """Return whether a browser started here would be seen by the user who started it."""
     if "SSH_CONNECTION" in environment:
         return False
     return sys.platform == "darwin" or bool(environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"))
@@ -398,7 +396,8 @@ def _dashboard(arguments: argparse.Namespace) -> int:
     print(f"live page: {dashboard.url}\n(stop with Ctrl-C)", flush=True)
     if not has_screen(os.environ):
         print(
-            f"From another computer: ssh -L {dashboard.port}:127.0.0.1:{dashboard.port} {socket.gethostname()}, then open it there",
+            f"From another computer: ssh -L {dashboard.port}:127.0.0.1:{dashboard.port} {socket.gethostname()}, then "
+            "open it there",
             flush=True,
         )
     elif not arguments.no_browser:

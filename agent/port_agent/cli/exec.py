@@ -1,7 +1,7 @@
 """`exec`: run a program as it is, inside a memory budget.
 
-This process checks what it was told, takes the limits and becomes the program (execve): signals, exit code, terminal and
-process id are the program's own. What happens inside is `port_agent.intercept.exec.launch`.
+This process checks its arguments, sets the limits and becomes the program (execve), so signals, exit code, terminal and
+process id are the program's own. `port_agent.intercept.exec.launch` is what then runs inside the program.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from port_agent.supervisor.job.plan_choice import data_limit, memory_max
 from port_agent.system.memory_limit import limit_data, scope_command
 
 _AGENT_PATIENCE_S, _AGENT_RETRY_S = 15.0, 0.5
-"""For an agent that is being restarted: it answers again within some seconds."""
+"""Time to wait for an agent that is being restarted; it answers again within seconds."""
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 
@@ -79,18 +79,23 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     bound = parser.add_mutually_exclusive_group(required=True)
     bound.add_argument("--ram", type=size, metavar="SIZE", help="memory of the whole process, e.g. 600M or 1.5G")
     bound.add_argument(
-        "--tensors", type=size, metavar="SIZE", help="memory of the tensors alone, whatever the rest takes"
+        "--tensors",
+        type=size,
+        metavar="SIZE",
+        help="memory of the tensors alone; the rest of the process is not counted",
     )
     add_budget_options(parser)
     advice = parser.add_mutually_exclusive_group()
     advice.add_argument(
-        "--no-recompute", action="store_true", help="page everything: what leaves is never made again instead"
+        "--no-recompute", action="store_true", help="page every evicted tensor; never recompute one instead"
     )
     advice.add_argument(
-        "--guard-only", action="store_true", help="follow no operators: memory protection alone decides"
+        "--guard-only",
+        action="store_true",
+        help="intercept no operators; memory protection alone decides what is resident",
     )
     parser.add_argument(
-        "--gpu-ram", type=size, metavar="SIZE", help="no budget is kept for a GPU here: `plan` takes one"
+        "--gpu-ram", type=size, metavar="SIZE", help="not supported here; `plan` keeps a budget for a GPU"
     )
     parser.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its own arguments"
@@ -99,36 +104,49 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_budget_options(parser: argparse.ArgumentParser) -> None:
-    """Add how a budget is kept, beside how large it is."""
+    """Add the options for how a budget is kept; its size is an option of its own."""
     parser.add_argument(
         "--page-dir",
         type=Path,
         metavar="DIR",
         default=default_page_dir(),
-        help="where tensors that are away are kept, on a disk, not in RAM (default: %(default)s)",
+        help="directory for evicted tensors, on a disk, not in RAM (default: %(default)s)",
     )
     parser.add_argument(
-        "--cpus", type=whole_number(1), metavar="N", help="run on N CPUs, one thread each (default: as without)"
-    )
-    parser.add_argument("--report", type=writable_file, metavar="FILE", help="write what it took as JSON at the end")
-    parser.add_argument(
-        "--read-limit", type=size, metavar="SIZE", help="read pages no faster, in bytes per second: try a slow medium"
-    )
-    parser.add_argument("--write-limit", type=size, metavar="SIZE", help="write pages no faster, in bytes per second")
-    parser.add_argument(
-        "--step-deadline", type=duration, metavar="TIME", help="plan a step that takes at most so long, e.g. 1.5s"
+        "--cpus", type=whole_number(1), metavar="N", help="run on N CPUs, one thread each (default: as without exec)"
     )
     parser.add_argument(
-        "--writes-per-step", type=size, metavar="SIZE", help="plan a step that writes at most so much, to spare flash"
+        "--report", type=writable_file, metavar="FILE", help="write memory, time and traffic as JSON at the end"
+    )
+    parser.add_argument(
+        "--read-limit",
+        type=size,
+        metavar="SIZE",
+        help="read pages no faster than this, in bytes per second, to try a slow medium",
+    )
+    parser.add_argument(
+        "--write-limit", type=size, metavar="SIZE", help="write pages no faster than this, in bytes per second"
+    )
+    parser.add_argument(
+        "--step-deadline", type=duration, metavar="TIME", help="plan a step that takes at most this long, e.g. 1.5s"
+    )
+    parser.add_argument(
+        "--writes-per-step",
+        type=size,
+        metavar="SIZE",
+        help="plan a step that writes at most this much, to reduce flash wear",
     )
     parser.add_argument(
         "--config",
         type=readable_file,
         metavar="F",
-        help=f"[energy] there says what the flash endures and costs; default {places.SYSTEM_CONFIG} if it exists",
+        help=f"configuration whose [energy] says what the flash endures and costs (default: {places.SYSTEM_CONFIG} if "
+        "it exists)",
     )
     parser.add_argument(
-        "--opportunistic", action="store_true", help="run when the agent's policy says so, pause and make room when not"
+        "--opportunistic",
+        action="store_true",
+        help="run while the agent's policy allows it; otherwise pause and release memory",
     )
     parser.add_argument(
         "--runtime-dir", type=Path, metavar="R", help="with --opportunistic: where the agent's control socket is"
@@ -140,7 +158,7 @@ def _exec(arguments: argparse.Namespace) -> NoReturn:
     if arguments.gpu_ram is not None:
         raise UsageError(
             "--gpu-ram: exec keeps the host's memory within a budget, not a GPU's; plan the training with "
-            "`port-agent plan SCRIPT --ram SIZE --gpu-ram SIZE`, where SCRIPT defines port_job(), or leave --gpu-ram away"
+            "`port-agent plan SCRIPT --ram SIZE --gpu-ram SIZE`, where SCRIPT defines port_job(), or leave out --gpu-ram"
         )
     if arguments.guard_only:
         _check_guard_only(arguments)
@@ -151,7 +169,7 @@ def _exec(arguments: argparse.Namespace) -> NoReturn:
 
 
 def _check_guard_only(arguments: argparse.Namespace) -> None:
-    """Raise UsageError for what needs operators to be followed."""
+    """Raise UsageError for options that need interception of operators."""
     needing = {
         "--opportunistic": arguments.opportunistic,
         "--read-limit": arguments.read_limit,
@@ -162,16 +180,17 @@ def _check_guard_only(arguments: argparse.Namespace) -> None:
     given = [name for name, value in needing.items() if value]
     if given:
         raise UsageError(
-            f"{' and '.join(given)}: planned step by step, which --guard-only does not; leave one of them out"
+            f"{' and '.join(given)}: these need a planned step, which --guard-only does not have; leave one of them out"
         )
 
 
 def _check_guard() -> None:
-    """Raise UsageError where memory cannot be guarded."""
+    """Raise UsageError if memory cannot be guarded."""
     if preload_mode() is not PreloadMode.PRELOAD:
         raise UsageError(
-            f"exec: {preload_trouble() or preload_mode().value}; a program is held to its budget by guarded memory, a library that is "
-            "preloaded, on Linux with glibc: install port-agent again with a C compiler, or use port_agent.budget in the program"
+            f"exec: {preload_trouble() or preload_mode().value}; guarded memory, which keeps a program within its "
+            "budget, is a library that is preloaded on Linux with glibc; install port-agent again with a C "
+            "compiler, or use port_agent.budget in the program"
         )
 
 
@@ -184,10 +203,10 @@ def run_in_budget(
     ours: bool = False,
     memory: ExecMemory = ExecMemory.RESIZED,
 ) -> NoReturn:
-    """Become a program, a script or a module (one of `ours`?) with its arguments, in the budget of `arguments`.
+    """Become a program within the budget of `arguments`: a script or a module (`ours`: one of this package).
 
-    Those have `ram`, `tensors` and what `add_budget_options` adds. `name`: what the agent shows. Raises UsageError, and
-    ConfigError and EnergyConfigError of the settings.
+    `arguments` have `ram`, `tensors` and the options that `add_budget_options` adds; `name` is what the agent shows.
+    Raises UsageError, and ConfigError and EnergyConfigError for the settings.
     """
     ram = arguments.ram
     check_page_dir(arguments.page_dir, for_ram=ram is not None)
@@ -225,14 +244,14 @@ def run_in_budget(
     if table is not None:
         table.account_by(accounting_words(options, program))
     words = launch_words(options, program)
-    if scope:  # what starts the scope is no part of the program
+    if scope:  # the command that starts the scope is not part of the program
         words = [*scope, "env", *(f"{name}={value}" for name, value in added.items()), *words]
         added = {}
     os.execve(words[0], words, {**os.environ, **added})
 
 
 def _preloaded(arguments: argparse.Namespace, *, guarded: bool) -> dict[str, str]:
-    """Return the variables that preload what the program's process needs."""
+    """Return the environment variables that preload the libraries of the program's process."""
     if guarded:
         page_dir = arguments.page_dir.absolute()
         return guard_environment(page_dir, tensor_bytes=arguments.tensors, process_bytes=arguments.ram)
@@ -240,7 +259,7 @@ def _preloaded(arguments: argparse.Namespace, *, guarded: bool) -> dict[str, str
 
 
 def _process_table(arguments: argparse.Namespace, program: list[str], *, followed: bool) -> ProcessTable | None:
-    """Return what the program shares with its children; None where no library can be preloaded."""
+    """Return the table that the program shares with its children; None if no library can be preloaded."""
     if preload_mode() is not PreloadMode.PRELOAD:
         return None
     page_dir, command = arguments.page_dir.absolute(), " ".join(program)
@@ -249,9 +268,9 @@ def _process_table(arguments: argparse.Namespace, program: list[str], *, followe
 
 
 def _agent_socket(runtime_dir: Path | None, ram: int | None) -> Path:
-    """Return the control socket of the agent, which answers; raises UsageError, ControlError."""
+    """Return the control socket of an agent that answers; raises UsageError, ControlError."""
     if ram is None:
-        raise UsageError("--opportunistic needs --ram: the agent must know what the program may take")
+        raise UsageError("--opportunistic needs --ram: the agent must know how much memory the program may take")
     client, end_s = places.connect(runtime_dir), time.monotonic() + _AGENT_PATIENCE_S
     waits = False
     while True:
@@ -260,7 +279,7 @@ def _agent_socket(runtime_dir: Path | None, ram: int | None) -> Path:
         except ControlError as error:
             restarts = (
                 error.is_absent and client.path.parent.is_dir()
-            )  # systemd keeps it over a restart, not over a stop
+            )  # systemd keeps the directory over a restart, but not over a stop
             if not restarts or time.monotonic() >= end_s:
                 raise
             if not waits:
@@ -274,7 +293,7 @@ def _agent_socket(runtime_dir: Path | None, ram: int | None) -> Path:
 def _program(words: list[str]) -> tuple[bool, list[str]]:
     """Return whether the program is a module, and its words without `-m`.
 
-    Raises UsageError where there is none.
+    Raises UsageError if there is no program.
     """
     if words[:1] == ["--"]:
         words = words[1:]
@@ -282,7 +301,7 @@ def _program(words: list[str]) -> tuple[bool, list[str]]:
         raise UsageError("no program; write it after --, as in: port-agent exec --ram 600M -- train.py --epochs 3")
     words = _without_python(words)
     if not words:
-        raise UsageError("python alone runs nothing; give a script, or -m and a module")
+        raise UsageError("python alone is not a program; give a script, or -m and a module")
     if words[0] == "-m":
         if len(words) == 1:
             raise UsageError("-m needs the name of a module")
@@ -300,13 +319,14 @@ def _program(words: list[str]) -> tuple[bool, list[str]]:
 
 
 def _without_python(words: list[str]) -> list[str]:
-    """Return a command without the interpreter before it, where that is this one; raises UsageError where it may be another."""
+    """Return a command without a leading interpreter if that is this one; raises UsageError if it may be another."""
     first = Path(words[0])
     if not _PYTHON.fullmatch(first.name) or (first.parent == Path() and first.exists()):
         return words
     if first.parent not in (Path(), Path(sys.executable).parent):
         raise UsageError(
-            f"{first} may be another Python than {sys.executable}, which runs the program; leave it out, or use its port-agent"
+            f"{first} may be another Python than {sys.executable}, which runs the program; leave it out, or use the "
+            "port-agent of that Python"
         )
     return words[1:]
 
@@ -314,7 +334,7 @@ def _without_python(words: list[str]) -> list[str]:
 def check_page_dir(directory: Path, *, for_ram: bool) -> None:
     """Raise UsageError unless pages can be kept in `directory`.
 
-    Writable, with room, and for a budget of RAM not in RAM.
+    It must be writable, have free space, and, for a budget of RAM, not be in RAM.
     """
     try:
         PageSpace(directory).close()

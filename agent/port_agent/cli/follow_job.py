@@ -19,7 +19,9 @@ def follow(run: ForegroundRun, manifest: Manifest, plan: int, *, as_json: bool) 
     with run, run.stopped_by_ctrl_c():
         _watch(run, as_json)
     if run.left:
-        sys.stderr.write(f"stopped after step {run.report.steps}; the same command goes on from the last checkpoint\n")
+        sys.stderr.write(
+            f"stopped after step {run.report.steps}; the same command continues from the last checkpoint\n"
+        )
         return ExitCode.INTERRUPTED if run.stop_requested else ExitCode.LEFT
     if not as_json:
         print_report(run.report, manifest, plan)
@@ -43,7 +45,7 @@ def _watch(run: ForegroundRun, as_json: bool) -> None:
             match event:
                 case StateRecovered():
                     bar.update(task, completed=event.step)
-                    sys.stderr.write(f"{event.reason}; on from step {event.step}\n")
+                    sys.stderr.write(f"{event.reason}; continues from step {event.step}\n")
                 case WorkerReady():
                     bar.update(task, total=event.total_steps, completed=event.step)
                 case StepDone():
@@ -51,7 +53,7 @@ def _watch(run: ForegroundRun, as_json: bool) -> None:
 
 
 def print_report(report: TrainReport, manifest: Manifest, plan: int) -> None:
-    """Print what the run did, beside what was planned."""
+    """Print what the run took, beside what was planned."""
     table = Table(title=f"{manifest.name}: {report.steps} steps", show_header=False)
     choice = manifest.plans[plan]
     table.add_row("RAM budget", format_bytes(choice.ram_bytes))

@@ -1,4 +1,4 @@
-"""The command that a desktop's session runs, so that the agent knows whether somebody uses it."""
+"""The command that a desktop session runs to tell the agent whether somebody is using the desktop."""
 
 import argparse
 import signal
@@ -11,7 +11,7 @@ SHARED_MEMORY = Path("/dev/shm")
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command of this area to `commands`."""
     session = commands.add_parser(
-        "session", help="tell the agent whether somebody uses this desktop (systemd does this at login)"
+        "session", help="tell the agent whether somebody is using this desktop (systemd runs this at login)"
     )
     session.set_defaults(run=_session)
 
@@ -24,6 +24,6 @@ def _session(arguments: argparse.Namespace) -> int:
         helper = SessionHelper()
     except SessionError as error:
         print(f"port-agent: {error}", file=sys.stderr)
-        return 0  # no fault: this desktop does not tell
+        return 0  # not a failure: this desktop does not report idleness
     helper.run(SHARED_MEMORY)
     return 0

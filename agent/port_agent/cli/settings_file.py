@@ -1,4 +1,4 @@
-"""A command's options in a TOML file, `--settings FILE`: they are put in front of the words that are typed, which count before them."""
+"""A command's options from a TOML file (`--settings FILE`): inserted before the typed words, which override them."""
 
 import argparse
 import datetime
@@ -15,11 +15,11 @@ SETTINGS = "--settings"
 _POSITIONAL = "model"
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _REPEATED = frozenset(("data", "valid"))
-"""Options that are given once for each of several; of others, several are one word with commas."""
+"""Options repeated once for each value; several values of any other option become one word with commas."""
 
 
 def with_settings_file(words: Sequence[str]) -> list[str]:
-    """Return a command's words with what its files say in front of them, but for options that are typed, too.
+    """Return a command's words with the options of its settings files in front, except those that are typed.
 
     Raises UsageError for a file that does not hold options.
     """
@@ -36,13 +36,13 @@ def _words(path: Path, typed: set[str]) -> Iterator[str]:
         entries = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}; give a TOML file of options") from error
-    except ValueError as error:  # TOML's or UTF-8's
+    except ValueError as error:  # covers invalid TOML and invalid UTF-8
         raise UsageError(f"{path} is not valid TOML: {error}") from error
     for key, value in entries.items():
         name = key.replace("_", "-")
         if not _NAME.fullmatch(key) or f"--{name}" == SETTINGS:
             raise UsageError(
-                f"{path} has {shown(key)}, which is no option's name; give those of --help without their dashes"
+                f"{path} has {shown(key)}, which is not an option; use the names of --help without their dashes"
             )
         if name not in typed:
             yield from _option(path, name, value)

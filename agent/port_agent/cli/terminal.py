@@ -1,6 +1,6 @@
-"""What reaches the terminal: names, paths and logs from outside are shown, never obeyed.
+"""Output to the terminal: control characters in names, paths and logs from outside are shown, never executed.
 
-Inside `guarded` everything printed passes here. Only the colours of `terminal()` and of `draw` go around it.
+Inside `guarded` everything printed passes here. Only the colours of `terminal()` and of `draw` bypass it.
 """
 
 import contextlib
@@ -15,16 +15,18 @@ if TYPE_CHECKING:
 _OBEYED = re.compile(
     "\r(?!\n)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069\ud800-\udfff]"
 )
-"""Control characters other than tab and the ends of lines, marks that turn the direction of text, and halves of characters."""
+"""Control characters except tab and line ends, marks that change the direction of text, and lone surrogates."""
 
 
 def printable(text: str) -> str:
-    """Return `text` with what a terminal would obey made visible, such as `\\x1b`; tabs and line ends stay."""
+    """Return `text` with everything that a terminal would execute made visible, such as `\x1b`; tabs and line ends
+    stay.
+    """
     return _OBEYED.sub(lambda found: repr(found[0])[1:-1], text)
 
 
 class _Guard:
-    """A stream that is written to through `printable`."""
+    """A stream whose text passes through `printable`."""
 
     def __init__(self, stream: TextIO) -> None:
         self.stream = stream
@@ -53,9 +55,9 @@ def guarded() -> Iterator[None]:
 
 
 def terminal(*, stderr: bool = False) -> "Console":
-    """Return the terminal, on which the words of workers, boards and other agents stand as they came.
+    """Return the terminal, on which the words of workers, boards and other agents appear unchanged.
 
-    Rich by itself takes `[/dev/ttyACM0]` for the end of a style and fails, drops `[float32]`, and draws `:key:`.
+    Rich by itself takes `[/dev/ttyACM0]` for the end of a style and fails, drops `[float32]`, and replaces `:key:`.
     """
     from rich.console import Console, ConsoleOptions, RenderableType
     from rich.segment import Segment
@@ -71,7 +73,7 @@ def terminal(*, stderr: bool = False) -> "Console":
 
 
 def draw(picture: str) -> None:
-    """Print a plot of ours, whose colours are escape sequences."""
+    """Print one of our plots, whose colours are escape sequences."""
     _unguarded(sys.stdout).write(f"{picture}\n")
 
 

@@ -1,6 +1,5 @@
-"""Fine-tune a language model from the files that people have.
+"""Fine-tune a language model from ordinary files, with a fixed training loop that `exec` runs inside a budget.
 
-A fixed recipe, run inside a budget by `exec`.
-
-A model directory as huggingface_hub leaves it, the user's own text, an adapter that peft loads.
+The inputs are a model directory as huggingface_hub leaves it and the user's own text; the result is an adapter that
+peft loads, or a model.
 """

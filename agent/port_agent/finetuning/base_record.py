@@ -1,4 +1,4 @@
-"""What an adapter was trained over, written beside it: `merge` refuses weights that are others."""
+"""The base that an adapter was trained on, recorded beside it: `merge` rejects different weights."""
 
 from pathlib import Path
 
@@ -13,7 +13,9 @@ _NAME = "port_agent.json"
 
 
 class BaseRecord(msgspec.Struct, frozen=True):
-    """The model directory, the grid that its linear layers lay on, and which weights its files had (`fingerprints`)."""
+    """The base's model directory, the quantization of its linear layers, and `fingerprints` of the weights in its
+    files.
+    """
 
     model: str
     grid: Quantization | None
@@ -21,34 +23,32 @@ class BaseRecord(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, options: FinetuneOptions) -> "BaseRecord":
-        """Return what a fine-tuning begins with. Raises FinetuneError and OSError."""
+        """Return the record of the base that a fine-tuning begins with. Raises FinetuneError and OSError."""
         return cls(options.model, options.base, fingerprints(Path(options.model)))
 
     @classmethod
     def read(cls, adapter: Path) -> "BaseRecord | None":
-        """Return what an adapter was trained over; None where it does not say. Raises FinetuneError."""
+        """Return the record of the base that an adapter was trained on; None if it has none. Raises FinetuneError."""
         path = adapter / _NAME
         try:
             return msgspec.json.decode(path.read_bytes(), type=cls)
         except FileNotFoundError:
             return None
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, OSError) as error:
-            raise FinetuneError(
-                f"{path}, which says what the adapter was trained over, is damaged ({error})"
-            ) from error
+            raise FinetuneError(f"{path}, which records the base of the adapter, is damaged ({error})") from error
 
     def write(self, adapter: Path) -> None:
-        """Write it into an adapter's directory. Raises OSError."""
+        """Write the record into an adapter's directory. Raises OSError."""
         write_atomically(adapter / _NAME, msgspec.json.format(msgspec.json.encode(self)))
 
     def check(self, folder: Path) -> None:
-        """Raise FinetuneError by name where the weights of a directory are not those, and OSError."""
+        """Raise FinetuneError, naming the file, if the weights of a directory are different; raises OSError."""
         found = fingerprints(folder)
         for name in sorted({*self.files, *found}):
             if found.get(name) == self.files.get(name):
                 continue
-            what = "is not there" if name not in found else "was not there" if name not in self.files else "has changed"
+            what = "is missing" if name not in found else "was added" if name not in self.files else "has changed"
             raise FinetuneError(
-                f"{folder / name} {what} since the fine-tuning over {self.model} began; give it the weights that it began with, or "
-                "train anew"
+                f"{folder / name} {what} since the fine-tuning of {self.model} began; restore the original weights, or "
+                "train again"
             )

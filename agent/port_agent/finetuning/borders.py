@@ -1,7 +1,8 @@
-"""Borders between texts of one sequence: whether a model keeps them, seen by what it makes of a text behind another.
+"""Borders between texts of one sequence: whether a model keeps them, tested by comparing its output for a text after
+another one.
 
-Places that begin anew tell transformers where a text begins, and it lets none see what is before. Not every kind of model does: one that
-carries a state from token to token (Mamba), or takes no places, goes on across the border.
+Positions that restart tell transformers where a text begins, and it masks what is before. Not every model supports
+this: one that carries a state from token to token (Mamba), or takes no positions, reads across the border.
 """
 
 import inspect
@@ -14,20 +15,20 @@ from port_agent.finetuning.inputs.options import FinetuneError
 from port_planner.base.tensor_bytes import same_bits
 
 BORDER_TOKENS = 32
-"""Of a text that is seen behind another of as many tokens."""
+"""Tokens of the text that is tested, and of the one before it."""
 
 
 def check_borders(model: Any, text: Sequence[int]) -> None:
-    """Raise FinetuneError where a model, without adapters, makes something else of a text where another one stands before it."""
+    """Raise FinetuneError if a model, without adapters, gives a text a different result when another text precedes it."""
     if not _keeps_borders(model, torch.tensor(text)[None]):
         raise FinetuneError(
-            f"this {model.config.model_type} carries what it read across the border of two texts in one sequence; leave --borders away, or give "
-            "each text as a record with prompt and completion, which stands alone"
+            f"this {model.config.model_type} carries state across the border of two texts in one sequence; leave out "
+            "--borders, or give each text as a record with prompt and completion, which stands alone"
         )
 
 
 def _keeps_borders(model: Any, behind: torch.Tensor) -> bool:
-    """Return whether what a model makes of a text, [1, length], is the same to the bit behind two others."""
+    """Return whether a model's output for a text, [1, length], has the same bits after two different texts."""
     layers = model.base_model
     if "position_ids" not in inspect.signature(layers.forward).parameters:
         return False

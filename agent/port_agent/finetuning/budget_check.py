@@ -1,4 +1,4 @@
-"""Whether the budget suffices: said before the first update, in figures, with what helps."""
+"""Whether the budget suffices, reported before the first update, in figures and with remedies."""
 
 import contextlib
 from collections.abc import Callable, Collection, Iterator, Sequence
@@ -16,24 +16,27 @@ from port_planner.base.process_memory import peak_resident_bytes
 from port_planner.base.units import format_bytes
 
 WORKING_BYTES = 64 << 20
-"""What the process grows by once kernels run, where all code was given back before: their code, workspaces, and what is remembered of
-the steps. 65 MiB for Qwen2.5-0.5B."""
+"""What the process grows by once kernels run, after all code pages were released: their code, workspaces, and the trace
+of the steps. 65 MiB for Qwen2.5-0.5B.
+"""
 
 MOMENTS = 2
-"""Of AdamW, for each trained number, in 32 bits."""
+"""AdamW's moments for each trained number, in 32 bits."""
 
 _FEW_ROWS = 64
-"""Of the head at a time: what is advised where logits take most."""
+"""Rows of the head at a time that are suggested if logits take most."""
 
 _HARDLY = 0.01
-"""Share of the budget by which the process may pass it and go on: code pages come in as they are run, between two looks."""
+"""Share of the budget by which the process may exceed it and continue: code pages come in as they run, between two
+checks.
+"""
 
 _STEP_BYTES = 10 << 20
-"""Budgets that are advised are rounded up to multiples of it."""
+"""Suggested budgets are rounded up to multiples of this."""
 
 
 class BudgetCheck:
-    """The budget of this process, if it has one of RAM."""
+    """The budget of this process, if it has a budget of RAM."""
 
     def __init__(self, options: FinetuneOptions) -> None:
         self._options = options
@@ -41,7 +44,9 @@ class BudgetCheck:
         self._noted = self._in_blocks = False
 
     def tensor_bytes(self) -> int | None:
-        """Return how much is left for tensors once kernels run, the model being there and nothing trained yet; None without a budget."""
+        """Return the bytes left for tensors once kernels run, after the model is loaded and before training; None
+        without a budget.
+        """
         process = self._process
         return None if process is None else process.ram_bytes - process.held_bytes() - WORKING_BYTES
 
@@ -53,11 +58,12 @@ class BudgetCheck:
         rows: int,
         met: Callable[[], Collection[int]] = tuple,
     ) -> str | None:
-        """See that batches of so many rows can be trained on, the model being there and nothing trained yet; `tokens`: some of one.
+        """Check that batches of `rows` rows can be trained, after the model is loaded and before training; `tokens`:
+        some of a batch.
 
-        Where only the head on all rows at once is too much, it runs on fewer at a time, and what is to be said of that is returned;
-        each of the numbers of rows that will be `met` is compared then. Raises FinetuneError where that, too, is too much, or where no
-        blocks of one of those numbers have its bits.
+        If only the head on all rows at once is too large, it runs on fewer at a time, and the note to print is
+        returned; each of the numbers of rows in `met` is compared then. Raises FinetuneError if that is still too much,
+        or if no blocks of one of those numbers have the same bits.
         """
         process = self._process
         if process is None:
@@ -66,7 +72,7 @@ class BudgetCheck:
         small = sum((1 + MOMENTS) * t.nbytes for t in trained if t.nbytes < SMALLEST_BYTES)
         beside = held + WORKING_BYTES + small
         at_once = None
-        may_run_in_blocks = loss.may_run_in_blocks(tokens)  # first: it sees what the head takes
+        may_run_in_blocks = loss.may_run_in_blocks(tokens)  # first, because it measures what the head takes
         if may_run_in_blocks and min_ram_for(beside + loss.bytes_at_once(rows)) > process.ram_bytes:
             at_once = rows_that_fit(loss, rows, beside, process.ram_bytes)
         if min_ram_for(beside + loss.bytes_at_once(rows, at_once)) <= process.ram_bytes:
@@ -76,9 +82,10 @@ class BudgetCheck:
         raise _too_little(process.ram_bytes, held, small, loss, rows, at_once)
 
     def check_least(self, loss: LearnedLoss, rows: int) -> None:
-        """Raise FinetuneError where the budget is too small whatever is trained and however few rows the head runs on at a time.
+        """Raise FinetuneError if the budget is too small whatever is trained and however few rows the head runs on at a
+        time.
 
-        Asked before something is made that takes long; `check` sees the rest, the model being whole.
+        This is called before anything slow; `check` does the rest once the model is complete.
         """
         process = self._process
         if process is None:
@@ -88,7 +95,7 @@ class BudgetCheck:
             raise _too_little(process.ram_bytes, held, 0, loss, rows, at_once)
 
     def _run_in_blocks(self, loss: LearnedLoss, rows: int, most: int, met: Collection[int]) -> str:
-        """Have the head run on blocks of rows, compared here; return what is to be said. Raises FinetuneError."""
+        """Make the head run on blocks of rows, compared here; return the note to print. Raises FinetuneError."""
         self._in_blocks = True
         whole_bytes = loss.bytes_at_once(rows)
         with without_prefetch():
@@ -97,20 +104,22 @@ class BudgetCheck:
             for number in sorted(met, reverse=True):
                 head_rows.blocks(number)
         return (
-            f"the head runs on {blocks[0][1]} rows at a time: all {rows} take {format_bytes(whole_bytes)} at once, which the budget has no "
-            "room for; the bits are the same, as compared on this device"
+            f"the head runs on {blocks[0][1]} rows at a time: all {rows} take {format_bytes(whole_bytes)} at once, "
+            "which does not fit into the budget; a comparison on this device gave the same bits"
         )
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Raise FinetuneError, with what helps, where the block meets what does not fit."""
+        """Raise FinetuneError with remedies if the block meets something that does not fit."""
         try:
             yield
         except BudgetTooSmallError as error:
             raise FinetuneError(f"{error}, {self._remedies()}") from error
 
     def check_peak(self) -> str | None:
-        """Return what is to be said, once, where the process took hardly more than the budget; raise FinetuneError where it took more."""
+        """Return a note, once, if the process took slightly more than the budget; raise FinetuneError if it took more
+        than that.
+        """
         process = self._process
         if process is None or (peak := peak_resident_bytes()) <= process.ram_bytes:
             return None
@@ -119,7 +128,7 @@ class BudgetCheck:
         if over_bytes > _HARDLY * process.ram_bytes:
             raise FinetuneError(f"{took}; give --ram {_advised(min_ram_for(peak))}, {self._remedies()}")
         noted, self._noted = self._noted, True
-        return None if noted else f"{took}, and goes on"
+        return None if noted else f"{took}, and continues"
 
     def _remedies(self) -> str:
         fewer = f"--head-rows {_FEW_ROWS}, " if self._options.head_rows is None and not self._in_blocks else ""
@@ -129,9 +138,10 @@ class BudgetCheck:
 def rows_that_fit(
     loss: LearnedLoss | LabelLoss | PreferenceLoss, rows: int, beside_bytes: int, ram_bytes: int
 ) -> int | None:
-    """Return on how many of some rows the head runs at a time, within a budget of which so much is taken by others.
+    """Return the number of rows on which the head runs at a time, in a budget of which `beside_bytes` are taken by
+    others.
 
-    None: on all, as it would. The fewest where none fit.
+    None means all rows, as it would anyway. If no number fits, the smallest is returned.
     """
     for at_once in (None, *(most for most in AT_ONCE if most < rows)):
         if min_ram_for(beside_bytes + loss.bytes_at_once(rows, at_once)) <= ram_bytes:
@@ -147,14 +157,17 @@ def _too_little(
     rows: int,
     at_once: int | None,
 ) -> FinetuneError:
-    """Return the error for a budget in which this process, kernels, what is small of the trained state and the head have no room."""
+    """Return the error for a budget that cannot hold this process, kernels, the small part of the trained state and the
+    head.
+    """
     logits_bytes, at_once = loss.bytes_at_once(rows, at_once), loss.rows_at_once(rows, at_once)
     least = min_ram_for(held_bytes + WORKING_BYTES + small_bytes + logits_bytes)
     fewer = "" if at_once <= _FEW_ROWS else f", or --head-rows {_FEW_ROWS}"
     return FinetuneError(
-        f"{format_bytes(ram_bytes)} is too little: this process takes {format_bytes(held_bytes)} before the first update, running kernels "
-        f"about {format_bytes(WORKING_BYTES)}, gradients and moments that stay {format_bytes(small_bytes)}, the logits of {at_once} tokens "
-        f"with their loss {format_bytes(logits_bytes)}; give --ram {_advised(least)}{fewer}, or a shorter --seq-len"
+        f"{format_bytes(ram_bytes)} is too little: this process takes {format_bytes(held_bytes)} before the first "
+        f"update, running kernels about {format_bytes(WORKING_BYTES)}, resident gradients and moments "
+        f"{format_bytes(small_bytes)}, the logits of {at_once} tokens with their loss {format_bytes(logits_bytes)}; "
+        f"give --ram {_advised(least)}{fewer}, or a shorter --seq-len"
     )
 
 

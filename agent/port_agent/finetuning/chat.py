@@ -1,6 +1,7 @@
-"""Talking with a model of a directory, with an adapter or without, in its own chat template: an answer as it is written.
+"""Chat with a model from a directory, with or without an adapter, in its own chat template; answers are shown as they
+are written.
 
-The whole conversation is read for each answer; weights lie in their files and are read as the budget has room.
+The whole conversation is read for each answer. Weights stay in their files and are read as the budget allows.
 """
 
 import time
@@ -22,12 +23,12 @@ from port_agent.finetuning.text.tokenizing import load_tokenizer
 from port_agent.finetuning.trained_model import load_model
 
 _ASKED, _ANSWER = "ask", "answer"
-"""A conversation by which it is seen what a template writes behind an answer."""
+"""A test conversation that shows what a template writes after an answer."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChatAnswer:
-    """What was written, of how many tokens, and in how many seconds."""
+    """The answer, its number of tokens, and the seconds that it took."""
 
     text: str
     tokens: int
@@ -38,7 +39,7 @@ class Chat:
     """A conversation."""
 
     def __init__(self, options: ChatOptions, note: Callable[[str], None]) -> None:
-        """Load model and tokenizer. Raises FinetuneError for what cannot be loaded, or writes no text."""
+        """Load model and tokenizer. Raises FinetuneError for a model that cannot be loaded or writes no text."""
         folder = Path(options.model)
         self._options, self._tokenizer = options, load_tokenizer(folder)
         self._model = _model_of(options, note)
@@ -47,11 +48,13 @@ class Chat:
             self._turns.append({"role": "system", "content": options.system})
         self._ends = answer_ends(self._model, self._tokenizer)
         if not self._tokenizer.chat_template:
-            note("the tokenizer has no chat template: each text is gone on with by itself")
+            note("the tokenizer has no chat template: each text is continued by itself")
         torch.manual_seed(options.seed)
 
     def answer(self, said: str, write: Callable[[str], object]) -> ChatAnswer:
-        """Return what is answered to a text; `write` gets it as it comes. Raises FinetuneError where the conversation has become too long."""
+        """Return the answer to a text; `write` gets it as it is written. Raises FinetuneError if the conversation has
+        become too long.
+        """
         begin = time.monotonic()
         asked = [*self._turns, {"role": "user", "content": said}]
         tokens = self._tokens(asked)
@@ -59,7 +62,7 @@ class Chat:
         most = self._options.most_tokens if places is None else min(self._options.most_tokens, places - tokens.shape[1])
         if most < 1:
             raise FinetuneError(
-                f"the conversation has {tokens.shape[1]} tokens, and the model has places for {places}; begin another"
+                f"the conversation has {tokens.shape[1]} tokens, but the model takes at most {places}; start a new one"
             )
         sampling = (
             {"do_sample": False, "temperature": None, "top_p": None, "top_k": None} if self._options.greedy else {}
@@ -75,7 +78,10 @@ class Chat:
         return ChatAnswer(text, len(mine), time.monotonic() - begin)
 
     def _tokens(self, turns: list[Mapping[str, str]]) -> torch.Tensor:
-        """Return a conversation's tokens, [1, length], or those of its last text where there is no template. Raises FinetuneError."""
+        """Return a conversation's tokens, [1, length], or those of its last text if there is no template.
+
+        Raises FinetuneError.
+        """
         from jinja2 import TemplateError
 
         if not self._tokenizer.chat_template:
@@ -83,14 +89,12 @@ class Chat:
         try:
             text = self._tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True)
         except (TemplateError, TypeError, ValueError) as error:
-            raise FinetuneError(
-                f"the chat template does not write this conversation ({error}); leave --system away"
-            ) from error
+            raise FinetuneError(f"the chat template rejects this conversation ({error}); leave out --system") from error
         return torch.tensor([self._tokenizer(text, add_special_tokens=False)["input_ids"]])
 
 
 class _Streamer(transformers.TextStreamer):
-    """Hands on what is written, a word at a time."""
+    """Passes on the written text a word at a time."""
 
     def __init__(self, tokenizer: Any, write: Callable[[str], object]) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)
@@ -101,11 +105,14 @@ class _Streamer(transformers.TextStreamer):
 
 
 def _model_of(options: ChatOptions, note: Callable[[str], None]) -> Any:
-    """Return the model, with the adapter where one is given. Raises FinetuneError for an adapter that is damaged or of another model, and OSError."""
+    """Return the model, with the adapter if one is given.
+
+    Raises FinetuneError for an adapter that is damaged or belongs to another model, and OSError.
+    """
     folder = Path(options.model)
     task = task_of(folder)
     if task.kind is not TaskKind.CAUSAL_LM:
-        raise FinetuneError(f"{folder} writes no text by itself; give a model that goes on with text")
+        raise FinetuneError(f"{folder} does not generate text by itself; give a model that continues text")
     if options.adapter is None:
         return load_model(FinetuneOptions(options.model, (), "", lora_rank=1), task, note).unload().eval()
     adapter = Path(options.adapter)
@@ -122,7 +129,9 @@ def _model_of(options: ChatOptions, note: Callable[[str], None]) -> Any:
 
 
 def answer_ends(model: Any, tokenizer: Any) -> list[int]:
-    """Return the tokens that end an answer: those that the model and its tokenizer name, and the one that the template writes behind an answer."""
+    """Return the tokens that end an answer: those named by the model and its tokenizer, and the one that the template
+    writes after an answer.
+    """
     named = getattr(model.generation_config, "eos_token_id", None)
     ends = [*(named if isinstance(named, list) else [named]), tokenizer.eos_token_id]
     if tokenizer.chat_template:

@@ -1,4 +1,4 @@
-"""Where a fine-tuning is, kept so that a cut loses little and changes no bit of what follows."""
+"""Checkpoints of a fine-tuning: an interruption loses little and changes no bit of what follows."""
 
 import hashlib
 import zipfile
@@ -27,12 +27,12 @@ _LATER_SETTINGS = (
 )  # fmt: skip
 
 _DAMAGED = (RuntimeError, ValueError, KeyError, EOFError, OSError, NotImplementedError, zipfile.BadZipFile)
-"""What a file of torch's raises that is damaged."""
+"""Exceptions raised for a damaged file of torch's."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinetuneProgress:
-    """What is done: `updates`, what the held-out text was like before the first, and the course until there."""
+    """What is done: the number of `updates`, the held-out loss before the first, and the losses so far."""
 
     updates: int
     loss_before: float | None
@@ -40,7 +40,10 @@ class FinetuneProgress:
 
 
 class Checkpoint:
-    """The file beside the result that a fine-tuning goes on from. `round`: the name of a federation's round, one that differs for each."""
+    """The file beside the result from which a fine-tuning resumes.
+
+    `round`: the unique name of a federation's round.
+    """
 
     def __init__(
         self, options: FinetuneOptions, sequences: Sequence[Any], base: BaseRecord, round: str | None = None
@@ -52,14 +55,14 @@ class Checkpoint:
         settings = msgspec.to_builtins(
             replace(options, sample=None, json=False, show_data=1, overwrite=False, float32_result=False)
         )
-        del settings["accumulate_by"]  # changes no bit
-        del settings["date"]  # the sequences are made of it
-        del settings["events"]  # only tells
+        del settings["accumulate_by"]  # does not change any bit
+        del settings["date"]  # is part of the sequences
+        del settings["events"]  # only changes what is shown
         for name in _LATER_SETTINGS:
             if settings[name] == getattr(_DEFAULTS, name):
-                del settings[name]  # was no setting when older ones were written
+                del settings[name]  # older checkpoints lack this setting
         if self._compute is Compute.STORED:
-            del settings["compute"]  # neither was this
+            del settings["compute"]  # older checkpoints lack this one, too
         encoded = msgspec.json.encode(settings)
         made_of = hashlib.sha256(encoded)
         for sequence in sequences:
@@ -68,7 +71,7 @@ class Checkpoint:
         self._id = made_of.hexdigest()
         self._best = self.path.with_suffix(_BEST_SUFFIX)
         self.losses = HeldOutLosses(self.path.with_suffix(_LOSSES_SUFFIX), self._id)
-        """Of held-out texts, as far as an evaluation under way is."""
+        """Losses of held-out texts, as far as an interrupted evaluation got."""
 
     def write(
         self,
@@ -77,7 +80,10 @@ class Checkpoint:
         parts: dict[str, Any],
         generator: torch.Tensor,
     ) -> None:
-        """Write it, the old one standing until the new one is whole; `generator`: the state of torch's. Raises OSError."""
+        """Write the checkpoint; the old one stays until the new one is complete.
+
+        `generator`: state of torch's. Raises OSError.
+        """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         keep_date(self._out, self._date)
         with atomic_stream(self.path, 0) as stream:
@@ -99,10 +105,10 @@ class Checkpoint:
             )
 
     def read(self, trained: Sequence[torch.Tensor], parts: dict[str, Any]) -> FinetuneProgress | None:
-        """Put everything to where the checkpoint is; None where there is none, or one of another round.
+        """Restore everything from the checkpoint; return None if there is none, or if it belongs to another round.
 
-        Raises FinetuneError for one of other settings, data or weights, and for one that is damaged, UnavailableArithmeticError where torch
-        cannot compute as it did.
+        Raises FinetuneError for a checkpoint of different settings, data or weights, or a damaged one, and
+        UnavailableArithmeticError if torch cannot compute as it did then.
         """
         if not self.path.is_file():
             return None
@@ -110,44 +116,44 @@ class Checkpoint:
             _check_sums(self.path)
             found = torch.load(self.path, weights_only=True, mmap=True)
         except _DAMAGED as error:
-            raise FinetuneError(f"{self.path} is damaged ({error}); remove it to begin anew") from error
+            raise FinetuneError(f"{self.path} is damaged ({error}); remove it to start again") from error
         if found["id"] != self._id and self._round is not None:
             return None
         if found["id"] != self._id:
             raise FinetuneError(
-                f"{self.path} is of other settings or other data; give another --out, or remove it to begin anew"
+                f"{self.path} belongs to other settings or other data; give another --out, or remove it to start again"
             )
-        files = found.get("files")  # not there: written by an agent that did not look
+        files = found.get("files")  # absent if an older agent wrote it
         if files is not None and files != self._base.files:
             msgspec.structs.replace(self._base, files=files).check(Path(self._base.model))
         _copy(found["trained"], trained)
         for name, part in parts.items():
             part.load_state_dict(found[name])
         torch.set_rng_state(found["generator"].clone())
-        if "arithmetic" in found:  # not there: written by an agent that did not look
+        if "arithmetic" in found:  # absent if an older agent wrote it
             set_arithmetic(Arithmetic(*found["arithmetic"]))
         evaluations = [CurvePoint(*one) for one in found.get("evaluations", ())]
         return FinetuneProgress(found["updates"], found["loss_before"], Curve(found.get("losses", []), evaluations))
 
     def keep_best(self, updates: int, trained: Sequence[torch.Tensor]) -> None:
-        """Keep the weights after so many updates beside the checkpoint. Raises OSError."""
+        """Keep the weights after `updates` updates beside the checkpoint. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_stream(self._best, 0) as stream:
             torch.save({"id": self._id, "updates": updates, "trained": [t.detach() for t in trained]}, stream)
 
     def restore_best(self, updates: int, trained: Sequence[torch.Tensor]) -> None:
-        """Put the weights to where they were after so many updates. Raises FinetuneError where they are not kept, or damaged."""
+        """Restore the weights after `updates` updates. Raises FinetuneError if they are missing or damaged."""
         try:
             _check_sums(self._best)
             found = torch.load(self._best, weights_only=True, mmap=True)
         except _DAMAGED as error:
-            raise FinetuneError(f"{self._best}, the best weights, is damaged ({error}); train anew") from error
+            raise FinetuneError(f"{self._best}, the best weights, is damaged ({error}); train again") from error
         if (found["id"], found["updates"]) != (self._id, updates):
-            raise FinetuneError(f"{self._best} is not of update {updates}, the best one; train anew")
+            raise FinetuneError(f"{self._best} does not hold update {updates}, the best one; train again")
         _copy(found["trained"], trained)
 
     def remove(self) -> None:
-        """Remove it: the result is written."""
+        """Remove the checkpoint, after the result is written."""
         self.path.unlink(missing_ok=True)
         self._best.unlink(missing_ok=True)
         self.losses.remove()
@@ -163,14 +169,15 @@ def _copy(kept: Sequence[torch.Tensor], trained: Sequence[torch.Tensor]) -> None
 
 
 def checkpoint_path(options: FinetuneOptions, round: str | None = None) -> Path:
-    """Return where the checkpoint of a fine-tuning is; `round`: of a federation."""
+    """Return the path of a fine-tuning's checkpoint; `round`: of a federation."""
     return state_folder(Path(options.out)) / (_NAME if round is None else _ROUND_NAME)
 
 
 def _check_sums(path: Path) -> None:
-    """Read each part of a file that torch wrote, which is a zip archive; torch maps the parts and compares no checksum.
+    """Verify the checksum of each part of a torch file, which is a zip archive; torch maps the parts without comparing
+    checksums.
 
-    Raises BadZipFile for a part that is damaged, and NotImplementedError and OSError.
+    Raises BadZipFile for a damaged part, and NotImplementedError and OSError.
     """
     with zipfile.ZipFile(path) as archive:
         damaged = archive.testzip()

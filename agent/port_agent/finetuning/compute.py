@@ -1,4 +1,6 @@
-"""In which numbers a fine-tuning computes over frozen weights of 16 bits: as they are stored, or in 32 bits where that is faster here."""
+"""The data type in which a fine-tuning computes over frozen 16-bit weights: as stored, or 32 bits if that is faster
+here.
+"""
 
 import zipfile
 from dataclasses import dataclass, replace
@@ -15,25 +17,25 @@ from port_agent.finetuning.trained_model import outline
 from port_planner.exactness.half_products import in_software, slowdown
 
 _WORTH = 1.5
-"""A product takes so many times as long in 16 bits, or they stay: the two have other bits, and noise decides nothing."""
+"""A product must take this many times as long in 16 bits to switch to 32: the bits differ, and noise must not decide."""
 
 _MAX_ROWS, _MAX_SIDE = 64, 1024
-"""Of the product that is measured: of the model's own shape, up to these."""
+"""Largest rows and sides of the product that is measured, which has the model's own shape up to these."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComputeChoice:
-    """What is computed in, and why; "" where there was nothing to choose."""
+    """The type to compute in, and why; "" if there was nothing to choose."""
 
     compute: Compute
     why: str = ""
 
 
 def choose_compute(options: FinetuneOptions, task: Task, round: str | None = None) -> tuple[FinetuneOptions, str]:
-    """Return the options with what is computed in, and why, "" where there was nothing to choose.
+    """Return the options with the type to compute in, and the reason, which is "" if there was nothing to choose.
 
-    As asked for; as the checkpoint that it goes on from has it; else as a product of the model's own shape was measured faster. `round`: of a
-    federation. Raises FinetuneError where what was asked for cannot be.
+    The type is the one asked for, else that of the checkpoint, else the one in which a product of the model's own shape
+    was measured faster. `round`: of a federation. Raises FinetuneError if the type asked for is impossible.
     """
     choice = _choice(options, task, round)
     return replace(options, compute=choice.compute), choice.why
@@ -42,12 +44,13 @@ def choose_compute(options: FinetuneOptions, task: Task, round: str | None = Non
 def _choice(options: FinetuneOptions, task: Task, round: str | None) -> ComputeChoice:
     if options.dora and options.base is not None:
         raise FinetuneError(
-            f"--dora measures the rows of a weight, and one on a grid (--base {options.base}) has none; give one of them"
+            f"--dora measures the rows of a weight, which a quantized one (--base {options.base}) does not have; "
+            "give one of them"
         )
     fixed = options.base is not None or options.autocast or options.dora
     if options.compute is Compute.FLOAT32 and fixed:
         other = "--autocast" if options.autocast else "--dora" if options.dora else f"--base {options.base}"
-        raise FinetuneError(f"{other} says itself what is computed in, and so does --compute float32; give one of them")
+        raise FinetuneError(f"{other} already sets the type to compute in, as does --compute float32; give one of them")
     if fixed or options.lora_rank is None or task.kind is TaskKind.CLASSIFICATION:
         return ComputeChoice(Compute.STORED)
     model = outline(Path(options.model), task)
@@ -58,7 +61,7 @@ def _choice(options: FinetuneOptions, task: Task, round: str | None) -> ComputeC
         return ComputeChoice(options.compute, "as asked for" if options.compute is Compute.FLOAT32 else "")
     kept = _kept(options, round)
     if kept is not None:
-        return ComputeChoice(kept, "as the checkpoint has it" if kept is Compute.FLOAT32 else "")
+        return ComputeChoice(kept, "as in the checkpoint" if kept is Compute.FLOAT32 else "")
     if not in_software(model.dtype):
         return ComputeChoice(Compute.STORED)
     times = slowdown(model.dtype, _shape(model, options.sequence_tokens))
@@ -78,7 +81,9 @@ def _shape(model: Any, tokens: int) -> tuple[int, int, int]:
 
 
 def _kept(options: FinetuneOptions, round: str | None) -> Compute | None:
-    """Return what the checkpoint that is there computes in; None where there is none, or one that cannot be read, which is told later."""
+    """Return the type in which the existing checkpoint computes; None if there is none, or it is unreadable, which is
+    reported later.
+    """
     path = checkpoint_path(options, round)
     try:
         found = torch.load(path, weights_only=True, mmap=True)

@@ -1,4 +1,4 @@
-"""The losses of a fine-tuning in its course: of each update, and of what is held out now and then. Torch-free."""
+"""The losses over the course of a fine-tuning: of each update, and of held-out data now and then. Torch-free."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ _BARS = "▁▂▃▄▅▆▇█"
 _MAX_BARS = 40
 
 CURVE = "curve.csv"
-"""In the result's directory."""
+"""File name in the result's directory."""
 
 
 @dataclass(frozen=True, slots=True)
 class CurvePoint:
-    """The mean loss of what is held out, after so many updates."""
+    """The mean held-out loss after a number of updates."""
 
     updates: int
     loss: float
@@ -20,7 +20,7 @@ class CurvePoint:
 
 @dataclass(slots=True)
 class Curve:
-    """`losses`: of the updates, from the first on; `evaluations`: in their order, the first before any update."""
+    """`losses`: of the updates, from the first; `evaluations`: in order, the first before any update."""
 
     losses: list[float] = field(default_factory=list)
     evaluations: list[CurvePoint] = field(default_factory=list)
@@ -31,17 +31,17 @@ class Curve:
         return min(self.evaluations, key=lambda one: (one.loss, one.updates), default=None)
 
     def at(self, updates: int) -> CurvePoint | None:
-        """Return the evaluation after so many updates."""
+        """Return the evaluation after this number of updates."""
         return next((one for one in self.evaluations if one.updates == updates), None)
 
     def is_over(self, patience: int | None) -> bool:
-        """Return whether so many evaluations one after the other were no better than the best before them."""
+        """Return whether the last `patience` evaluations were all no better than the best before them."""
         if patience is None or self.best is None:
             return False
         return len(self.evaluations) - 1 - self.evaluations.index(self.best) >= patience
 
     def csv(self) -> str:
-        """Return a table with a line for each update, and the held-out loss where there is one."""
+        """Return a table with a line for each update, and the held-out loss if it was measured there."""
         held_out = {one.updates: repr(one.loss) for one in self.evaluations}
         first = [f"0,,{held_out[0]}\n"] if 0 in held_out else []
         lines = [f"{n},{loss!r},{held_out.get(n, '')}\n" for n, loss in enumerate(self.losses, 1)]
@@ -49,7 +49,7 @@ class Curve:
 
 
 def bars(losses: Sequence[float]) -> str:
-    """Return numbers as bars of their heights between the lowest and the highest, some of them where they are many."""
+    """Return numbers as bars between the lowest and the highest; long lists are thinned out."""
     shown = (
         [losses[place * len(losses) // _MAX_BARS] for place in range(_MAX_BARS)] if len(losses) > _MAX_BARS else losses
     )

@@ -1,4 +1,4 @@
-"""Losses of held-out texts, kept one by one: an evaluation that is cut goes on where it was, and its mean has the same bits."""
+"""Losses of held-out texts, stored one at a time: an interrupted evaluation resumes, and its mean has the same bits."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -10,7 +10,7 @@ from port_planner.base.cache import read_sealed, sealed
 
 
 class _EvaluationRecord(msgspec.Struct, frozen=True):
-    """`made_of`: settings, data and round; `updates`: how many the weights had that the losses are of."""
+    """`made_of`: settings, data and round; `updates`: updates of the weights that the losses belong to."""
 
     made_of: str
     updates: int
@@ -18,21 +18,26 @@ class _EvaluationRecord(msgspec.Struct, frozen=True):
 
 
 class HeldOutLosses:
-    """The file in which they are, beside the checkpoint. It saves time alone: a damaged one, or of another training, is none."""
+    """The file of the losses, beside the checkpoint.
+
+    It only saves time: a damaged one, or another training's, is ignored.
+    """
 
     def __init__(self, path: Path, made_of: str) -> None:
         self._path, self._made_of = path, made_of
 
     def read(self, updates: int) -> list[float]:
-        """Return the losses of the first texts after so many updates; empty where none are kept, or can be read."""
+        """Return the stored losses of the first texts after `updates` updates; empty if there are none or they are
+        unreadable.
+        """
         found = read_sealed(self._path, _EvaluationRecord)
         return found.losses if found is not None and (found.made_of, found.updates) == (self._made_of, updates) else []
 
     def write(self, updates: int, losses: Sequence[float]) -> None:
-        """Keep them in the place of those before. Raises OSError."""
+        """Replace the stored losses. Raises OSError."""
         self._path.parent.mkdir(parents=True, exist_ok=True)
         write_atomically(self._path, sealed(_EvaluationRecord(self._made_of, updates, list(losses))))
 
     def remove(self) -> None:
-        """Remove them: nobody goes on with them."""
+        """Remove the stored losses."""
         self._path.unlink(missing_ok=True)

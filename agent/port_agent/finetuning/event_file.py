@@ -1,6 +1,7 @@
 """Losses in TensorBoard's format: a file of records, each a length and a message with their checksums. Torch-free.
 
-Messages are `Event` of tensorflow/core/util/event.proto, as protocol buffers write them: a time, a step, and a name with its number.
+Messages are `Event` of tensorflow/core/util/event.proto, encoded as protocol buffers: a time, a step, and a named
+number.
 """
 
 import os
@@ -11,23 +12,23 @@ from pathlib import Path
 
 _VERSION = b"brain.Event:2"
 _DOUBLE, _BYTES, _FLOAT = 1, 2, 5
-"""How a field is written, by its number's last three bits; 0 is a whole number."""
+"""Wire types of a field, the last three bits of its key; 0 is a whole number."""
 
 _POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8
-"""Of CRC-32C, its bits reversed, and what TFRecord adds to it."""
+"""The polynomial of CRC-32C with its bits reversed, and the constant that TFRecord adds."""
 
 
 class EventFile:
-    """A file in a directory that TensorBoard reads, one for each run; a record is whole in it once it is added."""
+    """A file in a directory that TensorBoard reads, one for each run; each record is complete once it is added."""
 
     def __init__(self, folder: Path) -> None:
-        """Raise OSError where no file can be made there."""
+        """Raise OSError if no file can be created there."""
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / f"events.out.tfevents.{time.time_ns()}.{os.getpid()}.port-agent"
         self._add(_field(3, _VERSION))
 
     def add(self, name: str, value: float, step: int) -> None:
-        """Add a number after so many updates. Raises OSError."""
+        """Add a number after `step` updates. Raises OSError."""
         number = _field(1, name.encode()) + _key(2, _FLOAT) + struct.pack("<f", value)
         self._add(_key(2, 0) + _whole(step) + _field(5, _field(1, number)))
 
@@ -47,7 +48,7 @@ def _key(number: int, kind: int) -> bytes:
 
 
 def _whole(value: int) -> bytes:
-    """Return a whole number, seven bits at a time, the lowest first."""
+    """Return a whole number as a varint: seven bits at a time, the lowest first."""
     found = bytearray()
     while value > 0x7F:
         found.append(value & 0x7F | 0x80)

@@ -1,6 +1,7 @@
-"""What a fine-tuning will do, from the files, the model's shapes and this process, before any weight is read.
+"""What a fine-tuning will do, computed from the files, the model's shapes and this process before any weight is read.
 
-The model is laid out without memory and run forward once on no values: what autograd keeps for the backward pass is counted.
+The model is laid out without memory and run forward once on the meta device, and the bytes that autograd keeps for the
+backward pass are counted.
 """
 
 from collections.abc import Iterable
@@ -35,31 +36,34 @@ _HOW = (
     "operator by operator as PyTorch calls them, within the budget from the first update on; not as a bundle: planning one takes minutes, and "
     "its steps took 1.3 times plain PyTorch's time where these took 1.1 to 1.2 (1.1 billion weights)"
 )
-"""Measured: a bundle of TinyLlama's shape took 4.6 s a step in 600 MiB and 5.0 in 365, plain PyTorch 3.6; it was planned for three and a half
-minutes."""
+"""Measured: a bundle of TinyLlama's shape took 4.6 s per step in 600 MiB and 5.0 in 365, plain PyTorch 3.6; planning it
+took three and a half minutes.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Explanation:
-    """The figures of a fine-tuning to come; bytes, and counts of numbers, sequences and tokens.
+    """The figures of a planned fine-tuning: bytes, and counts of numbers, sequences and tokens.
 
-    What is kept for the backward pass, the logits and the frozen weights are of one batch. `read_bytes` and `written_bytes`
-    are of one update, by sizes alone: frozen weights that do not fit beside the rest are read once in each direction, at most;
-    what is made in the forward pass and does not fit is written and read again, at least.
+    What is kept for the backward pass, the logits and the frozen weights are for one batch. `read_bytes` and
+    `written_bytes` are for one update, by sizes alone. Frozen weights that do not fit are read at most once in each
+    direction; tensors of the forward pass that do not fit are written and read again at least once.
     """
 
     model: str
     kind: str
     learns: str
-    """What it is trained to predict."""
+    """What the model is trained to predict."""
     how: str
-    """How the steps run, and why so."""
+    """How the steps run, and why."""
     parameters: int
     loaded_as: str
     files: tuple[str, ...]
     files_bytes: int
     merged_bytes: int
-    """Of weights that loading puts together of several in the files, as the experts of a mixture: they are in memory and the page file."""
+    """Bytes of weights that loading merges from several in the files, such as a mixture's experts; they are in memory
+    and the page file.
+    """
     trained_parameters: int
     trained_layers: tuple[str, ...]
     grid: str | None
@@ -70,7 +74,7 @@ class Explanation:
     broken: int
     skipped: int
     unwritten: int
-    """Conversations that the tokenizer's chat template refuses."""
+    """Conversations that the tokenizer's chat template rejects."""
     sequences: int
     held_out: int
     tokens: int
@@ -84,22 +88,24 @@ class Explanation:
     accumulation_why: str
     updates: int
     done: bool
-    """Whether a checkpoint is there, from which it goes on."""
+    """Whether there is a checkpoint to resume from."""
     ram_bytes: int
     process_bytes: int
-    """Python, the libraries and sequences: this process as it is now."""
+    """Python, the libraries and the sequences: this process as measured."""
     working_bytes: int
-    """More, once kernels run."""
+    """Growth once kernels run."""
     trained_bytes: int
     """Trained weights, their gradients and the optimizer's moments."""
     saved_bytes: int
-    """Kept for the backward pass: of a batch; layer by layer, what each layer is given of all batches, and all of one layer of a batch."""
+    """Kept for the backward pass of a batch; layer by layer, the inputs of each layer for all batches and the tensors
+    of one layer of a batch.
+    """
     logits_bytes: int
-    """Of the rows that the head runs on at a time."""
+    """Logits of the rows that the head runs on at a time."""
     head_rows: int
     head_why: str
     frozen_bytes: int
-    """Frozen weights that a step multiplies by: all but the table of embeddings, of which rows are read."""
+    """Frozen weights that a step multiplies by: all but the table of embeddings, of which only rows are read."""
     resident_frozen_bytes: int
     read_bytes: int
     written_bytes: int
@@ -110,7 +116,7 @@ class Explanation:
 
 
 def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtocol | None = None) -> Explanation:
-    """Return what `finetune` would do within so much memory. Raises FinetuneError as it would, and OSError."""
+    """Return what `finetune` would do within a budget. Raises FinetuneError as it would, and OSError."""
     folder = Path(options.model)
     data = (tokenizer or TokenizerHere(options)).tokenized()
     task, split = data.task, data.split
@@ -138,7 +144,7 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
     if options.lora_rank is not None:
         with torch.device("meta"):
             model = with_adapters(model, options, task)
-    release_code_pages()  # as before the first update: what kernels bring in again is counted with them
+    release_code_pages()  # as before the first update: what kernels load again is counted with them
     process_bytes = resident_bytes()
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     numbers = sum(p.numel() for p in trained.values())
@@ -153,7 +159,7 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
     accumulation = accumulation_of(outlined, options, task, weights_bytes, beside)
     if accumulation.by_layers:
         saved = _saved_by_layers(outlined, options, longest, saved)
-    made = saved + 2 * logits  # and what the logits are computed from in 32 bits, some rows at a time
+    made = saved + 2 * logits  # plus the 32-bit values that logits are computed from, some rows at a time
     if options.lora_rank is None:
         frozen = 0
     free_bytes = beside - trained_bytes - made
@@ -162,7 +168,7 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
     passes = 1 if accumulation.by_layers else options.accumulate
     weights_read = passes * (frozen - resident)
     head_bytes = 0 if options.lora_rank is None else _head_bytes(outlined)
-    if accumulation.by_layers and 2 * head_bytes > free_bytes:  # it is not kept, and read for each batch
+    if accumulation.by_layers and 2 * head_bytes > free_bytes:  # it is not kept resident, but read for each batch
         weights_read += (options.accumulate - 1) * head_bytes
     quantized_path = folder / FOLDER / f"{options.base}.safetensors"
     checkpoint = Checkpoint(options, split.train, BaseRecord(options.model, options.base, {})).path
@@ -182,38 +188,39 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
 
 @dataclass(frozen=True, slots=True)
 class _Head:
-    """On how many rows the head runs at a time, and why."""
+    """The number of rows on which the head runs at a time, and why."""
 
     rows: int
     why: str
 
 
 def _head(model: Any, options: FinetuneOptions, task: Task, length: int, beside_bytes: int, ram_bytes: int) -> _Head:
-    """Return on how many rows the head will run at a time; `beside_bytes`: what else the process takes then."""
+    """Return the number of rows on which the head will run at a time; `beside_bytes`: what else the process takes then."""
     rows = options.sequences_at_once * length
     if task.labels:
-        return _Head(0, "a text has as many logits as there are labels")
+        return _Head(0, "a text has only as many logits as there are labels")
     loss = LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast)
     if options.head_rows is not None:
-        return _Head(loss.rows_at_once(rows), "as asked for, whatever the bits")
+        return _Head(loss.rows_at_once(rows), "as asked for, even if bits differ")
     if options.dpo is not None:
-        return _Head(rows, "pairs of answers are compared, which needs all")
+        return _Head(rows, "comparing pairs of answers needs all")
     at_once = rows_that_fit(loss, rows, beside_bytes, ram_bytes)
     if at_once is None:
         return _Head(rows, "they fit")
     if task.encoder_alone or task.decoder_start is not None or not loss.separable:
         return _Head(
-            rows, "it is trained, under --autocast, or not by itself behind the other layers, and cannot run on fewer"
+            rows,
+            "it is trained, under --autocast, or not a separate module after the other layers, and cannot run on fewer",
         )
     return _Head(
         loss.rows_at_once(rows, at_once),
-        f"the budget has no room for the {format_bytes(loss.bytes_at_once(rows))} that all {rows} take; compared before the first update, and "
-        "fewer where only those have the same bits on this device",
+        f"the {format_bytes(loss.bytes_at_once(rows))} of all {rows} do not fit into the budget; compared before the "
+        "first update, and reduced further if only that gives the same bits on this device",
     )
 
 
 def _merged_bytes(model: Any, files: Iterable[Path]) -> int:
-    """Return the bytes of a model's weights of shapes that no tensor in its files has."""
+    """Return the bytes of a model's weights whose shapes no tensor in its files has."""
     shapes = {tuple(entry.shape) for path in files for entry in tensor_entries(path)[1].values()}
     return sum(p.nbytes for p in model.parameters() if tuple(p.shape) not in shapes)
 
@@ -224,14 +231,16 @@ def _head_bytes(model: Any) -> int:
 
 
 def _saved_by_layers(model: Any, options: FinetuneOptions, length: int, saved_bytes: int) -> int:
-    """Return what is kept layer by layer, where `saved_bytes` are of a whole pass of one batch."""
+    """Return what is kept when running layer by layer, given `saved_bytes` of a whole pass of one batch."""
     layers: int = model.config.num_hidden_layers
     rows_bytes: int = options.batch * length * model.get_input_embeddings().weight[0].nbytes
     return options.accumulate * (layers + 1) * rows_bytes + saved_bytes // layers
 
 
 class _GroupedProducts(OperatorMode):
-    """Products of a mixture's experts as this processor has them, of any floats: the shapes that torch knows are for bfloat16 alone."""
+    """Products of a mixture's experts on this processor for any float type; the shapes that torch computes are for
+    bfloat16 alone.
+    """
 
     def __init__(self) -> None:
         initialise: Any = super().__init__
@@ -253,7 +262,7 @@ def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, 
         storage = tensor.untyped_storage()
         if id(storage) not in weights:
             kept[id(storage)] = storage.nbytes()
-            alive.append(tensor)  # or its storage's address would be used again
+            alive.append(tensor)  # otherwise its storage's address would be reused
         return tensor
 
     alive: list[torch.Tensor] = []
@@ -273,5 +282,5 @@ def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, 
 
 
 def _ends(trained: dict[str, Any]) -> tuple[str, ...]:
-    """Return the ends of the names of the layers that get adapters; () where everything is trained."""
+    """Return the ends of the names of the layers that get adapters; () if everything is trained."""
     return tuple(sorted({name.split(".lora_")[0].rpartition(".")[2] for name in trained if ".lora_" in name}))

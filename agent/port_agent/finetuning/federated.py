@@ -1,4 +1,4 @@
-"""Adapters that federate: the one that a federation begins with, and rounds of training between two averages."""
+"""Adapters that federate: the initial one of a federation, and rounds of training between two averages."""
 
 import hashlib
 import os
@@ -24,9 +24,11 @@ from port_agent.finetuning.trained_model import outline, with_adapters
 
 @dataclass(frozen=True, slots=True)
 class FederatedRound:
-    """What a round trains on: `adapter`, a safetensors file's content, and how many rounds this job trained before.
+    """The input of a round: `adapter`, the content of a safetensors file, and the number of rounds that this job
+    trained before.
 
-    `result`: the descriptor that takes the trained adapter. Without both the adapter is the result as it is.
+    `result`: the descriptor for the trained adapter. Without `number` and `result` nothing is trained, and the adapter
+    is the result.
     """
 
     adapter: bytes
@@ -35,7 +37,7 @@ class FederatedRound:
 
     @classmethod
     def of(cls, files: RoundFiles) -> "FederatedRound":
-        """Return what inherited descriptors hold; raises OSError."""
+        """Return the round read from inherited descriptors; raises OSError."""
         with os.fdopen(files.weights, "rb") as stream:
             adapter = stream.read()
         if files.result is not None:
@@ -44,20 +46,20 @@ class FederatedRound:
 
     @property
     def name(self) -> str:
-        """What tells it from every other round."""
+        """A name that differs from every other round's."""
         return f"{self.number}, {hashlib.sha256(self.adapter).hexdigest()}"
 
     @property
     def trains(self) -> bool:
-        """Whether it trains."""
+        """Whether this round trains."""
         return self.result is not None
 
     def give(self, model: Any) -> None:
-        """Have a model's adapters begin as the round does. Raises FinetuneError for an adapter of another model."""
+        """Initialize a model's adapters for the round. Raises FinetuneError for an adapter of another model."""
         give_adapter(model, self.adapter, "the adapter of the federation")
 
     def take(self, model: Any) -> None:
-        """Write what training made of the adapters where the round's result goes, durably; raises OSError."""
+        """Write the trained adapters durably to the round's result; raises OSError."""
         if self.result is None:
             return
         with os.fdopen(self.result, "wb") as stream:
@@ -67,7 +69,7 @@ class FederatedRound:
 
 
 def give_adapter(model: Any, content: bytes, what: str) -> None:
-    """Have a model's adapters begin as those of a file's content. Raises FinetuneError for one of another model."""
+    """Initialize a model's adapters from a file's content. Raises FinetuneError for an adapter of another model."""
     try:
         given = safetensors.torch.load(content)
     except SafetensorError as error:
@@ -75,14 +77,17 @@ def give_adapter(model: Any, content: bytes, what: str) -> None:
     own = adapter_of(model)
     other = [n for n in {*own, *given} if n not in own or n not in given or own[n].shape != given[n].shape]
     if other:
-        raise FinetuneError(f"{what} is of another model: {min(other)} differs")
+        raise FinetuneError(f"{what} belongs to another model: {min(other)} differs")
     with torch.no_grad():
         for name, tensor in own.items():
             tensor.copy_(given[name])
 
 
 def give_adapter_of(model: Any, folder: Path) -> None:
-    """Have a model's adapters begin as those that a directory holds. Raises FinetuneError where it holds none, and as `give_adapter`."""
+    """Initialize a model's adapters from a directory.
+
+    Raises FinetuneError if it holds none, and as `give_adapter`.
+    """
     path = folder / ADAPTER_WEIGHTS
     try:
         content = path.read_bytes()
@@ -92,21 +97,24 @@ def give_adapter_of(model: Any, folder: Path) -> None:
 
 
 def federated_job(job: FinetuneJob) -> Iterator[bytes]:
-    """Yield the file of a job that federates, the adapter that it begins with drawn by its seed. Raises FinetuneError, OSError."""
+    """Yield the file of a job that federates, with its initial adapter drawn by the seed. Raises FinetuneError,
+    OSError.
+    """
     options = job.options
     folder = Path(options.model)
     data = TokenizerHere(options).tokenized()
     task = data.task
     if task.labels:
         raise FinetuneError(
-            "a head for labels does not federate, as each device may have other labels; leave the labels or --federated away"
+            "a head for labels does not federate, because devices may have different labels; leave out the labels or "
+            "--federated"
         )
     yield msgspec.structs.replace(job, sequences=len(data.split.train)).encoded() + b"\n"
     yield _file(_initial_adapter(folder, options, task))
 
 
 def _initial_adapter(folder: Path, options: FinetuneOptions, task: Task) -> Mapping[str, torch.Tensor]:
-    """Return adapters as peft makes them, of a model whose weights are not read."""
+    """Return adapters as peft makes them, for a model whose weights are not read."""
     torch.manual_seed(options.seed)
     model = with_adapters(outline(folder, task), options, task)
     layer: Any
@@ -121,7 +129,7 @@ def _initial_adapter(folder: Path, options: FinetuneOptions, task: Task) -> Mapp
 
 
 def adapter_of(model: Any) -> dict[str, torch.Tensor]:
-    """Return a model's adapters by the names that peft writes them under."""
+    """Return a model's adapters by the names under which peft writes them."""
     found: dict[str, torch.Tensor] = peft.get_peft_model_state_dict(model)
     return found
 

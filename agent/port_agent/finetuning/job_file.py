@@ -1,6 +1,8 @@
-"""A fine-tuning as a job of the daemon: a small file that says all, and what the model's weights and data were then. Torch-free.
+"""A fine-tuning as a job of the daemon: a small file of all its options, and fingerprints of the model's weights and
+data. Torch-free.
 
-Its first line is the job. After that one that federates has the adapter, a safetensors file, that a federation led from here begins with.
+The first line is the job. If it federates, the initial adapter of a federation led from here follows, as a safetensors
+file.
 """
 
 import hashlib
@@ -19,16 +21,16 @@ from port_agent.finetuning.text.sources import files_of
 from port_planner.base.units import shown
 
 _LARGEST_BYTES = 1 << 20
-"""Of a job: it has options and a line for each of the model's files."""
+"""Largest job: it has options and a line for each of the model's files."""
 
 _Positive = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is trained, within how much memory, on how many threads, and what its files were when it was submitted.
+    """What is trained, the memory and threads for it, and the state of its files when it was submitted.
 
-    `threads` is fixed: another number may sum in another order. `weights`: fingerprints by file name; `data_sha256`: of the
-    data's bytes. `sequences`: so many are trained on; None where it does not federate.
+    `threads` is fixed, because another number may sum in another order. `weights`: fingerprints by file name;
+    `data_sha256`: of the data's bytes. `sequences`: number to train on; None if the job does not federate.
     """
 
     options: FinetuneOptions
@@ -41,9 +43,10 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, options: FinetuneOptions, *, ram_bytes: int, threads: int, page_dir: Path) -> "FinetuneJob":
-        """Return the job of a fine-tuning whose files are as they are now. Raises FinetuneError and OSError.
+        """Return the job of a fine-tuning with its files as they are now. Raises FinetuneError and OSError.
 
-        It replaces what is at `--out`, where nothing is now that may not be: a worker that is killed behind its result writes it once more.
+        The job may replace the contents of `--out`, which were checked here: a worker killed after writing its result
+        writes it once more.
         """
         check_result_place(options)
         return cls(
@@ -57,18 +60,18 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def read(cls, path: Path) -> "FinetuneJob":
-        """Return what a file says. Raises FinetuneError for one that is no such job, and OSError."""
+        """Return the job in a file. Raises FinetuneError for a file that is not a job, and OSError."""
         try:
             with path.open("rb") as stream:
                 line = stream.readline(_LARGEST_BYTES + 1)
             if len(line) > _LARGEST_BYTES:
                 raise FinetuneError(
-                    f"{path} is larger than a fine-tuning's job; submit it with `port-agent finetune --submit`"
+                    f"{path} is larger than a fine-tuning job can be; submit it with `port-agent finetune --submit`"
                 )
             job = msgspec.json.decode(line, type=cls)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise FinetuneError(
-                f"{path} is no fine-tuning's job ({error}); submit it with `port-agent finetune --submit`"
+                f"{path} is not a valid fine-tuning job ({error}); submit it with `port-agent finetune --submit`"
             ) from error
         for place in job.places:
             if not Path(place).is_absolute() or "\0" in place:
@@ -79,7 +82,7 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The model's directory, the data, where the result goes, and where pages go."""
+        """The model's directory, the data, and the directories of the result and of pages."""
         return self.options.model, *self.options.data, *self.options.valid, self.options.out, self.page_dir
 
     def encoded(self) -> bytes:
@@ -87,7 +90,7 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
         return msgspec.json.encode(self)
 
     def check_reachable(self, whose: str) -> None:
-        """Raise FinetuneError where this process may not read what it trains on, or not write where it is to."""
+        """Raise FinetuneError if this process may not read what it trains on, or may not write the result."""
         folder = Path(self.options.model)
         try:
             read = [folder / CONFIG, *weight_files(folder), *_data_files(self.options)]
@@ -96,18 +99,20 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
         for path in read:
             if not os.access(path, os.R_OK):
                 raise FinetuneError(
-                    f"{whose} cannot read {path}; give it the right (for the shipped service /home is hidden: copy it to a place "
-                    "that the service sees), or run `port-agent finetune --opportunistic` yourself"
+                    f"{whose} cannot read {path}; grant it permission (/home is hidden from the shipped service: "
+                    "copy it to a place that the service sees), or run `port-agent finetune --opportunistic` "
+                    "yourself"
                 )
         for place in (Path(self.options.out).parent, Path(self.page_dir)):
             if not os.access(place, os.W_OK | os.X_OK):
                 raise FinetuneError(
-                    f"{whose} cannot write into {place}; give it the right (for the shipped service also a ReadWritePaths= line, "
-                    "`systemctl edit port-agent`), or run `port-agent finetune --opportunistic` yourself"
+                    f"{whose} cannot write to {place}; grant it permission (the shipped service also needs a "
+                    "ReadWritePaths= line, `systemctl edit port-agent`), or run `port-agent finetune "
+                    "--opportunistic` yourself"
                 )
 
     def check_files(self) -> None:
-        """Raise FinetuneError by name where weights or data are others than when it was submitted, and OSError."""
+        """Raise FinetuneError, naming the file, if weights or data changed since the job was submitted; raises OSError."""
         folder = Path(self.options.model)
         check_model_files(folder)
         found = fingerprints(folder)
@@ -115,12 +120,12 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
         if changed or _data_sha256(self.options) != self.data_sha256:
             what = str(folder / changed[0]) if changed else ", ".join((*self.options.data, *self.options.valid))
             raise FinetuneError(
-                f"{what} has changed since the job was submitted; put it back, or submit the fine-tuning anew"
+                f"{what} has changed since the job was submitted; restore it, or submit the fine-tuning again"
             )
 
 
 def _data_sha256(options: FinetuneOptions) -> str:
-    Records(*map(Path, options.data))  # or there is nothing to train on
+    Records(*map(Path, options.data))  # rejects data with nothing to train on
     seen = hashlib.sha256()
     for path in _data_files(options):
         with path.open("rb") as stream:

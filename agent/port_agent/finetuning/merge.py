@@ -1,7 +1,7 @@
-"""An adapter added into the weights that it was trained over: a model directory like the base's, written as a stream.
+"""Merge an adapter into the weights that it was trained on: a model directory like the base's, written as a stream.
 
-What is no layer with an adapter is copied as it lies. A layer's weight has the bits of peft's `merge_and_unload` over the
-same data type: the product of its two adapter matrices is computed whole, scaled, and added some rows at a time.
+Everything but layers with an adapter is copied unchanged. A layer's weight has the bits of peft's `merge_and_unload` in
+the same data type: the product of its two adapter matrices is computed whole, scaled, and added some rows at a time.
 """
 
 import json
@@ -47,18 +47,20 @@ _KNOWN_SETTINGS = frozenset(
         "target_modules", "task_type", "use_dora", "use_rslora",
     )
 )  # fmt: skip
-"""Settings of an adapter that change nothing of how it is merged, or are taken into account."""
+"""Settings of an adapter that do not affect merging, or are taken into account."""
 _WANTED_SETTINGS = {"peft_type": "LORA", "bias": "none", "init_lora_weights": True}
-"""What others must be; all that are named in neither must be off, as they are in adapters of `finetune`."""
+"""Required values of some settings; all others named in neither set must be off, as they are in adapters of `finetune`."""
 
 _COPIED_SUFFIXES = frozenset((".json", ".jinja", ".txt", ".model", ".tiktoken", ".md", ""))
-"""Of a base's files that go along: configuration, tokenizer, licence; neither code nor weights of other kinds."""
+"""Suffixes of a base's files that are copied: configuration, tokenizer, licence; neither code nor weights in other
+formats.
+"""
 _COPY_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class MergeOutcome:
-    """What was written. `merged`: layers that had adapters; `grid`: on which the others' weights lie too."""
+    """What was written. `merged`: layers that had adapters; `grid`: the quantization of the other weights."""
 
     out: str
     base: str
@@ -69,7 +71,7 @@ class MergeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _Adapter:
-    """An adapter's file, which layers it is of, the factor of its products, whether it has magnitudes, and the base that it names."""
+    """An adapter's file, its layers, the factor of its products, whether it has magnitudes, and the base that it names."""
 
     weights: Path
     modules: frozenset[str]
@@ -80,7 +82,10 @@ class _Adapter:
 
 @dataclass(frozen=True, slots=True)
 class _Change:
-    """What becomes of one stored weight. `module`: whose adapter is added, None for none; `grid`: on which it is put first."""
+    """The change of one stored weight.
+
+    `module`: the layer whose adapter is added, or None; `grid`: the quantization applied first.
+    """
 
     module: str | None
     transposed: bool
@@ -90,20 +95,20 @@ class _Change:
 def merge_adapter(
     folder: Path, out: Path, base: Path | None, progress: Callable[[float], None], note: Callable[[str], None]
 ) -> MergeOutcome:
-    """Write the model that an adapter makes of its base to `out`, whole or not at all.
+    """Write the base model with an adapter merged into it to `out`, completely or not at all.
 
-    `base`: its directory where that has moved. `progress` is told the share that is written, `note` what a person should
-    know. Raises FinetuneError for what cannot be merged to the same bits, and OSError.
+    `base`: its directory if that has moved. `progress` receives the share that is written, `note` what a person should
+    know. Raises FinetuneError for an adapter that cannot be merged to the same bits, and OSError.
     """
     check_not_there(out)
     record = BaseRecord.read(folder)
     adapter = _read_adapter(folder, base_known=record is not None)
     model = base or Path(record.model if record is not None else adapter.base)
     if not model.is_dir():
-        raise FinetuneError(f"the base {model} is not there; say where it is now: --model DIR")
+        raise FinetuneError(f"the base {model} does not exist; give its directory: --model DIR")
     check_model_files(model)
     if record is None:
-        note(f"{folder} does not say which weights it was trained over; those of {model} are taken at its word")
+        note(f"{folder} does not record which weights it was trained on; those of {model} are assumed")
     else:
         record.check(model)
     grid = None if record is None else record.grid
@@ -111,11 +116,11 @@ def merge_adapter(
     changes = _changes(model, adapter, grid, {n: e for _, entries in stored.values() for n, e in entries.items()})
     if grid is not None:
         note(
-            f"the adapter was trained over weights on the {grid.value} grid: {len(changes)} layers are written as the grid has "
-            f"them, in the data type of {model.name}"
+            f"the adapter was trained on {grid.value}-quantized weights: {len(changes)} layers are written as quantized "
+            f"and decoded, in the data type of {model.name}"
         )
     small = [path for path in sorted(model.iterdir()) if _goes_along(path)]
-    if (model / WEIGHTS).is_file():  # an index beside it is of other files, which are not copied
+    if (model / WEIGHTS).is_file():  # an index beside it describes other files, which are not copied
         small = [path for path in small if path.name != INDEX]
     nbytes = sum(path.stat().st_size for path in (*stored, *small))
     _check_free(out, nbytes)
@@ -151,14 +156,14 @@ def _read_adapter(folder: Path, *, base_known: bool) -> _Adapter:
         base, dora = str(settings["base_model_name_or_path"]), bool(settings.get("use_dora"))
     except FileNotFoundError as error:
         raise FinetuneError(
-            f"{folder} is no adapter: it has no {ADAPTER_CONFIG}; what `finetune --full` writes is a model already"
+            f"{folder} is not an adapter: it has no {ADAPTER_CONFIG}; the result of `finetune --full` is already a model"
         ) from error
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ZeroDivisionError, RecursionError) as error:
-        raise FinetuneError(f"{path} does not say what adapter it is of ({error}); it is damaged") from error
+        raise FinetuneError(f"{path} does not describe an adapter ({error}); it is damaged") from error
     if odd:
         name, value = next(iter(odd.items()))
         raise FinetuneError(
-            f"{path} asks for {name} = {shown(str(value))}, which no adapter of `finetune` does; merge it with peft itself"
+            f"{path} asks for {name} = {shown(str(value))}, which adapters of `finetune` do not have; merge it with peft"
         )
     try:
         with safe_open(weights, "pt") as stored:
@@ -172,7 +177,7 @@ def _read_adapter(folder: Path, *, base_known: bool) -> _Adapter:
         unpaired -= {f"{_BEFORE_NAME}{module}.base_layer.weight" for module in modules}
     if unpaired or not modules:
         what = f"has {shown(min(unpaired))}, which" if unpaired else "has nothing that"
-        raise FinetuneError(f"{weights} {what} is no part of an adapter's two matrices; merge it with peft itself")
+        raise FinetuneError(f"{weights} {what} does not belong to an adapter's two matrices; merge it with peft")
     return _Adapter(weights, modules, scaling, dora, base)
 
 
@@ -184,7 +189,7 @@ def _is_odd(name: str, value: object) -> bool:
 def _changes(
     folder: Path, adapter: _Adapter, grid: Quantization | None, stored: Mapping[str, TensorEntry]
 ) -> dict[str, _Change]:
-    """Return what becomes of the stored weights by their names; those that stay are not there. Raises FinetuneError."""
+    """Return the changes of stored weights by name; unchanged weights have no entry. Raises FinetuneError."""
     model = outline(folder, task_of(folder))
     is_quantized = set() if grid is None else set(quantized_layers(model, grid))
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
@@ -199,13 +204,13 @@ def _changes(
         if name is None or stored[name].shape != tuple(layer.weight.shape) or stored[name].dtype not in FLOATS:
             found = "is not" if name is None else f"is {stored[name].dtype} {list(stored[name].shape)}"
             raise FinetuneError(
-                f"the weight of {module} {found} among the files of {folder}, as a layer of {list(layer.weight.shape)} floats; merge "
-                "the adapter with peft itself"
+                f"the weight of {module} {found} among the files of {folder}, as a layer of "
+                f"{list(layer.weight.shape)} floats; merge the adapter with peft"
             )
         if module in is_quantized and layer.weight.dtype is not FLOATS[stored[name].dtype]:
             raise FinetuneError(
-                f"{name} is stored as {stored[name].dtype} and was put on the {grid} grid as {layer.weight.dtype}; save the model in "
-                "one data type and train over that"
+                f"{name} is stored as {stored[name].dtype} and was quantized to {grid} as {layer.weight.dtype}; save "
+                "the model in one data type and train that"
             )
         mine = module if module in adapter.modules else None
         changes[name] = _Change(mine, is_transposed(layer), grid if module in is_quantized else None)
@@ -219,13 +224,15 @@ def _layer(model: Any, module: str, folder: Path) -> Any:
         layer = None
     if not isinstance(layer, nn.Linear) and not (layer is not None and is_transposed(layer)):
         raise FinetuneError(
-            f"the adapter trains {module}, which is no linear layer of {folder}; give its own base: --model DIR"
+            f"the adapter trains {module}, which is not a linear layer of {folder}; give its own base: --model DIR"
         )
     return layer
 
 
 def _stored_names(module: str, prefix: str) -> tuple[str, str]:
-    """Return how a layer's weight may be called: some directories hold a model without its head, under shorter names."""
+    """Return the possible names of a layer's weight: some directories hold a model without its head, under shorter
+    names.
+    """
     return f"{module}.weight", f"{module}.weight".removeprefix(f"{prefix}.")
 
 
@@ -233,13 +240,13 @@ def _stored_names(module: str, prefix: str) -> tuple[str, str]:
 
 
 class _Deltas:
-    """What adapters make of their layers' weights."""
+    """The changes that adapters make to their layers' weights."""
 
     def __init__(self, matrices: Any, scaling: float, *, dora: bool) -> None:
         self._matrices, self._scaling, self._dora = matrices, scaling, dora
 
     def of(self, change: _Change) -> "_Delta | None":
-        """Return what is done to a weight."""
+        """Return the change of a weight."""
         if change.module is None:
             return None
         name = f"{_BEFORE_NAME}{change.module}"
@@ -251,7 +258,7 @@ class _Deltas:
 
 @dataclass(frozen=True, slots=True)
 class _Delta:
-    """What is added to a weight, in 32 bits, laid out as it, and the `magnitudes` that its outputs have then, None where they have any."""
+    """The sum added to a weight, in 32 bits and in its layout, and the resulting `magnitudes` of its outputs, or None."""
 
     added: torch.Tensor
     magnitudes: torch.Tensor | None
@@ -259,7 +266,7 @@ class _Delta:
 
     @property
     def needs_whole(self) -> bool:
-        """Whether an output's weights lie in all rows, and are measured."""
+        """Whether an output's weights lie in all rows, so that its magnitude needs the whole weight."""
         return self.magnitudes is not None and self.transposed
 
     def apply(self, weight: torch.Tensor, start: int, stop: int) -> torch.Tensor:
@@ -283,7 +290,7 @@ def _write(
     deltas: _Deltas,
     on_bytes: Callable[[int], None],
 ) -> None:
-    """Write a safetensors file anew with some of its weights changed; `begin`: where its tensors begin."""
+    """Write a safetensors file again with some of its weights changed; `begin`: where its tensors begin."""
     for entry, change in sorted(changes.values(), key=lambda found: found[0].data_offsets):
         _copy(given, made, begin + entry.data_offsets[0] - given.tell(), on_bytes)
         delta, (rows, columns) = deltas.of(change), entry.shape
@@ -315,7 +322,9 @@ def _copy(given: BinaryIO, made: BinaryIO, count: int, on_bytes: Callable[[int],
 
 def _read_into(given: BinaryIO, block: bytearray) -> None:
     if given.readinto(block) != len(block):  # type: ignore[attr-defined]  # a buffered reader's
-        raise FinetuneError(f"{given.name} became shorter while it was read; repeat it once nobody writes there")
+        raise FinetuneError(
+            f"{given.name} became shorter while it was read; repeat the command once nothing writes to it"
+        )
 
 
 def _goes_along(path: Path) -> bool:
@@ -327,6 +336,6 @@ def _check_free(out: Path, nbytes: int) -> None:
     free = shutil.disk_usage(out.absolute().parent).free
     if free < nbytes:
         raise FinetuneError(
-            f"the merged model takes {format_bytes(nbytes)}, and {out.absolute().parent} has {format_bytes(free)} free; make room, or give "
-            "another --out"
+            f"the merged model takes {format_bytes(nbytes)}, and {out.absolute().parent} has {format_bytes(free)} "
+            "free; free some space, or give another --out"
         )

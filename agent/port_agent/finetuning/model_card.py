@@ -1,4 +1,4 @@
-"""The README.md of a fine-tuning's result: over which weights, of how much data, and with which settings it was made. Torch-free."""
+"""The README.md of a fine-tuning's result: its base model, amount of data and settings. Torch-free."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -11,12 +11,14 @@ MODEL_CARD = "README.md"
 """In the result's directory, where the Hugging Face hub looks for it."""
 
 CLIP_NORM = 1.0
-"""Of the gradient of an update, over all that is trained."""
+"""Norm to which the gradient of an update is clipped, over everything trained."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainedOn:
-    """What a result came of: `train`, `held_out` sequences, `updates` made, and mean losses of what is held out, None where nothing is."""
+    """Where a result came from: sequences for `train` and `held_out`, `updates` made, and mean held-out losses, None
+    without held-out data.
+    """
 
     train: int
     held_out: int
@@ -26,7 +28,7 @@ class TrainedOn:
 
 
 def model_card(options: FinetuneOptions, task: Task, layers: Iterable[str], trained: TrainedOn) -> str:
-    """Return the card; `layers`: ends of the names of those that have adapters."""
+    """Return the card; `layers`: ends of the names of the layers with adapters."""
     adapters = options.lora_rank is not None
     what = "A LoRA adapter" if adapters else "A model, all of whose weights were trained"
     header = (
@@ -38,13 +40,13 @@ def model_card(options: FinetuneOptions, task: Task, layers: Iterable[str], trai
     )
     rows = (f"| {name} | {value} |" for name, value in _rows(options, task, layers, trained))
     title = f"# {Path(options.out).name}"
-    said = f"{what} over `{Path(options.model).name}`, made by `port-agent finetune`."
+    said = f"{what} for `{Path(options.model).name}`, made by `port-agent finetune`."
     return "\n".join((*header, "", title, "", said, "", "| | |", "|---|---|", *rows, ""))
 
 
 def _rows(options: FinetuneOptions, task: Task, layers: Iterable[str], trained: TrainedOn) -> Iterable[tuple[str, str]]:
     pairs = (
-        f"the preferred of two answers, by DPO with beta {options.dpo:g} beside the model without the adapter"
+        f"the preferred of two answers, by DPO with beta {options.dpo:g} relative to the model without the adapter"
         if options.dpo
         else ""
     )
@@ -52,14 +54,14 @@ def _rows(options: FinetuneOptions, task: Task, layers: Iterable[str], trained: 
     files = ", ".join(Path(path).name for path in options.data)
     yield "data", f"{files}: {trained.train:,} sequences, of at most {options.sequence_tokens} tokens"
     if task.kind is TaskKind.CAUSAL_LM:
-        borders = "and do not see each other" if options.borders else "without borders"
+        borders = "and masked from each other" if options.borders else "without borders"
         yield (
             "texts",
-            f"packed to full sequences one after the other, {borders}; prompts, answers and conversations stand alone",
+            f"packed one after another to full sequences, {borders}; prompts, answers and conversations stand alone",
         )
     if options.lora_rank is not None:
         yield "adapters", _adapters(options, options.lora_rank, layers)
-        grid = "as they are stored" if options.base is None else f"on the {options.base.value} grid"
+        grid = "as they are stored" if options.base is None else f"quantized to {options.base.value}"
         yield "frozen weights", grid
     yield (
         "optimizer",
@@ -67,7 +69,7 @@ def _rows(options: FinetuneOptions, task: Task, layers: Iterable[str], trained: 
     )
     yield (
         "rate",
-        f"{options.learning_rate:g} after {options.warm_up:.0%} of the updates, {options.schedule.value} from there on",
+        f"{options.learning_rate:g} after {options.warm_up:.0%} of the updates, {options.schedule.value} afterwards",
     )
     yield (
         "updates",

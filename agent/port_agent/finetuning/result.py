@@ -1,4 +1,7 @@
-"""Where a fine-tuning's result goes: by one run at a time, never over what is there, whole or not at all. Torch-free."""
+"""The place of a fine-tuning's result: written by one run at a time, completely or not at all, never over other files.
+
+Torch-free.
+"""
 
 import contextlib
 import fcntl
@@ -16,20 +19,22 @@ from port_agent.system.atomic_file import write_atomically
 
 
 def check_result_place(options: FinetuneOptions) -> None:
-    """Raise FinetuneError where the result would be written into the model's directory, or over something that is there."""
+    """Raise FinetuneError if the result would be written into the model's directory, or over something that exists."""
     out, model = Path(options.out), Path(options.model)
     if model.resolve() in (out.resolve(), *out.resolve().parents):
-        raise FinetuneError(f"{out} is within the model's directory, which is never written into; give another --out")
+        raise FinetuneError(f"{out} is inside the model's directory, which is never written to; give another --out")
     if out.is_dir() and not any(out.iterdir()):
         return
     if out.exists() and not may_replace(options):
         raise FinetuneError(
-            f"{out} is there already; give another --out, or --overwrite, which replaces it once the new result is whole"
+            f"{out} exists already; give another --out, or --overwrite, which replaces it once the new result is complete"
         )
 
 
 def may_replace(options: FinetuneOptions) -> bool:
-    """Return whether what is at `--out` may be replaced: by the user's word, or because this very run wrote it and did not end."""
+    """Return whether the contents of `--out` may be replaced: the user allowed it, or this very run wrote them and did
+    not finish.
+    """
     try:
         return options.overwrite or _writing(options).read_text() == _digest(options)
     except (FileNotFoundError, NotADirectoryError):
@@ -37,13 +42,16 @@ def may_replace(options: FinetuneOptions) -> bool:
 
 
 def note_writing(options: FinetuneOptions) -> None:
-    """Note that this run writes its result, beside its checkpoint: from then on what is at `--out` may be its own. Raises OSError."""
+    """Record beside the checkpoint that this run is writing its result, so that the contents of `--out` may be its own.
+
+    Raises OSError.
+    """
     _writing(options).parent.mkdir(parents=True, exist_ok=True)
     write_atomically(_writing(options), _digest(options).encode())
 
 
 def forget_writing(options: FinetuneOptions) -> None:
-    """Forget it: the run has ended, and the result is finished."""
+    """Remove the record, after the run has ended and the result is complete."""
     _writing(options).unlink(missing_ok=True)
 
 
@@ -58,19 +66,25 @@ def _digest(options: FinetuneOptions) -> str:
 
 @contextlib.contextmanager
 def only_run(options: FinetuneOptions) -> Iterator[None]:
-    """Raise FinetuneError while another run, of any process, is in a block of the same `--out`; OSError where nothing can be kept there."""
+    """Raise FinetuneError while another run, in any process, uses the same `--out`.
+
+    Raises OSError if nothing can be stored there.
+    """
     folder = state_folder(Path(options.out))
     descriptor = _locked(folder)
     try:
         yield
     finally:
-        with contextlib.suppress(OSError):  # a checkpoint is in it
+        with contextlib.suppress(OSError):  # it holds a checkpoint
             folder.rmdir()
         os.close(descriptor)
 
 
 def _locked(folder: Path) -> int:
-    """Return a descriptor of a directory that has its lock, made where it is not there. Raises FinetuneError and OSError."""
+    """Return a locked descriptor of a directory, which is created if it does not exist.
+
+    Raises FinetuneError and OSError.
+    """
     while True:
         folder.mkdir(parents=True, exist_ok=True)
         try:
@@ -82,7 +96,7 @@ def _locked(folder: Path) -> int:
         except BlockingIOError as error:
             os.close(descriptor)
             raise FinetuneError(
-                f"another fine-tuning writes to {folder.with_suffix('')} at this moment; wait for it, or give another --out"
+                f"another fine-tuning is writing to {folder.with_suffix('')}; wait for it, or give another --out"
             ) from error
         if _is_at(folder, descriptor):
             return descriptor

@@ -1,4 +1,6 @@
-"""Open files of a federation, which lie where the user of a fine-tuning has no rights: the worker gets them as descriptors. Torch-free."""
+"""Open files of a federation, in directories that the fine-tuning's user cannot access: the worker gets them as
+descriptors. Torch-free.
+"""
 
 import os
 from pathlib import Path
@@ -11,7 +13,7 @@ from port_agent.worker.options import FinetuneWorkerOptions
 class RoundFiles(msgspec.Struct, frozen=True):
     """Descriptors that a worker inherits: `weights` to read the given adapter from, `result` to write the trained one to.
 
-    `number`: rounds that this job trained before. `result` and `number` are None where nothing is trained.
+    `number`: rounds that this job trained before. `result` and `number` are None if nothing is trained.
     """
 
     weights: int
@@ -19,12 +21,14 @@ class RoundFiles(msgspec.Struct, frozen=True):
     number: int | None = None
 
     def encoded(self) -> str:
-        """Return them as a word of a command line."""
+        """Return them as one word for a command line."""
         return msgspec.json.encode(self).decode()
 
 
 def open_round(options: FinetuneWorkerOptions) -> RoundFiles | None:
-    """Open what a worker is told to begin with and, for a round, where its result goes; None outside a federation. Raises OSError."""
+    """Open the adapter that a worker starts from and, for a round, its result; None outside a federation. Raises
+    OSError.
+    """
     if options.weights is None:
         return None
     weights = _inherited(options.weights, os.O_RDONLY)

@@ -1,4 +1,4 @@
-"""Who says when a fine-tuning writes checkpoints and when it ends. Torch-free."""
+"""When a fine-tuning writes checkpoints and when it ends. Torch-free."""
 
 import contextlib
 import signal
@@ -7,27 +7,27 @@ from collections.abc import Iterator
 from types import FrameType
 
 CHECKPOINT_S = 300.0
-"""Between two checkpoints: what a cut costs at most, but for the update that is under way."""
+"""Time between two checkpoints: the most that an interruption loses, apart from the current update."""
 
 
 class TrainingExit(BaseException):
-    """A fine-tuning is to end at once, wherever it is: like Ctrl-C, no error that a library may swallow."""
+    """A fine-tuning must end at once, wherever it is; like Ctrl-C, it is not an error that a library may catch."""
 
 
 class Steering:
-    """Who says when a fine-tuning writes checkpoints and ends. This one: a clock, SIGINT and SIGTERM."""
+    """Decides when a fine-tuning writes checkpoints and ends; this class by a clock, SIGINT and SIGTERM."""
 
     def __init__(self) -> None:
         self.leaving = False
-        """Whether it ends after the update under way."""
+        """Whether it ends after the current update."""
         self._written = time.monotonic()
 
     def began(self, done: int, of: int) -> None:
-        """So many of all updates are done as it begins or goes on."""
+        """Called when it begins or resumes, with the updates done and their total."""
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """While updates are made; a second signal ends the process as always."""
+        """Active while updates are made; a second signal ends the process as usual."""
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def stop(number: int, frame: FrameType | None) -> None:
@@ -45,23 +45,23 @@ class Steering:
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """While weights and optimizer state belong to no one update: TrainingExit comes before or after."""
+        """Active while weights and optimizer state are inconsistent: TrainingExit is raised before or after."""
         yield
 
     def finish(self) -> None:
-        """From here on results are written: TrainingExit comes before, or no more."""
+        """Called before results are written: TrainingExit is raised here, or not at all any more."""
 
     def finished(self, done: int, out: str) -> None:
-        """All results are in `out`, after so many updates; the checkpoint is still there."""
+        """Called when all results are in `out`, while the checkpoint still exists."""
 
     def checkpoint_due(self) -> bool:
         """Return whether a checkpoint is to be written after this update."""
         return time.monotonic() - self._written >= CHECKPOINT_S
 
     def wrote(self, done: int, nbytes: int, seconds: float) -> None:
-        """Take note of a checkpoint after so many updates."""
+        """Called after a checkpoint was written."""
         self._written = time.monotonic()
 
     def has_time_to_write(self, nbytes: int) -> bool:
-        """Return whether a last checkpoint of this size is worth it after TrainingExit."""
+        """Return whether a last checkpoint of this size is worthwhile after TrainingExit."""
         return True

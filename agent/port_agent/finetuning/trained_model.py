@@ -1,4 +1,4 @@
-"""The model of a directory, with what of it is trained."""
+"""The model of a directory, and which of its weights are trained."""
 
 import copy
 import re
@@ -30,23 +30,25 @@ _PEFTS_TASKS = {
     TaskKind.CLASSIFICATION: "SEQ_CLS",
 }
 _POSITIONS = re.compile(r"position|\bwpe$")
-"""In the names of tables with a row for each place of a sequence."""
+"""Names of tables with a row for each position of a sequence."""
 
 _ALL_LINEAR = "all-linear"
-"""Of --targets, as peft has it: all linear layers but the head."""
+"""Value of --targets, as in peft: all linear layers but the head."""
 
 _REFUSING_KINDS = frozenset(("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"))
 _REFUSED_TARGETS = {"out_proj", "conv1d"}
-"""Layers that peft puts no adapters on in such models, whose kernels read the weights past the layers."""
+"""Layers on which peft puts no adapters in such models, whose kernels bypass the layers and read the weights."""
 
 _PEFTS_HEADS = ("classifier", "score")
-"""Heads for labels that peft trains and saves by itself, by their names."""
+"""Names of heads for labels that peft trains and saves itself."""
 
 _transformers_says: Any = transformers.utils.logging
 _transformers_says.disable_progress_bar()
 _transformers_says.set_verbosity_error()
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|peft")
-warnings.filterwarnings("ignore", message="fan_in_fan_out is set to False")  # GPT-2's layers: peft sets what they need
+warnings.filterwarnings(
+    "ignore", message="fan_in_fan_out is set to False"
+)  # peft adjusts this setting for GPT-2's layers itself
 
 
 def load_model(
@@ -57,10 +59,10 @@ def load_model(
 ) -> Any:
     """Return the model in training mode: frozen under adapters of 32 bits, or all of it in 32 bits.
 
-    Weights stay in their files where nothing is trained of them. A head for labels is made by the seed, and trained; with it all
-    is of 32 bits. `note` is told what becomes of a base on a grid, and of a head that is new. `check` gets the model before anything is made of
-    it. Raises FinetuneError for files that are not of the model that config.json describes, and for layers that it does not have; and what
-    `check` raises.
+    Frozen weights stay in their files. A head for labels is initialized by the seed and trained; with it the whole
+    model is in 32 bits. `note` is told about a quantized base and a new head. `check` gets the model before anything is
+    changed. Raises FinetuneError for files of a different model than config.json describes, and for layers that it does
+    not have, and whatever `check` raises.
     """
     folder = Path(options.model)
     torch.manual_seed(options.seed)
@@ -78,40 +80,40 @@ def load_model(
     check(model)
     new = sorted({*found["missing_keys"], *(key for key, *_ in found["mismatched_keys"])})
     if new:
-        note(f"{', '.join(new)} are in no file of {folder}: they begin as random numbers")
+        note(f"{', '.join(new)} are in no file of {folder} and start from random numbers")
     unused = sorted(found["unexpected_keys"])
     if unused:
         note(
-            f"{len(unused)} weights in the files are of no layer that {CONFIG} describes, and not used: {unused[0]} first"
+            f"{len(unused)} weights in the files belong to no layer that {CONFIG} describes and are not used, {unused[0]} first"
         )
     if options.lora_rank is None:
         return model.train()
     if options.base is not None:
         if task.kind is TaskKind.CLASSIFICATION:
             raise FinetuneError(
-                "--base is for models that predict tokens, and labels need a head of 32 bits; leave it away"
+                "--base is for models that predict tokens, and labels need a head in 32 bits; leave it out"
             )
         quantize_model(model, folder, options.base, note)
     if options.compute is Compute.FLOAT32:
         short_bytes = widen(model, _without_weights(model))
-        note(f"steps compute in float32; {format_bytes(short_bytes)} of weights stay in 16 bits, as they are stored")
+        note(f"steps compute in float32; {format_bytes(short_bytes)} of weights stay in 16 bits")
     _take_small_out_of_files(model)
     return with_adapters(model, options, task, new)
 
 
 def _without_weights(model: Any) -> Any:
-    """Return the same model made in float32, its parameters without memory; torch's generator stays as it is."""
+    """Return the same model made in float32, with parameters that take no memory; torch's generator is unchanged."""
     with torch.random.fork_rng(devices=()), init_empty_weights(include_buffers=False):
         return type(model)._from_config(copy.deepcopy(model.config), dtype=torch.float32)
 
 
 def _check_found(model: Any, found: dict[str, Any], folder: Path, task: Task) -> None:
-    """Raise FinetuneError by name where files have weights of other shapes than the model, or lack some of its layers'."""
+    """Raise FinetuneError, naming the weight, if files have weights of different shapes than the model, or lack some."""
     if found["mismatched_keys"] and task.kind is not TaskKind.CLASSIFICATION:
         name, stored, described = min(found["mismatched_keys"])
         raise FinetuneError(
-            f"{name} is {list(stored)} in the files of {folder} and {list(described)} as {CONFIG} describes it: they are not of one "
-            "model; download it again"
+            f"{name} is {list(stored)} in the files of {folder} and {list(described)} as {CONFIG} describes it: they "
+            "do not belong to the same model; download it again"
         )
     missing = [key for key in found["missing_keys"] if _is_needed(key, model.base_model_prefix, task)]
     if missing:
@@ -121,30 +123,32 @@ def _check_found(model: Any, found: dict[str, Any], folder: Path, task: Task) ->
 
 
 def _is_needed(key: str, prefix: str, task: Task) -> bool:
-    """Return whether a weight must be in the files: all of one that writes, and what an encoder has below its head and pooler."""
+    """Return whether a weight must be in the files: all of a model that writes, and of an encoder those below its head
+    and pooler.
+    """
     if not task.encoder_alone:
         return True
     return key.startswith(f"{prefix}.") and "pooler" not in key.split(".")
 
 
 def check_takes(model: Any, longest: int, largest_token: int) -> None:
-    """Raise FinetuneError where sequences have more tokens than a model has places for, or tokens that it does not know."""
+    """Raise FinetuneError if sequences have more tokens than the model has positions, or tokens that it does not know."""
     rows = model.get_input_embeddings().weight.shape[0]
     if largest_token >= rows:
         raise FinetuneError(
-            f"the tokenizer made token {largest_token} of the text, and the model knows tokens 0 to {rows - 1}: they are not of one model; take "
-            "the tokenizer that came with it"
+            f"the tokenizer made token {largest_token} from the text, but the model knows tokens 0 to {rows - 1}: "
+            "they do not belong together; use the tokenizer that came with it"
         )
     places = getattr(model.config, "max_position_embeddings", None)
     tables = [name for name, m in model.named_modules() if isinstance(m, nn.Embedding) and _POSITIONS.search(name)]
     if places is not None and tables and longest > places:
-        raise FinetuneError(
-            f"--seq-len {longest} is more than the {places} tokens that this model has places for; lower it"
-        )
+        raise FinetuneError(f"--seq-len {longest} is more than the {places} tokens that this model takes; lower it")
 
 
 def _take_small_out_of_files(model: Any) -> None:
-    """Copy weights that no budget moves out of their files: each use would bring in up to 2 MiB of the pages around them."""
+    """Copy weights that a budget never moves out of their files, because each use would bring in up to 2 MiB of the
+    pages around them.
+    """
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.nbytes < SMALLEST_MAPPING_BYTES and not tensor.untyped_storage().resizable():
             tensor.data = tensor.data.clone()
@@ -152,9 +156,10 @@ def _take_small_out_of_files(model: Any) -> None:
 
 
 def with_adapters(model: Any, options: FinetuneOptions, task: Task, new: Sequence[str] = ()) -> Any:
-    """Return a model with its adapters of 32 bits, in training mode; all else is frozen, but for layers of which `new` names weights.
+    """Return a model with its adapters of 32 bits, in training mode, everything else frozen except layers whose weights
+    are in `new`.
 
-    Raises FinetuneError for layers that it has not.
+    Raises FinetuneError for layers that it does not have.
     """
     rank = options.lora_rank or 0
     beside = sorted({name.rpartition(".")[0] for name in new if name.partition(".")[0] not in _PEFTS_HEADS})
@@ -171,11 +176,11 @@ def with_adapters(model: Any, options: FinetuneOptions, task: Task, new: Sequenc
     try:
         return peft.get_peft_model(model, adapters).train()
     except ValueError as error:
-        raise FinetuneError(f"peft puts no adapters there: {error}; give other --targets") from error
+        raise FinetuneError(f"peft rejects these layers: {error}; give other --targets") from error
 
 
 def model_class(task: Task) -> Any:
-    """Return what of transformers makes models for a task."""
+    """Return the transformers class that makes models for a task."""
     return {
         TaskKind.CAUSAL_LM: transformers.AutoModelForCausalLM,
         TaskKind.SEQ2SEQ_LM: transformers.AutoModelForSeq2SeqLM,
@@ -185,7 +190,9 @@ def model_class(task: Task) -> Any:
 
 
 def multiplied_bytes(model: Any) -> int:
-    """Return the bytes of the weights that a step multiplies by: all but a table of embeddings that is not the head, too."""
+    """Return the bytes of the weights that a step multiplies by: all but a table of embeddings that is not also the
+    head.
+    """
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
     total = sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
     table = stored_weight(embeddings)
@@ -193,9 +200,10 @@ def multiplied_bytes(model: Any) -> int:
 
 
 def outline(folder: Path, task: Task) -> Any:
-    """Return a directory's model without its weights, on the meta device: layers, shapes, and the data types they are loaded as.
+    """Return a directory's model without its weights, on the meta device: layers, shapes, and the data types in which
+    they are loaded.
 
-    Raises FinetuneError where no file has floats.
+    Raises FinetuneError if no file has floats.
     """
     config = read_config(folder)
     for name, value in head_settings(task).items():
@@ -206,33 +214,41 @@ def outline(folder: Path, task: Task) -> Any:
 
 
 def stored_dtype(folder: Path) -> torch.dtype:
-    """Return the data type of a directory's first floats, which counts where its configuration names none. Raises FinetuneError."""
+    """Return the data type of a directory's first floats, which counts if its configuration names none.
+
+    Raises FinetuneError.
+    """
     for path in weight_files(folder):
         for entry in tensor_entries(path)[1].values():
             if entry.dtype in FLOATS:
                 return FLOATS[entry.dtype]
-    raise FinetuneError(f"{folder} has no weights of {', '.join(FLOATS)}; it cannot be trained")
+    raise FinetuneError(
+        f"{folder} has no weights of {', '.join(FLOATS)}, so it cannot be trained; use a model in one of these types"
+    )
 
 
 def is_transposed(layer: nn.Module) -> bool:
-    """Return whether a layer keeps its weight as [in, out], as GPT-2's do."""
+    """Return whether a layer stores its weight as [in, out], as GPT-2's do."""
     return isinstance(layer, Conv1D)
 
 
 def _check_head(model: Any, targets: Collection[str]) -> None:
-    """Raise FinetuneError where adapters would be put on a head that shares its weight with the embeddings: they could not be merged."""
+    """Raise FinetuneError if adapters would go on a head that shares its weight with the embeddings, because they could
+    not be merged.
+    """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or head.weight is not embeddings.weight:
         return
     name = next(name for name, module in model.named_modules() if module is head).rpartition(".")[2]
     if name in targets:
         raise FinetuneError(
-            f"--targets names {name}, whose weight is that of the embeddings in this model: an adapter of it cannot be merged; leave it away"
+            f"--targets names {name}, which shares its weight with the embeddings in this model, so its adapter "
+            "cannot be merged; leave it out"
         )
 
 
 def _targets(model: Any, wanted: tuple[str, ...]) -> list[str] | str:
-    """Return which layers get adapters: those asked for, else those of attention in this kind of model."""
+    """Return the layers that get adapters: those asked for, otherwise those of attention in this kind of model."""
     kinds = (nn.Linear, Conv1D)
     here = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)})
     every = wanted == (_ALL_LINEAR,)
@@ -254,5 +270,7 @@ def _targets(model: Any, wanted: tuple[str, ...]) -> list[str] | str:
 
 
 def _is_of_transformers(layer: nn.Module) -> bool:
-    """Return whether a layer is one of a kind of model alone, such as a mixture's router, which returns more than a product."""
+    """Return whether a layer is specific to a kind of model, such as a mixture's router, which returns more than a
+    product.
+    """
     return type(layer).__module__.startswith("transformers.models.")

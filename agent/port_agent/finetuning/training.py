@@ -1,4 +1,6 @@
-"""The recipe's loop: plain PyTorch, run in a budget by `exec`, of which it only asks whether it suffices."""
+"""The training loop of a fine-tuning: plain PyTorch, which `exec` runs in a budget; the loop only asks whether the
+budget suffices.
+"""
 
 import contextlib
 import itertools
@@ -45,12 +47,12 @@ from port_planner.base.errors import ExitCode
 _SAMPLE_TOKENS = 48
 
 LABELS = "labels.json"
-"""In the result's directory: the labels in the order of the model's logits."""
+"""File in the result's directory: the labels in the order of the model's logits."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """One update: how many of all are done, the mean loss of its tokens, tokens and seconds."""
+    """One update: the number done so far, the mean loss of its tokens, its tokens and seconds."""
 
     done: int
     of: int
@@ -61,9 +63,10 @@ class Update:
 
 @dataclass(frozen=True, slots=True)
 class FinetuneOutcome:
-    """What came of it. Losses are means over the held-out tokens or texts, None where nothing is held out.
+    """The outcome. Losses are means over the held-out tokens or texts, None without held-out data.
 
-    `left`: told to stop, the same command goes on. `labels`: those that the model chooses from, () where it predicts tokens.
+    `left`: it was told to stop, and the same command continues. `labels`: those that the model chooses from, () if it
+    predicts tokens.
     """
 
     updates: int
@@ -75,9 +78,11 @@ class FinetuneOutcome:
     out: str = ""
     labels: tuple[str, ...] = ()
     is_of_tokens: bool = True
-    """Whether losses are of tokens, so that a perplexity can be said; else of labels, or of pairs of answers."""
+    """Whether losses are per token, so that a perplexity can be given; otherwise they are per label, or per pair of
+    answers.
+    """
     best_updates: int | None = None
-    """After which the result's weights were, the best of those that were looked at; None where they are the last."""
+    """The update whose weights are the result, the best that was evaluated; None if they are the last."""
     evaluations: tuple[CurvePoint, ...] = ()
 
 
@@ -92,9 +97,11 @@ def finetune(
     given: FederatedRound | None = None,
     tokenizer: TokenizerProtocol | None = None,
 ) -> FinetuneOutcome:
-    """Fine-tune, from a checkpoint if there is one; write the adapter or model to `options.out`, of a `given` round to where it goes.
+    """Fine-tune, from a checkpoint if there is one; write the adapter or model to `options.out`, or the result of a
+    `given` round to its file.
 
-    `note` is told what else a person should know. `tokenizer`: one in this process where it is None. Raises FinetuneError, and TrainingExit where `steering` does.
+    `note` is told what else a person should know. `tokenizer`: None for one in this process. Raises FinetuneError, and
+    TrainingExit when `steering` does.
     """
     if given is None:
         check_result_place(options)
@@ -147,12 +154,12 @@ def _finetune(
 
 
 def _begin_from(folder: Path, model: Any, base: BaseRecord) -> None:
-    """Have a model's adapters begin as those of a directory. Raises FinetuneError for those of other weights."""
+    """Initialize a model's adapters from a directory. Raises FinetuneError if they belong to different weights."""
     record = BaseRecord.read(folder)
     if record is not None and (record.grid, record.files) != (base.grid, base.files):
         raise FinetuneError(
-            f"{folder} was trained over other weights than those of {base.model}, or over them on another grid ({record.grid or 'none'}); "
-            "give the model and --base that it was trained over"
+            f"{folder} was trained on other weights than those of {base.model}, or with another quantization "
+            f"({record.grid or 'none'}); give the model and --base that it was trained with"
         )
     give_adapter_of(model, folder)
 
@@ -163,7 +170,7 @@ def _run(
     options, model = run.options, run.model
     run.check_budget()
     if run.begin():
-        note(f"goes on after {run.done} of {run.updates} updates")
+        note(f"resumes after {run.done} of {run.updates} updates")
     elif run.loss_before is not None and run.learns_tokens:
         note(f"perplexity of held-out text before the first update: {math.exp(run.loss_before):.1f}")
     shown = run.prompt if options.sample is not None and run.given is None else None
@@ -200,31 +207,31 @@ def _run(
 
 
 def count_updates(options: FinetuneOptions, sequences: int) -> int:
-    """Return how many updates are made of so many sequences to train on."""
+    """Return the number of updates for `sequences` sequences to train on."""
     return options.updates or max(1, options.epochs * sequences // (options.batch * options.accumulate))
 
 
 def _loss_of(model: Any, options: FinetuneOptions, task: Task) -> LearnedLoss | LabelLoss | PreferenceLoss:
-    """Return what a batch is learned by. Raises FinetuneError where answers are to be compared with those of a model that there is not."""
+    """Return the loss of a batch. Raises FinetuneError if answers are to be compared with a model that does not exist."""
     if task.labels:
         return LabelLoss(model, autocast=options.autocast)
     if options.dpo is None:
         return LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast)
     if options.lora_rank is None or options.head_rows is not None or options.dropout:
         raise FinetuneError(
-            "--dpo compares answers with those of the model without its adapters, on all rows at once and without dropout; leave --full, "
-            "--head-rows and --dropout away"
+            "--dpo compares answers with those of the model without its adapters, on all rows at once and without "
+            "dropout; leave out --full, --head-rows and --dropout"
         )
     return PreferenceLoss(model, options.dpo, autocast=options.autocast)
 
 
 def _events_of(options: FinetuneOptions) -> EventFile | None:
-    """Return the file that losses are added to, where one is asked for. Raises FinetuneError where it cannot be made."""
+    """Return the file that losses are added to, if one is asked for. Raises FinetuneError if it cannot be created."""
     try:
         return None if options.events is None else EventFile(Path(options.events))
     except OSError as error:
         raise FinetuneError(
-            f"{options.events} cannot be written into ({error.strerror}); give another --tensorboard"
+            f"{options.events} cannot be written to ({error.strerror}); give another --tensorboard"
         ) from error
 
 
@@ -243,12 +250,12 @@ class _Finetuning:
         self._learned_loss = _loss_of(model, options, task)
         self.budget = budget
         self._by_layers: ByLayers | None = None
-        """What runs the batches of an update together; None: they run one by one."""
+        """Runs the batches of an update together; None: they run one at a time."""
         self._may_run_by_layers = True
         self.train_on, self.held_out = split.train, split.held_out
         self.updates = count_updates(options, len(split.train)) if given is None or given.trains else 0
         self._first = 0 if given is None else self.updates * (given.number or 0)
-        """Updates of the rounds before: this one goes on in the data where they ended."""
+        """Updates of earlier rounds: this one continues in the data where they ended."""
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self.optimizer = ClippedAdamW(self.trained, options.learning_rate, CLIP_NORM, options.weight_decay)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
@@ -257,25 +264,25 @@ class _Finetuning:
         self.parts = {"optimizer": self.optimizer, "schedule": self.schedule}
         self.checkpoint = Checkpoint(options, split.train, base, None if given is None else given.name)
         self._orders: dict[int, array[int]] = {}
-        """Of the sequences, by the epoch that was asked for last."""
+        """Orders of the sequences, by epoch; only the last one asked for."""
         self.done = 0
         self.curve = Curve()
         self._events = _events_of(options)
         self.loss_before: float | None = None
         self._kept = 0
-        """After how many updates the last checkpoint was written."""
-        if given is not None and given.number:  # masks of its own, as of a model that was drawn by the seed
+        """The update after which the last checkpoint was written."""
+        if given is not None and given.number:  # a model drawn by the seed computes its own masks
             torch.manual_seed(options.seed + given.number)
         self._generator = torch.get_rng_state()
-        """As it was when `done` updates were."""
+        """The generator's state after `done` updates."""
 
     @property
     def learns_tokens(self) -> bool:
-        """Whether losses are of tokens."""
+        """Whether losses are per token."""
         return not self.task.labels and self.options.dpo is None
 
     def check_budget(self) -> None:
-        """Raise FinetuneError where the budget of this process is too small for the longest batch."""
+        """Raise FinetuneError if the budget of this process is too small for the longest batch."""
         longest = max(itertools.chain(self.train_on, self.held_out), key=lambda sequence: len(sequence.tokens))
         rows = self.options.sequences_at_once * len(longest.tokens)
         noted = self.budget.check(
@@ -286,7 +293,7 @@ class _Finetuning:
         self._choose_order()
 
     def _choose_order(self, flash_bytes: int = 0) -> None:
-        """Run layer by layer from here on, if it is worth it; `flash_bytes`: see `accumulation_of`."""
+        """Run layer by layer from here on if it is worthwhile; `flash_bytes`: see `accumulation_of`."""
         weights_bytes = multiplied_bytes(self.model) + (1 + MOMENTS) * sum(t.nbytes for t in self.trained)
         accumulation = accumulation_of(
             plain_model(self.model), self.options, self.task, weights_bytes, self.budget.tensor_bytes(), flash_bytes
@@ -298,13 +305,15 @@ class _Finetuning:
             self._by_layers = ByLayers(self.model, self._learned_loss)
 
     def _rows_met(self) -> set[int]:
-        """Return the numbers of rows of logits that all updates, and what is held out, have: known before the first."""
+        """Return the numbers of rows of logits that occur in all updates and in held-out data, known before the first
+        update.
+        """
         begin, count = self._first * self.options.accumulate, self.updates * self.options.accumulate
         trained = {_rows(self._batch(index)) for index in range(begin, begin + count)}
         return trained | {_rows([sequence]) for sequence in self.held_out}
 
     def begin(self) -> bool:
-        """Go to where the checkpoint is and return True; or measure what is held out, where there is none."""
+        """Restore the checkpoint and return True; or evaluate held-out data if there is none."""
         progress = self.checkpoint.read(self.trained, self.parts)
         self.done = self._kept = 0 if progress is None else progress.updates
         self._steering.began(self.done, self.updates)
@@ -317,7 +326,7 @@ class _Finetuning:
         return progress is not None
 
     def train(self, report: ReportUpdate) -> None:
-        """Train until all updates are done or it is to leave, a checkpoint written then."""
+        """Train until all updates are done or it is asked to leave, when a checkpoint is written."""
         steering = self._steering
         with steering.watching():
             self._evaluate_if_due()
@@ -328,8 +337,8 @@ class _Finetuning:
                 if not math.isfinite(loss):
                     self.check_weights()
                     raise FinetuneError(
-                        f"the loss of update {self.done + 1} is {loss}; the last checkpoint is kept in {self.checkpoint.path}: lower "
-                        "--lr and give another --out"
+                        f"the loss of update {self.done + 1} is {loss}; the last checkpoint is in "
+                        f"{self.checkpoint.path}; lower --lr and give another --out"
                     )
                 with steering.updating():
                     self._update()
@@ -345,22 +354,22 @@ class _Finetuning:
                     self._choose_order(written_bytes)
 
     def _tell(self, name: str, value: float) -> None:
-        """Add a number to TensorBoard's file, where there is one; where that cannot be written, it is only said, once."""
+        """Add a number to TensorBoard's file, if there is one; a failure to write is only reported, once."""
         if self._events is None:
             return
         try:
             self._events.add(name, value, self.done)
         except OSError as error:
             self._events = None
-            self._note(f"{self.options.events} gets no more losses: {error}")
+            self._note(f"{self.options.events} receives no more losses: {error}")
 
     @property
     def is_done(self) -> bool:
-        """Whether all updates are made, or those that were to be made without getting better."""
+        """Whether all updates are made, or the patience is exhausted."""
         return self.done >= self.updates or self.curve.is_over(self.options.patience)
 
     def _evaluate_if_due(self) -> None:
-        """Look at what is held out after this update, if it is asked for and was not done; keep the weights where they are the best."""
+        """Evaluate held-out data after this update if it is due; keep the weights if they are the best."""
         every = self.options.evaluate_every
         if every is not None and self.done and self.done % every == 0 and self.given is None:
             self._evaluate()
@@ -380,7 +389,9 @@ class _Finetuning:
         )
 
     def last_evaluation(self) -> tuple[float | None, int | None]:
-        """Return the held-out loss of the result, and after which update its weights were where those are not the last: the best are put back."""
+        """Return the held-out loss of the result, and the update of its weights if they are not the last: the best
+        weights are restored.
+        """
         if not self.updates:
             return self.loss_before, None
         if self.options.evaluate_every is None or self.given is not None:
@@ -390,26 +401,27 @@ class _Finetuning:
         if best is None:
             return None, None
         if best.updates == 0 and self.done:
-            self._note("the held-out loss was never as low as before the first update: less --lr, or more data")
+            self._note("the held-out loss was never lower than before the first update; lower --lr, or give more data")
         if best.updates in (0, self.done):
             return self.curve.evaluations[-1].loss, None
         self.checkpoint.restore_best(best.updates, self.trained)
         return best.loss, best.updates
 
     def finish(self) -> None:
-        """From here on results are written, whole; raises TrainingExit before."""
+        """Called before complete results are written; raises TrainingExit before that."""
         self._steering.finish()
 
     def finished(self, out: str) -> None:
-        """Results are in `out`: nobody goes on from a checkpoint any more."""
+        """Called when results are in `out`: the checkpoint is no longer needed."""
         self._steering.finished(self.done, out)
         forget_writing(self.options)
         self.checkpoint.remove()
 
     def check_peak(self, written: str | None = None) -> None:
-        """Raise FinetuneError where the process took more than the budget: what is done is in the checkpoint then, and `written`.
+        """Raise FinetuneError if the process exceeded the budget, naming the checkpoint, and `written` if it is
+        complete.
 
-        Hardly more is only said.
+        A slight excess is only reported.
         """
         try:
             if (passed := self.budget.check_peak()) is not None:
@@ -417,31 +429,33 @@ class _Finetuning:
         except FinetuneError as error:
             if self.done > self._kept:
                 self._keep()
-            kept = f"; {self.checkpoint.path} has {self.done} of {self.updates} updates, from which the same command goes on"
-            whole = "" if written is None else f"; {written} is whole nevertheless"
+            kept = f"; {self.checkpoint.path} has {self.done} of {self.updates} updates, from which the same command continues"
+            whole = "" if written is None else f"; {written} is complete nevertheless"
             raise FinetuneError(f"{error}{kept if self._kept else ''}{whole}") from error
 
     def keep_if_time(self) -> None:
-        """Write a checkpoint of the last finished update, in the midst of the next, if there is time and need.
+        """Write a checkpoint of the last finished update during the next one, if there is time and need.
 
-        What the next one has computed so far is in the gradients and the random generator alone.
+        The next one has only changed the gradients and the random generator so far.
         """
-        nbytes = sum(3 * t.nbytes for t in self.trained)  # with two moments of AdamW
+        nbytes = sum(3 * t.nbytes for t in self.trained)  # plus the two moments of AdamW
         if self.done > self._kept and self._steering.has_time_to_write(nbytes):
             self._keep()
 
     def check_weights(self) -> None:
-        """Raise FinetuneError by name where files that hold frozen weights are others than in the beginning: what was trained is of neither."""
+        """Raise FinetuneError, naming the file, if files of frozen weights have changed since the start: the result
+        would belong to neither version.
+        """
         if self.options.lora_rank is not None:
             self.base.check(Path(self.options.model))
 
     def keep_all(self) -> None:
-        """Write a checkpoint of the last update: what is left to do may fail, and the same command does it then."""
+        """Write a checkpoint of the last update: if the remaining work fails, the same command does it again."""
         if self.done > self._kept:
             self._keep()
 
     def write_result(self, tokenizer: TokenizerProtocol, loss_after: float | None) -> None:
-        """Write the model or adapter, whole or not at all; `loss_after`: of what is held out. Raises FinetuneError."""
+        """Write the model or adapter, completely or not at all; `loss_after`: of held-out data. Raises FinetuneError."""
         self.check_weights()
         options = self.options
         try:
@@ -461,8 +475,8 @@ class _Finetuning:
                     write_atomically(folder / LABELS, json.dumps(self.task.labels, ensure_ascii=False).encode())
         except (OSError, SafetensorError) as error:
             raise FinetuneError(
-                f"{options.out} cannot be written ({error}); {self.checkpoint.path} has all {self.done} updates: make room there, and the same "
-                "command writes the result"
+                f"{options.out} cannot be written ({error}); {self.checkpoint.path} has all {self.done} updates: "
+                "free some space, and the same command writes the result"
             ) from error
 
     def _card(self, loss_after: float | None) -> str:
@@ -474,13 +488,13 @@ class _Finetuning:
 
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
-        """Raise FinetuneError with the remedy where the block cannot write what a run goes on from."""
+        """Raise FinetuneError with the remedy if the block cannot write a checkpoint."""
         try:
             yield
-        except (OSError, RuntimeError) as error:  # torch's writer raises what Python's did as the latter
+        except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where Python raises OSError
             raise FinetuneError(
-                f"{self.checkpoint.path.parent} cannot be written into after {self.done} updates ({error}), and the checkpoint after "
-                f"{self._kept} is untouched: make room there, and the same command goes on from it"
+                f"{self.checkpoint.path.parent} cannot be written to after {self.done} updates ({error}), and the "
+                f"checkpoint after {self._kept} is intact: free some space, and the same command continues from it"
             ) from error
 
     def _keep(self) -> None:
@@ -492,7 +506,7 @@ class _Finetuning:
         self._steering.wrote(self.done, self.checkpoint.path.stat().st_size, time.monotonic() - begin)
 
     def _gradients(self, done: int) -> tuple[float, int]:
-        """Compute update `done`'s gradients, counted from 0; return the mean loss of its tokens and how many those are."""
+        """Compute the gradients of update `done`, counted from 0; return the mean loss of its tokens and their number."""
         begin = (self._first + done) * self.options.accumulate
         batches = [self._batch(begin + i) for i in range(self.options.accumulate)]
         learned = sum(sequence.learned for batch in batches for sequence in batch)
@@ -504,7 +518,7 @@ class _Finetuning:
             except NotByLayersError as error:
                 if self.options.accumulate_by is MicroBatchOrder.LAYERS:
                     raise cannot_run_by_layers(str(error)) from error
-                self._note(f"the batches of an update run one by one: {error}")
+                self._note(f"the batches of an update run one at a time: {error}")
                 self._by_layers, self._may_run_by_layers = None, False
                 self.optimizer.zero_grad()
                 torch.set_rng_state(self._generator)
@@ -520,13 +534,15 @@ class _Finetuning:
         self._generator = torch.get_rng_state()
 
     def _batch(self, index: int) -> list[TokenSequence]:
-        """Return batch `index` of the whole training; each pass over the sequences has an order of its own."""
+        """Return batch `index` of the whole training; each pass over the sequences has its own order."""
         places = range(index * self.options.batch, (index + 1) * self.options.batch)
         count = len(self.train_on)
         return [self._asked(self.train_on[self._order(place // count)[place % count]], str(place)) for place in places]
 
     def _asked(self, sequence: TokenSequence, place: str) -> TokenSequence:
-        """Return a sequence as it is learned at a place of the whole training: with other tokens masked at each, or as it is."""
+        """Return a sequence as it is learned at a place of the whole training: with different tokens masked at each, or
+        unchanged.
+        """
         if self.task.kind is not TaskKind.MASKED_LM:
             return sequence
         return masked(sequence, self._vocabulary, f"{self.options.seed} {place}")
@@ -538,7 +554,7 @@ class _Finetuning:
         return self._orders[epoch]
 
     def held_out_loss(self) -> float | None:
-        """Return the mean loss over the held-out tokens; None where none are held out. What is cut goes on where it was."""
+        """Return the mean loss over the held-out tokens; None without held-out data. An interrupted evaluation resumes."""
         learned = sum(sequence.learned for sequence in self._held_out())
         if not learned:
             return None
@@ -553,7 +569,7 @@ class _Finetuning:
         return sum(losses) / learned
 
     def _add_losses(self, losses: list[float]) -> None:
-        """Add the losses of the held-out texts that have none yet."""
+        """Compute the losses of the held-out texts that have none yet."""
         kept_s = time.monotonic()
         for sequence in itertools.islice(self._held_out(), len(losses), None):
             losses.append(self._learned_loss(*self._as_tensors([sequence])).item())
@@ -562,14 +578,16 @@ class _Finetuning:
                 kept_s = time.monotonic()
 
     def _keep_losses(self, losses: list[float]) -> None:
-        """Keep what an evaluation found so far; where that cannot be written, it is only said."""
+        """Store the losses that an evaluation found so far; a failure to write is only reported."""
         try:
             self.checkpoint.losses.write(self.done, losses)
         except OSError as error:
-            self._note(f"the losses of held-out text could not be kept, a cut begins them anew: {error}")
+            self._note(
+                f"the losses of held-out text could not be stored, so an interrupted evaluation starts again: {error}"
+            )
 
     def _held_out(self) -> Iterator[TokenSequence]:
-        """Yield what is held out as it is learned, the same each time."""
+        """Yield the held-out sequences as they are learned, the same each time."""
         return (self._asked(sequence, f"held out {place}") for place, sequence in enumerate(self.held_out))
 
     def _as_tensors(self, batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, Beside]:
@@ -581,14 +599,14 @@ class _Finetuning:
 
 
 def _rows(batch: Sequence[TokenSequence]) -> int:
-    """Return of how many rows a batch's logits are, each token predicted from the place before it."""
+    """Return the number of rows of a batch's logits; each token is predicted from the place before it."""
     longest = max(len(sequence.tokens) for sequence in batch)
     first = min((place for s in batch for place, label in enumerate(s.labels[1:]) if label != IGNORED), default=0)
     return len(batch) * kept_places(longest, first)
 
 
 def _as_tensors(batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Tensor, Beside]:
-    """Return a batch's tokens and labels, [batch, length], filled up to the longest, and what is given beside them."""
+    """Return a batch's tokens and labels, [batch, length], padded to the longest, and the other inputs."""
     batch = [*batch, *(sequence.rejected for sequence in batch if sequence.rejected is not None)]
     longest = max(len(sequence.tokens) for sequence in batch)
     tokens = torch.tensor([[*s.tokens, *[0] * (longest - len(s.tokens))] for s in batch])
@@ -600,9 +618,9 @@ def _as_tensors(batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Ten
 
 
 def _as_encoder_tensors(batch: Sequence[TokenSequence], most: int) -> tuple[torch.Tensor, torch.Tensor, EncoderInput]:
-    """Return tokens and labels as `_as_tensors`, or a label for each text, [batch, 1], and which tokens are there.
+    """Return tokens and labels as `_as_tensors`, or a label for each text, [batch, 1], and the mask of tokens.
 
-    Filled up to whole buckets, but not to more than `most` tokens.
+    Padded to whole buckets, but not to more than `most` tokens.
     """
     longest = max(len(sequence.tokens) for sequence in batch)
     longest = max(longest, min(most, -(-longest // BUCKET_TOKENS) * BUCKET_TOKENS))
@@ -617,7 +635,7 @@ def _as_encoder_tensors(batch: Sequence[TokenSequence], most: int) -> tuple[torc
 
 
 def _encoder_input(sources: "list[array[int]]") -> EncoderInput | None:
-    """Return sources filled up to whole buckets, as completions are: each length is a step of its own to whoever plans it."""
+    """Return sources padded to whole buckets, as completions are: each length is a separate step to a planner."""
     if not sources:
         return None
     longest = -(-max(map(len, sources)) // BUCKET_TOKENS) * BUCKET_TOKENS
@@ -627,7 +645,7 @@ def _encoder_input(sources: "list[array[int]]") -> EncoderInput | None:
 
 
 def _sample(model: Any, tokenizer: TokenizerProtocol, prompt: Sequence[int]) -> str:
-    """Return what the model writes after a prompt, the likeliest token each time."""
+    """Return what the model writes after a prompt, choosing the likeliest token each time."""
     tokens = torch.tensor([list(prompt)])
     model.eval()
     with torch.no_grad():
@@ -639,5 +657,5 @@ def _sample(model: Any, tokenizer: TokenizerProtocol, prompt: Sequence[int]) -> 
 
 
 def exit_code(outcome: FinetuneOutcome) -> int:
-    """Return what the process ends with."""
+    """Return the exit code of the process."""
     return ExitCode.LEFT if outcome.left else ExitCode.DONE

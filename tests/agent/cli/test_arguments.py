@@ -93,7 +93,7 @@ def test_places_of_other_devices(text: str, place: tuple[str, int | None]) -> No
 
 @pytest.mark.parametrize("text", ["", ":1", "a:0", "a:65536", "a:b", "[::1", "::1]:2", "a b", "-x", "a/b", "²:1"])
 def test_what_is_no_place(text: str) -> None:
-    with pytest.raises(argparse.ArgumentTypeError, match="is no place; write it like"):
+    with pytest.raises(argparse.ArgumentTypeError, match="is not a valid address; write it like"):
         host_and_port(text)
 
 
@@ -107,5 +107,5 @@ def test_what_the_agent_would_not_pause_for_is_refused_with_words() -> None:
     year_s = pause_duration("366d")
     assert decode_control_request({"for_s": year_s}, PauseRequest).for_s == year_s
     for text in ("366d1s", "2y"):
-        with pytest.raises(argparse.ArgumentTypeError, match=r"longer than a year; .* have no end"):
+        with pytest.raises(argparse.ArgumentTypeError, match=r"longer than a year; for no end"):
             pause_duration(text)

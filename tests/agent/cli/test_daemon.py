@@ -37,7 +37,7 @@ def test_modules_in_the_working_directory_are_not_imported_by_submit(tmp_path: P
             [*command, "--runtime-dir", str(tmp_path / "run")], cwd=tmp_path, capture_output=True, text=True
         )
     assert done.returncode == 0, done.stderr
-    assert "is in line" in done.stdout
+    assert "is queued" in done.stdout
 
 
 @pytest.mark.process
@@ -51,7 +51,7 @@ def test_the_command_line_from_submit_to_result(tmp_path: Path, capsys: pytest.C
     bundle = tmp_path / "Garden Birds.json"
     bundle.write_text(json.dumps(BUNDLE))
     with daemon(tmp_path):
-        assert "Job 1 (garden-birds) is in line" in run("submit", str(bundle))
+        assert "Job 1 (garden-birds) is queued" in run("submit", str(bundle))
         log = run("logs", "-f", "1")  # ends when the job is over
         assert "worker starts" in log
         assert json.loads(run("job", "1", "--json"))["state"] == "finished"
@@ -61,8 +61,8 @@ def test_the_command_line_from_submit_to_result(tmp_path: Path, capsys: pytest.C
         assert "finished" in run("jobs")
         assert "idle: no jobs" in run("status")
         assert first_lines("status", "--watch", *place, number=24).count("idle: no jobs") >= 2
-        assert "Nothing is trained until `port-agent resume`" in run("pause")
-        assert "Job 2 (held) is in line" in run("submit", str(bundle), "--name", "held", "--deadline", "8h")
+        assert "No job trains until `port-agent resume`" in run("pause")
+        assert "Job 2 (held) is queued" in run("submit", str(bundle), "--name", "held", "--deadline", "8h")
         assert "waiting: paused by you" in run("status")
         why = run("why", "--since", "yesterday")
         assert why.index("the agent started") < why.index("training") < why.index("paused by you")
@@ -74,7 +74,7 @@ def test_the_command_line_from_submit_to_result(tmp_path: Path, capsys: pytest.C
         assert "is cancelled" in run("cancel", "2")
         assert "Training goes on" in run("resume")
         assert "until" in run("not-now", "--for", "2h")
-        assert "is in line" in run("submit", str(bundle), "--name", "wanted")
+        assert "is queued" in run("submit", str(bundle), "--name", "wanted")
         assert "runs now, before all others" in run("run-now", "wanted", "--for", "1h")
         assert "worker starts" in run("logs", "-f", "wanted")
         assert str(tmp_path / "config.toml") in run("reload")
@@ -155,8 +155,8 @@ def test_boards_are_for_microcontroller_jobs(tmp_path: Path, capsys: pytest.Capt
     ("words", "remedy"),
     [
         (["--boards", "/dev/a,/dev/b"], "add --kind mcu"),
-        (["--kind", "mcu", "--boards", "/dev/a,/dev/b", "--steps", "5"], "leave --steps away"),
-        (["--kind", "mcu", "--boards", "/dev/a,/dev/b", "--port", "/dev/a"], "leave --port away"),
+        (["--kind", "mcu", "--boards", "/dev/a,/dev/b", "--steps", "5"], "leave out --steps"),
+        (["--kind", "mcu", "--boards", "/dev/a,/dev/b", "--port", "/dev/a"], "leave out --port"),
         (["--kind", "mcu", "--boards", "/dev/a,/dev/a"], "name each board once"),
         (["--kind", "mcu", "--boards", "A1,"], "name each board once"),
         (["--kind", "mcu", "--boards", "all", "--simulate"], "with --simulate give a number"),

@@ -55,9 +55,9 @@ def test_a_training_job_with_pace_memory_and_energy(shown: Any) -> None:
         status_screen({**STATUS, "state": "training", "reasons": ["left alone"], "running": [RUN], "energy": energy})
     )
     assert "training: left alone" in out and "3 (birds)" in out and "25%  step 30 of 120" in out
-    assert "loss 0.25" in out and "a step" in out and "of training left" in out
+    assert "loss 0.25" in out and "per step" in out and "of training left" in out
     assert "plan 2 of 3, 300.0 MiB planned, limit 400.0 MiB, peak 290.0 MiB" in out
-    assert "used by this job (measured, rapl), 4.2 W now" in out and "as planned so far" in out
+    assert "used by this job (measured, rapl), 4.2 W now" in out and "planned so far" in out
     estimated = {**energy, "kind": "estimated", "source": "estimated"}
     assert "(estimated)" in shown(status_screen({**STATUS, "running": [RUN], "energy": estimated})), "said once"
     other = shown(status_screen({**STATUS, "running": [RUN], "energy": {**energy, "job": "9"}}))
@@ -109,7 +109,7 @@ def test_reasons_in_brackets_are_shown_and_break_nothing(shown: Any) -> None:
     """An error names a port or a dtype; rich would read a style into it."""
     reason = "needs [float32], found [/dev/ttyACM0]"
     job = {**JOB, "state": "backoff", "reason": reason, "retry_in_s": 29.6, "priority": 5}
-    assert f"{reason}; again in 30.0 s; priority 5" in shown(jobs_table([job]))
+    assert f"{reason}; retries in 30.0 s; priority 5" in shown(jobs_table([job]))
     detail = {
         **job, "submitted_at": time.time(), "trained_s": 90.0, "attempts": 1, "planned_joules": 0.0,
         "result": "/home/[me]/out", "inbox": None, "promise": None, "metered_joules": None, "directory": "/var/[x]", "history": [{"at": 0.0, "kind": "failed", "text": reason}],
@@ -140,7 +140,7 @@ def test_what_was_promised_stands_beside_what_happened(shown: Any) -> None:
         "promise": PROMISE,
     }  # fmt: skip
     assert "81.00 J used since the agent started" in shown(job_screen(detail))
-    assert "81.00 J used since the agent started, 6.72 J as planned so far" in shown(
+    assert "81.00 J used since the agent started, 6.72 J planned so far" in shown(
         job_screen({**detail, "planned_joules": 6.72})
     )
     rows = [" ".join(re.sub("[│┃]", " ", line).split()) for line in shown(job_screen(detail)).splitlines()]
@@ -150,7 +150,8 @@ def test_what_was_promised_stands_beside_what_happened(shown: Any) -> None:
         "time a step 2.0 s 2.1 s",
         "energy a step 8.00 J 8.25 J",
         "written a step 20.0 MiB 25.0 MiB, checkpoints included",
-        "done 30 min 00 s of training; in nights once the agent has watched this device for a day step 100 of 900",
+        "done 30 min 00 s of training; the number of nights is known once the agent has watched this device for a "
+        "day step 100 of 900",
     ):
         assert row in rows, rows
     tomorrow = datetime.now().replace(hour=7, minute=10) + timedelta(days=1)
@@ -162,14 +163,14 @@ def test_what_was_promised_stands_beside_what_happened(shown: Any) -> None:
     before = shown(job_screen({**detail, "step": 0, "measured": {"peak_rss_bytes": None}, "metered_step_joules": None}))
     assert "290.0 MiB" not in before and "8.25" not in before
     of_data = shown(job_screen({**detail, "promise": {**PROMISE, "steps": None}}))
-    assert "it depends on the data that comes" in of_data
+    assert "it depends on the data that arrives" in of_data
 
 
 def test_a_submitted_job_says_what_is_promised() -> None:
     assert promise_lines({"promise": None}) == []
     first, last = promise_lines({"promise": PROMISE})
-    assert first == "It fits in 300.0 MiB. A step: 2.0 s, 8.00 J, 20.0 MiB written to flash (0.0189 TB in all)."
-    assert last.startswith("Done: 30 min 00 s of training; in nights once")
+    assert first == "It fits in 300.0 MiB. A step: 2.0 s, 8.00 J, 20.0 MiB written to flash (0.0189 TB in total)."
+    assert last.startswith("Done: 30 min 00 s of training; the number of nights is known once")
 
 
 def test_the_usual_day_is_shown_once_it_is_known(shown: Any) -> None:
@@ -178,7 +179,7 @@ def test_the_usual_day_is_shown_once_it_is_known(shown: Any) -> None:
 
 
 def test_a_table_of_jobs(shown: Any) -> None:
-    assert "no jobs; `port-agent submit job.port` adds one" in shown(jobs_table([]))
+    assert "no jobs; add one with `port-agent submit job.port`" in shown(jobs_table([]))
     done = {**JOB, "state": "waiting_data", "reason": "waiting_data", "step": 5, "total_steps": 9, "loss": 1e-5}
     out = shown(jobs_table([done, {**JOB, "owner": "ada"}]))
     moved = shown(
@@ -199,7 +200,7 @@ def test_a_moment_of_today_needs_no_date(shown: Any) -> None:
 def test_paired_devices_are_a_line_of_the_status(shown: Any) -> None:
     there = {"name": "[b]cellar[/b]", "state": "training", "is_connected": True}
     out = shown(status_screen({**STATUS, "paired": [there, {**there, "name": "attic", "is_connected": False}]}))
-    assert "Paired" in out and "[b]cellar[/b] training, attic gone" in out
+    assert "Paired" in out and "[b]cellar[/b] training, attic offline" in out
     assert "and 2 more" in shown(status_screen({**STATUS, "paired": [there] * 7}))
 
 
@@ -216,7 +217,7 @@ def test_the_doctor_counts_what_needs_attention(shown: Any) -> None:
     item = {"severity": "info", "title": "no temperature sensor", "text": "none", "remedy": ""}
     out = shown(doctor_screen({"checks": [good, bad], "health": [item]}))
     assert "✗ cgroup: not delegated\n  run under systemd" in out and "1 of 2 checks need attention" in out
-    assert "The running agent says:\n· no temperature sensor: none" in out
+    assert "The running agent reports:\n· no temperature sensor: none" in out
 
 
 def test_how_long_the_card_lasts(shown: Any) -> None:
@@ -230,6 +231,6 @@ def test_how_long_the_card_lasts(shown: Any) -> None:
         "years_left": 10.95,
     }
     words = " ".join(shown(status_screen({**STATUS, "flash_life": life, "running": [RUN]})).split())
-    assert "this SD card, taken to endure 20 TB, lasts 11 years at today's rate, 7.1e+05 steps of job 3" in words
+    assert "this SD card, assumed to endure 20 TB, lasts 11 years at today's rate, 7.1e+05 steps of job 3" in words
     used = {**life, "medium": "eMMC", "assumed": False, "used_share": 0.3, "years_left": None}
-    assert flash_life_line(used, []) == "this eMMC, which endures 20 TB, 30% of its life used as it says"
+    assert flash_life_line(used, []) == "this eMMC, which endures 20 TB, 30% of its life used by its own count"

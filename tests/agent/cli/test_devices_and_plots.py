@@ -56,7 +56,7 @@ def test_variants_of_an_operator_are_apart_and_what_is_reordered_says_so() -> No
     )
     cut = replace(graph, ops=(replace(first, tile=None), *pieces[1:]))
     sums = [one for one in operator_sums(cut, costs, (first.name,)) if f"aten::{one.name}" == first.name]
-    assert {one.variant for one in sums} == {"whole", "4 pieces"}
+    assert {one.variant for one in sums} == {"whole", "4 tiles"}
     assert {one.exactness for one in sums} == {REORDERED}
     assert {one.exactness for one in operator_sums(graph, costs)} == {BITWISE}
     summed = replace(first, tile=Tile(0, "all", 0, 4, reordered=True))
@@ -65,7 +65,7 @@ def test_variants_of_an_operator_are_apart_and_what_is_reordered_says_so() -> No
         for one in operator_sums(replace(cut, ops=(summed, *pieces[1:])), costs)
         if f"aten::{one.name}" == first.name
     ]
-    assert {(one.variant, one.exactness) for one in apart} == {("4 pieces", REORDERED), ("4 pieces", BITWISE)}
+    assert {(one.variant, one.exactness) for one in apart} == {("4 tiles", REORDERED), ("4 tiles", BITWISE)}
 
 
 @pytest.mark.slow

@@ -19,12 +19,12 @@ from tests.agent.intercept.programs import followed, written
     ("words", "said"),
     [
         (("--ram", "3x", "--", "train.py"), "cannot read the size '3x'"),
-        (("--ram", "0", "--", "train.py"), "at least one byte"),
+        (("--ram", "0", "--", "train.py"), "less than one byte"),
         (("--", "train.py"), "--ram --tensors is required"),
         (("--ram", "1G", "--tensors", "4K", "--", "train.py"), "not allowed with"),
         (("--ram", "1G"), "no program"),
         (("--ram", "1G", "--", "-m"), "name of a module"),
-        (("--ram", "1G", "--", "python"), "python alone runs nothing"),
+        (("--ram", "1G", "--", "python"), "python alone is not a program"),
         (("--ram", "1G", "--", "python", "-u", "train.py"), "-u is not a program"),
         (("--ram", "1G", "--", "/nowhere/bin/python3", "train.py"), "/nowhere/bin/python3 may be another Python than"),
         (("--ram", "1G", "--", "-x"), "-x is not a program"),
@@ -35,7 +35,7 @@ from tests.agent.intercept.programs import followed, written
             "cannot write nowhere/r.json: No such file or directory",
         ),
         (("--ram", "1G", "--cpus", "9999", "--", "train.py"), "--cpus 9999"),
-        (("--ram", "1G", "--write-limit", "0", "--", "train.py"), "at least one byte"),
+        (("--ram", "1G", "--write-limit", "0", "--", "train.py"), "less than one byte"),
         (("--ram", "1G", "--step-deadline", "soon", "--", "train.py"), "'soon' is not a valid duration"),
         (("--ram", "1G", "--writes-per-step", "x", "--", "train.py"), "cannot read the size 'x'"),
         (

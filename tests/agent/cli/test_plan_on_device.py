@@ -183,7 +183,7 @@ def test_pages_take_the_way_that_was_measured_to_be_faster(agent: Agent, copies_
     facts = agent.plan("--ram", "900M", "--device", "sim", "-o", f"{name}.port", **more)
     assert facts["shares_pages"] is copies_slow
     shown = " ".join(agent.run("show", f"{name}.port", **more).stdout.replace("│", " ").split())
-    assert ("pages are not copied on their way" in shown) is copies_slow
+    assert ("pages are used in place" in shown) is copies_slow
 
 
 @pytest.mark.process

@@ -67,8 +67,8 @@ def test_words_without_a_file_stay(tmp_path: Path) -> None:
     [
         ("lr = ", "settings.toml is not valid TOML"),
         ("[adapters]\nlora = 8", "adapters is {'lora': 8}; give a text"),
-        ('settings = "other"', "has 'settings', which is no option's name"),
-        ('"--lr" = 1', "has '--lr', which is no option's name"),
+        ('settings = "other"', "has 'settings', which is not an option"),
+        ('"--lr" = 1', "has '--lr', which is not an option"),
         ("targets = [true]", "targets is \\[True\\]"),
     ],
 )

@@ -25,7 +25,7 @@ def test_it_is_read_as_it_was_written(base: Path, tmp_path: Path) -> None:
     assert (record.model, record.grid, list(record.files)) == (str(base), Quantization.INT8, ["model.safetensors"])
     record.check(base)
     (tmp_path / "port_agent.json").write_bytes(b'{"model": 3}')
-    with pytest.raises(FinetuneError, match=r"port_agent\.json, which says what .* is damaged"):
+    with pytest.raises(FinetuneError, match=r"port_agent\.json, which records the base .* is damaged"):
         BaseRecord.read(tmp_path)
 
 
@@ -35,7 +35,7 @@ def test_weights_of_the_same_shapes_are_told_apart(base: Path) -> None:
     for name in weights:
         save_file({**weights, name: weights[name] * 1.5 + 1}, path, {"format": "pt"})
         with pytest.raises(
-            FinetuneError, match=r"model\.safetensors has changed since the fine-tuning over .*model began"
+            FinetuneError, match=r"model\.safetensors has changed since the fine-tuning of .*model began"
         ):
             record.check(base)
     save_file(weights, path, {"format": "pt"})
@@ -50,8 +50,8 @@ def test_files_that_come_and_go_are_named(base: Path) -> None:
     index.write_text(json.dumps({"weight_map": {"one": "first.safetensors", "other": "more.safetensors"}}))
     record.check(base)  # one file comes before an index
     (base / "model.safetensors").rename(base / "first.safetensors")
-    with pytest.raises(FinetuneError, match=r"first\.safetensors was not there"):
+    with pytest.raises(FinetuneError, match=r"first\.safetensors was added"):
         record.check(base)
     index.write_text(json.dumps({"weight_map": {"other": "more.safetensors"}}))
-    with pytest.raises(FinetuneError, match=r"model\.safetensors is not there"):
+    with pytest.raises(FinetuneError, match=r"model\.safetensors is missing"):
         record.check(base)

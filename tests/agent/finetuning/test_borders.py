@@ -18,5 +18,5 @@ def test_attention_keeps_them(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["mamba", "opt"])
 def test_what_carries_a_state_or_is_told_no_places_does_not(kind: str) -> None:
-    with pytest.raises(FinetuneError, match=f"this {kind} carries what it read across the border"):
+    with pytest.raises(FinetuneError, match=f"this {kind} carries state across the border"):
         check_borders(model_of(kind, adapted=False), TEXT)

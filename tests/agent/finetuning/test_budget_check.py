@@ -140,7 +140,7 @@ def test_numbers_of_rows_that_come_later_are_compared_before_the_first_update(
     monkeypatch.setattr(HeadRows, "_has_bits_of_whole", lambda self, blocks: blocks[-1][1] != 64)
     with budget(ram="2G", page_dir=tmp_path):
         assert BudgetCheck(options_of(tmp_path)).check(LearnedLoss(model), [], tokens, 96, lambda: {96, 32})
-        with pytest.raises(FinetuneError, match=r"product of 64 rows has other bits in blocks of 16 rows"):
+        with pytest.raises(FinetuneError, match=r"product of 64 rows has different bits in blocks of 16 rows"):
             BudgetCheck(options_of(tmp_path)).check(LearnedLoss(model), [], tokens, 96, lambda: {96, 64, 32})
 
 
@@ -179,7 +179,7 @@ def test_what_passes_the_budget_is_an_error_wherever_it_does_and_nothing_is_lost
         r"this process took .* more than 700\.0 MiB; give --ram .*1 of 2 updates, from which the same", noted[0]
     )
     assert noted[1] == "state True out False"
-    assert noted[2] == "goes on after 1 of 2 updates" and noted[3] == "update 2"
-    assert re.match(rf"this process took .*2 of 2 updates.*{tmp_path}/out is whole nevertheless$", noted[4])
+    assert noted[2] == "resumes after 1 of 2 updates" and noted[3] == "update 2"
+    assert re.match(rf"this process took .*2 of 2 updates.*{tmp_path}/out is complete nevertheless$", noted[4])
     assert noted[5] == "state True out True"
-    assert noted[6:] == ["goes on after 2 of 2 updates", "2 done", "state False out True"]
+    assert noted[6:] == ["resumes after 2 of 2 updates", "2 done", "state False out True"]

@@ -80,7 +80,7 @@ def test_an_answer_ends_with_what_the_template_writes_behind_it(folder: Path, tm
 
 @pytest.mark.slow
 def test_what_cannot_answer_is_refused(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(FinetuneError, match="writes no text by itself"):
+    with pytest.raises(FinetuneError, match="does not generate text by itself"):
         Chat(options(folder, model=str(make_model(tmp_path / "bert", kind="bert"))), quiet)
     other = make_model(tmp_path / "other", hidden_size=64)
     with pytest.raises(FinetuneError, match=r"model.safetensors has changed since the fine-tuning"):
@@ -89,5 +89,5 @@ def test_what_cannot_answer_is_refused(folder: Path, tmp_path: Path) -> None:
     (hollow / "adapter_model.safetensors").unlink()
     with pytest.raises(FinetuneError, match=r"adapter_model.safetensors: No such file or directory"):
         Chat(options(folder, adapter=str(hollow)), quiet)
-    with pytest.raises(FinetuneError, match="the model has places for 128; begin another"):
+    with pytest.raises(FinetuneError, match="the model takes at most 128; start a new one"):
         Chat(options(folder), quiet).answer("to be " * 128, quiet)

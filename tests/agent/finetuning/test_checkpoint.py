@@ -53,7 +53,9 @@ def test_what_it_is_of_does_not_depend_on_how_it_is_shown(encoded: FinetuneOptio
     shown = replace(encoded, json=True, sample="words", show_data=9, date="2025-03-09")
     assert Checkpoint(shown, [1], BASE).read([], {}) == FinetuneProgress(1, None)
     for other in (Checkpoint(encoded, [2], BASE), Checkpoint(replace(encoded, seed=1), [1], BASE)):
-        with pytest.raises(FinetuneError, match=r"of other settings or other data; give another --out, or remove it"):
+        with pytest.raises(
+            FinetuneError, match=r"belongs to other settings or other data; give another --out, or remove it"
+        ):
             other.read([], {})
 
 
@@ -61,7 +63,7 @@ def test_a_damaged_one_is_refused(encoded: FinetuneOptions) -> None:
     checkpoint = Checkpoint(encoded, [], BASE)
     checkpoint.write(FinetuneProgress(1, None), [torch.ones(9)], {}, torch.get_rng_state())
     checkpoint.path.write_bytes(checkpoint.path.read_bytes()[:100])
-    with pytest.raises(FinetuneError, match=r"is damaged .* remove it to begin anew"):
+    with pytest.raises(FinetuneError, match=r"is damaged .* remove it to start again"):
         checkpoint.read([torch.ones(9)], {})
 
 

@@ -71,15 +71,15 @@ def test_a_run_goes_on_as_it_began(asked: FinetuneOptions, slow: None) -> None:
         assert chosen(asked)[0] is began
         going_on = Checkpoint(choose_compute(asked, CAUSAL)[0], [1], BaseRecord("model", None, {}))
         assert going_on.read([], {}) == FinetuneProgress(1, None)
-    with pytest.raises(FinetuneError, match="of other settings"):
+    with pytest.raises(FinetuneError, match="belongs to other settings"):
         Checkpoint(replace(asked, compute=Compute.STORED), [1], BaseRecord("model", None, {})).read([], {})
 
 
 def test_two_who_say_what_is_computed_in_are_refused(asked: FinetuneOptions) -> None:
     for other in ({"base": Quantization.NF4}, {"autocast": True}, {"dora": True}):
-        with pytest.raises(FinetuneError, match=r"and so does --compute float32; give one of them"):
+        with pytest.raises(FinetuneError, match=r"as does --compute float32; give one of them"):
             choose_compute(replace(asked, compute=Compute.FLOAT32, **other), CAUSAL)
     with pytest.raises(
-        FinetuneError, match=r"--dora measures the rows of a weight, and one on a grid \(--base nf4\) has none"
+        FinetuneError, match=r"--dora measures the rows of a weight, which a quantized one \(--base nf4\) does not have"
     ):
         choose_compute(replace(asked, dora=True, base=Quantization.NF4), CAUSAL)

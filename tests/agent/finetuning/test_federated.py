@@ -133,7 +133,7 @@ def test_an_adapter_of_another_model_is_refused_by_name(asked: FinetuneOptions, 
     tensors = safetensors.torch.load(submitted.partition(b"\n")[2])
     name = min(tensors)
     del tensors[name]
-    with pytest.raises(FinetuneError, match=f"is of another model: {name} differs"):
+    with pytest.raises(FinetuneError, match=f"belongs to another model: {name} differs"):
         FederatedRound(safetensors.torch.save(tensors)).give(model)
     with pytest.raises(FinetuneError, match="the adapter of the federation is damaged"):
         FederatedRound(b"junk" * 10).give(model)

@@ -85,9 +85,9 @@ def test_what_is_none_is_refused(what: str, job: FinetuneJob, tmp_path: Path) ->
 def test_what_may_not_be_read_or_written_is_named(job: FinetuneJob, monkeypatch: pytest.MonkeyPatch) -> None:
     job.check_reachable("user x")
     for closed, message in (
-        (job.options.data[0], r"user x cannot read .*data\.jsonl; give it the right"),
+        (job.options.data[0], r"user x cannot read .*data\.jsonl; grant it permission"),
         (str(Path(job.options.model) / "model.safetensors"), r"user x cannot read .*model\.safetensors"),
-        (job.page_dir, "user x cannot write into .*; give it the right"),
+        (job.page_dir, "user x cannot write to .*; grant it permission"),
     ):
         monkeypatch.setattr(os, "access", lambda path, mode, closed=closed: str(path) != closed)
         with pytest.raises(FinetuneError, match=message):

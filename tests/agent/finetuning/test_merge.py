@@ -167,7 +167,7 @@ def test_over_a_grid_it_is_the_grids_weights_with_the_adapter(
     assert contents(tmp_path / "out") == by_peft(loaded, adapter, tmp_path / "peft")
     assert outcome.grid is grid and outcome.merged == merged
     assert notes == [
-        f"the adapter was trained over weights on the {grid.value} grid: {layers} layers are written as the grid has them, in the data type "
+        f"the adapter was trained on {grid.value}-quantized weights: {layers} layers are written as quantized and decoded, in the data type "
         "of base"
     ]
 
@@ -189,7 +189,7 @@ def test_a_base_that_has_moved_is_named(tmp_path: Path) -> None:
     base = make_base(tmp_path / "base", "llama")
     adapter = make_adapter(tmp_path / "adapter", base, "llama")
     base.rename(tmp_path / "moved")
-    with pytest.raises(FinetuneError, match=r"the base .*/base is not there; say where it is now: --model DIR"):
+    with pytest.raises(FinetuneError, match=r"the base .*/base does not exist; give its directory: --model DIR"):
         merge(adapter, tmp_path / "out")
     outcome, _ = merge(adapter, tmp_path / "out", tmp_path / "moved")
     assert outcome.base == str(tmp_path / "moved")
@@ -201,7 +201,7 @@ def test_an_adapter_that_does_not_say_what_it_is_of_is_merged_at_its_word(tmp_pa
     adapter = make_adapter(tmp_path / "adapter", base, "llama", targets=("q_proj", "up_proj"))
     (adapter / "port_agent.json").unlink()
     _, notes = merge(adapter, tmp_path / "out")
-    assert len(notes) == 1 and "does not say which weights it was trained over" in notes[0]
+    assert len(notes) == 1 and "does not record which weights it was trained on" in notes[0]
 
 
 def other_weights(base: Path, adapter: Path) -> None:
@@ -232,18 +232,18 @@ def foreign_layer(base: Path, adapter: Path) -> None:
 
 
 REFUSED: dict[str, tuple[Callable[[Path, Path], object], str]] = {
-    "other weights": (other_weights, r"base/model\.safetensors has changed since the fine-tuning over .*/base began"),
+    "other weights": (other_weights, r"base/model\.safetensors has changed since the fine-tuning of .*/base began"),
     "missing weights": (lambda base, _: (base / "model.safetensors").unlink(), "has no model.safetensors and no"),
-    "no adapter": (lambda _, adapter: (adapter / "adapter_config.json").unlink(), "is no adapter: it has no adapter_config"),
+    "no adapter": (lambda _, adapter: (adapter / "adapter_config.json").unlink(), "is not an adapter: it has no adapter_config"),
     "no matrices": (lambda _, adapter: (adapter / "adapter_model.safetensors").unlink(), "is missing or damaged"),
     "damaged record": (lambda _, adapter: (adapter / "port_agent.json").write_text("{"), "port_agent.json.* is damaged"),
-    "Q-A-LoRA": (settings(use_qalora=True), "asks for use_qalora = 'True', which no adapter of `finetune` does"),
+    "Q-A-LoRA": (settings(use_qalora=True), "asks for use_qalora = 'True', which adapters of `finetune` do not have"),
     "a later setting": (settings(use_new=3), "asks for use_new = '3'"),
     "another kind": (settings(peft_type="IA3"), "asks for peft_type = 'IA3'"),
-    "no rank": (settings(r=0), "does not say what adapter it is of"),
-    "no mapping": (lambda _, adapter: (adapter / "adapter_config.json").write_text("[]"), "does not say what adapter it is of"),
-    "foreign tensor": (foreign_tensor, "lora_magni.* is no part of an adapter's two matrices"),
-    "foreign layer": (foreign_layer, r"trains model\.layers\.0\.self_attn\.w_q, which is no linear layer of"),
+    "no rank": (settings(r=0), "does not describe an adapter"),
+    "no mapping": (lambda _, adapter: (adapter / "adapter_config.json").write_text("[]"), "does not describe an adapter"),
+    "foreign tensor": (foreign_tensor, "lora_magni.* does not belong to an adapter's two matrices"),
+    "foreign layer": (foreign_layer, r"trains model\.layers\.0\.self_attn\.w_q, which is not a linear layer of"),
 }  # fmt: skip
 
 
@@ -279,7 +279,7 @@ def test_nothing_is_overwritten_and_the_room_is_looked_at_first(
     base = make_base(tmp_path / "base", "llama")
     adapter = make_adapter(tmp_path / "adapter", base, "llama")
     (tmp_path / "out").mkdir()
-    with pytest.raises(FinetuneError, match="out is there already"):
+    with pytest.raises(FinetuneError, match="out exists already"):
         merge(adapter, tmp_path / "out")
     disk = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=1000))
@@ -328,5 +328,5 @@ def test_a_model_that_is_loaded_in_another_data_type_and_lay_on_a_grid_is_refuse
     path = base / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | {"dtype": "float32"}))
     adapter = make_adapter(tmp_path / "adapter", base, "llama", grid=Quantization.NF4)
-    with pytest.raises(FinetuneError, match=r"stored as BF16 and was put on the nf4 grid as torch\.float32"):
+    with pytest.raises(FinetuneError, match=r"stored as BF16 and was quantized to nf4 as torch\.float32"):
         merge(adapter, tmp_path / "out")

@@ -22,7 +22,7 @@ def test_an_adapters_card_has_the_settings_that_peft_keeps_nowhere() -> None:
         "| adapters | rank 8 on q_proj, v_proj; scaled by alpha 16 over the rank; dropout 0 |",
         "| frozen weights | as they are stored |",
         "weight decay 0; gradients clipped to a norm of 1 |",
-        "| rate | 0.0002 after 3% of the updates, linear from there on |",
+        "| rate | 0.0002 after 3% of the updates, linear afterwards |",
         "| updates | 1,200 of 1 x 1 sequences; the loss is the mean over an update's learned tokens |",
         "| date in chat templates | 2026-03-09 |",
         "| held-out loss | 3.2500 before, 2.5000 after, of 60 sequences |",
@@ -31,7 +31,7 @@ def test_an_adapters_card_has_the_settings_that_peft_keeps_nowhere() -> None:
     assert "/home/me" not in card  # it is published with the adapter
     other = replace(OPTIONS, rslora=True, alpha=3.0, base=Quantization.NF4, dropout=0.1)
     card = model_card(other, CAUSAL, ("q_proj",), TRAINED)
-    assert "alpha 3 over the root of the rank; dropout 0.1" in card and "| frozen weights | on the nf4 grid |" in card
+    assert "alpha 3 over the root of the rank; dropout 0.1" in card and "| frozen weights | quantized to nf4 |" in card
 
 
 def test_a_whole_models_card_has_no_adapters() -> None:

@@ -19,7 +19,7 @@ def asked(tmp_path: Path) -> FinetuneOptions:
 def test_nothing_is_written_into_the_models_directory(asked: FinetuneOptions, tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to(tmp_path / "model")
     for out in ("model", "model/adapter", "link/adapter", "x/../model"):
-        with pytest.raises(FinetuneError, match="within the model's directory, which is never written into"):
+        with pytest.raises(FinetuneError, match="inside the model's directory, which is never written to"):
             check_result_place(replace(asked, out=str(tmp_path / out), overwrite=True))
 
 
@@ -28,7 +28,7 @@ def test_what_is_there_is_replaced_only_where_it_is_asked_for(asked: FinetuneOpt
     Path(asked.out).mkdir()
     check_result_place(asked)
     (Path(asked.out) / "adapter.bin").touch()
-    with pytest.raises(FinetuneError, match="out is there already; give another --out, or --overwrite"):
+    with pytest.raises(FinetuneError, match="out exists already; give another --out, or --overwrite"):
         check_result_place(asked)
     check_result_place(replace(asked, overwrite=True))
 
@@ -37,7 +37,7 @@ def test_one_run_at_a_time(asked: FinetuneOptions) -> None:
     folder = state_folder(Path(asked.out))
     with only_run(asked):
         assert folder.is_dir()
-        with pytest.raises(FinetuneError, match=r"another fine-tuning writes to .*out at this moment"), only_run(asked):
+        with pytest.raises(FinetuneError, match=r"another fine-tuning is writing to .*out"), only_run(asked):
             pass
         with only_run(replace(asked, out=f"{asked.out}-2")):
             pass

@@ -109,7 +109,7 @@ def test_weights_that_the_model_does_not_take_are_named(folder: Path, tmp_path: 
 def test_an_adapter_of_a_head_that_is_the_embeddings_is_refused_before_training(folder: Path, tmp_path: Path) -> None:
     tied = changed(folder, tmp_path / "model", tie_word_embeddings=True)
     without(tmp_path / "model", "lm_head.weight")
-    with pytest.raises(FinetuneError, match="--targets names lm_head, whose weight is that of the embeddings"):
+    with pytest.raises(FinetuneError, match="--targets names lm_head, which shares its weight with the embeddings"):
         load_model(replace(tied, targets=("lm_head",)), CAUSAL, report)
 
 
@@ -120,7 +120,7 @@ def test_layers_that_return_more_than_a_product_get_no_adapters(tmp_path: Path) 
     assert {"q_proj", "v_proj"} <= adapted and "router" not in adapted and "lm_head" not in adapted
     mamba = FinetuneOptions(str(make_model(tmp_path / "mamba", kind="mamba")), ("",), "")
     assert not any("out_proj.lora" in name for name, _ in load_model(mamba, CAUSAL, report).named_parameters())
-    with pytest.raises(FinetuneError, match=r"peft puts no adapters there: .*; give other --targets"):
+    with pytest.raises(FinetuneError, match=r"peft rejects these layers: .*; give other --targets"):
         load_model(replace(mamba, targets=("out_proj",)), CAUSAL, report)
 
 
@@ -132,10 +132,10 @@ def test_what_a_model_has_no_places_or_no_rows_for_is_refused(tmp_path: Path) ->
     )
     check_takes(with_places, 128, 20)
     check_takes(without, 129, 20)  # its places are angles
-    with pytest.raises(FinetuneError, match="--seq-len 129 is more than the 128 tokens that this model has places for"):
+    with pytest.raises(FinetuneError, match="--seq-len 129 is more than the 128 tokens that this model takes"):
         check_takes(with_places, 129, 20)
     rows = without.get_input_embeddings().weight.shape[0]
-    with pytest.raises(FinetuneError, match=rf"token {rows} of the text, and the model knows tokens 0 to {rows - 1}"):
+    with pytest.raises(FinetuneError, match=rf"token {rows} from the text, but the model knows tokens 0 to {rows - 1}"):
         check_takes(without, 16, rows)
 
 

@@ -81,7 +81,7 @@ def test_it_learns_and_leaves_an_adapter_that_peft_loads(
     assert outcome.loss_after < outcome.loss_before and not outcome.left and exit_code(outcome) == ExitCode.DONE
     assert [u.done for u in updates] == list(range(1, outcome.updates + 1)) and all(u.tokens > 0 for u in updates)
     assert outcome.sample_before != outcome.sample_after
-    assert len(notes) == 2 and "2 broken entries are left away, the first: line 13: " in notes[0]
+    assert len(notes) == 2 and "2 broken entries are left out, the first: line 13: " in notes[0]
     assert notes[1] == f"perplexity of held-out text before the first update: {math.exp(outcome.loss_before):.1f}"
     base = transformers.AutoModelForCausalLM.from_pretrained(options.model, dtype="auto")
     tokens = torch.arange(5)[None]
@@ -129,10 +129,10 @@ def test_an_earlier_adapter_is_trained_further(asked: FinetuneOptions, tmp_path:
     assert outcome.loss_after == further.loss_before, "it begins where the other ended"
     settings = json.loads((tmp_path / "again" / "adapter_config.json").read_text())
     assert (settings["lora_alpha"], settings["use_rslora"], settings["lora_dropout"]) == (8.0, True, 0.1)
-    with pytest.raises(FinetuneError, match="is of another model"):
+    with pytest.raises(FinetuneError, match="belongs to another model"):
         run(replace(again, out=str(tmp_path / "other"), lora_rank=4))
     other = make_model(tmp_path / "other model", hidden_size=64)
-    with pytest.raises(FinetuneError, match="first was trained over other weights than those of"):
+    with pytest.raises(FinetuneError, match="first was trained on other weights than those of"):
         run(replace(again, out=str(tmp_path / "other"), model=str(other)))
 
 
@@ -159,15 +159,16 @@ def test_a_result_that_cannot_be_written_loses_nothing(
     with monkeypatch.context() as disk:
         disk.setattr(TokenizerHere, "save", refuses)
         with pytest.raises(
-            FinetuneError, match=r"full cannot be written .*No space left on device.* has all \d+ updates: make room"
+            FinetuneError,
+            match=r"full cannot be written .*No space left on device.* has all \d+ updates: free some space",
         ):
             run(full)
     assert not Path(full.out).exists()
     _, notes = run(full)
-    assert any(note.startswith("goes on after") for note in notes)
+    assert any(note.startswith("resumes after") for note in notes)
     assert files(Path(full.out))["adapter_model.safetensors"] == files(Path(plain.out))["adapter_model.safetensors"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["full", "plain"], "nothing is left beside the results"
-    with pytest.raises(FinetuneError, match="plain is there already; give another --out, or --overwrite"):
+    with pytest.raises(FinetuneError, match="plain exists already; give another --out, or --overwrite"):
         run(plain)
     run(replace(plain, overwrite=True))
 
@@ -193,7 +194,7 @@ def test_stopped_and_gone_on_it_is_the_same_to_the_bit(
         outcome, _ = run(parted, report)
         assert outcome.left and outcome.updates == stop and exit_code(outcome) == ExitCode.LEFT
     outcome, notes = run(parted, report)
-    assert not outcome.left and any("goes on after 5 of" in note for note in notes)
+    assert not outcome.left and any("resumes after 5 of" in note for note in notes)
     assert mine == losses
     whole, again = files(tmp_path / "whole"), files(tmp_path / "parted")
     assert whole.keys() == again.keys()
@@ -254,7 +255,7 @@ def test_by_layers_it_is_the_same_to_the_bit_and_goes_on_where_one_by_one_stoppe
     )
     assert outcome.left
     _, notes = run(replace(parted, accumulate_by=MicroBatchOrder.LAYERS))
-    assert any("goes on after 2 of" in note for note in notes)
+    assert any("resumes after 2 of" in note for note in notes)
     assert any("3 batches of an update run layer by layer: as asked for" in note for note in notes)
     again = files(tmp_path / "parted")
     assert all(batches[name] == again[name] for name in weights)
@@ -308,7 +309,7 @@ def test_magnitudes_are_trained_in_a_budget_layer_by_layer_and_told_as_they_are_
     options = FinetuneOptions(
         str(model), (str(data),), "", sequence_tokens=64, updates=3, accumulate=2, dora=True, learning_rate=0.01
     )
-    with pytest.raises(FinetuneError, match="cannot run layer by layer: its texts have borders"):
+    with pytest.raises(FinetuneError, match="cannot run layer by layer: its packed texts are masked from each other"):
         run(replace(options, out=str(tmp_path / "refused"), borders=True, accumulate_by=MicroBatchOrder.LAYERS))
     plain = replace(options, out=str(tmp_path / "plain"), events=str(tmp_path / "runs"))
     bounded = replace(options, out=str(tmp_path / "bounded"), accumulate_by=MicroBatchOrder.LAYERS)
@@ -347,7 +348,7 @@ def test_pairs_of_answers_are_learned_in_a_budget_as_without(tmp_path: Path) -> 
     assert first == second
     with pytest.raises(FinetuneError, match="--dpo compares answers with those of the model without its adapters"):
         run(replace(options, out=str(tmp_path / "full"), lora_rank=None))
-    with pytest.raises(FinetuneError, match=r"runs cannot be written into .*; give another --tensorboard"):
+    with pytest.raises(FinetuneError, match=r"runs cannot be written to .*; give another --tensorboard"):
         data.with_name("runs").touch()
         run(replace(options, out=str(tmp_path / "told"), events=str(tmp_path / "runs")))
 
@@ -393,7 +394,7 @@ def test_a_base_on_a_grid_trains_as_plain_layers_over_its_weights(
     )
     losses: dict[str, list[float]] = {"grid": [], "plain": []}
     _, notes = run(options, lambda update: losses["grid"].append(update.loss))
-    assert any(f"lie on the {grid.value} grid" in note for note in notes)
+    assert any(f"quantized to {grid.value}" in note for note in notes)
 
     def put_plain_layers(module: Any, folder: Path, grid: Quantization, note: Callable[[str], None]) -> None:
         quantize_model(module, folder, grid, note)
@@ -432,7 +433,7 @@ def test_weights_that_change_in_their_file_meanwhile_are_refused_by_name(
         if stops:
             os.kill(os.getpid(), signal.SIGTERM)
 
-    with pytest.raises(FinetuneError, match=r"model.safetensors has changed since the fine-tuning over .* began"):
+    with pytest.raises(FinetuneError, match=r"model.safetensors has changed since the fine-tuning of .* began"):
         run(options, write)
     assert not (tmp_path / "out").exists() and not (tmp_path / "out.state").exists()
 
@@ -442,7 +443,7 @@ def test_a_tokenizer_of_another_model_is_refused_before_the_first_update(
 ) -> None:
     small = make_model(tmp_path / "small", vocabulary=40)
     shutil.copyfile(Path(asked.model) / "tokenizer.json", small / "tokenizer.json")
-    with pytest.raises(FinetuneError, match="and the model knows tokens 0 to 39: they are not of one model"):
+    with pytest.raises(FinetuneError, match="but the model knows tokens 0 to 39: they do not belong together"):
         run(replace(asked, model=str(small), out=str(tmp_path / "out")))
 
 

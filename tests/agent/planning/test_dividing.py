@@ -85,7 +85,7 @@ def test_a_step_is_divided_trained_twice_alike_and_shown(tmp_path: Path) -> None
     first, second = (json.loads(run(*training, state).stdout.splitlines()[-1]) for state in ("first", "second"))
     assert first["digest"] == second["digest"]
     shown = " ".join(run("show", "placed.port").stdout.replace("│", " ").split())
-    assert "operators on sim" in shown and "of plain PyTorch on neither" in shown
+    assert "operators on sim" in shown and "plain PyTorch gives them on neither" in shown
     assert "steps with those of its operators run one by one on sim" in shown
     sums = json.loads(run("profile", "--ops", "placed.port", "--json").stdout)
     assert {one["device"] for one in sums} == {"cpu", NAME} and "transfer" in {one["name"] for one in sums}
@@ -187,7 +187,7 @@ def test_operators_are_divided_among_threads_trained_twice_alike_and_shown(tmp_p
     first, second = (json.loads(run(*training, state).stdout.splitlines()[-1]) for state in ("first", "second"))
     assert first["digest"] == second["digest"]
     shown = " ".join(run("show", "t.port").stdout.replace("│", " ").split())
-    assert "of each operator with its threads" in shown and "No operator runs in pieces" in shown
+    assert "of each operator with its threads" in shown and "No operator runs in tiles" in shown
 
 
 def _divide_the_threads(folder: Path) -> None:

@@ -1,1 +1,1 @@
-"""`chat`: the command, and the process that it becomes."""
+"""`chat`: the command, and the process that answers."""

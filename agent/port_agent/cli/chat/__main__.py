@@ -1,4 +1,6 @@
-"""The process that answers: `python -m port_agent.cli.chat OPTIONS`, the options as JSON. `port-agent chat` starts it."""
+"""The process that answers: `python -m port_agent.cli.chat OPTIONS`, with the options as JSON. `port-agent chat` starts
+it.
+"""
 
 import sys
 
@@ -12,7 +14,7 @@ _ASK = "> "
 
 
 def main() -> int:
-    """Answer each line of the input until it ends; return the exit code."""
+    """Answer each line of the input until the input ends; return the exit code."""
     options = msgspec.json.decode(sys.argv[1], type=ChatOptions)
     console = terminal(stderr=True)
     try:
@@ -23,7 +25,7 @@ def main() -> int:
             answer = chat.answer(said, _write)
             _write("\n")
             pace = answer.tokens / answer.seconds
-            console.print(f"port-agent: {answer.tokens} tokens, {pace:.1f} a second", highlight=False)
+            console.print(f"port-agent: {answer.tokens} tokens, {pace:.1f} per second", highlight=False)
     except PortError as error:
         console.print(f"port-agent: {error}", soft_wrap=True, markup=False)
         return error.exit_code
@@ -31,7 +33,7 @@ def main() -> int:
 
 
 def _line() -> str:
-    """Return the next question, "" at the end."""
+    """Return the next question, or "" at the end of the input."""
     if sys.stdin.isatty():
         sys.stderr.write(_ASK)
         sys.stderr.flush()

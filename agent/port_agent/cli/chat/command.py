@@ -1,6 +1,6 @@
-"""`chat`: talk with a model of a directory, with an adapter of `finetune` or without, inside a budget.
+"""`chat`: talk with a model from a directory, with or without an adapter made by `finetune`, inside a budget.
 
-This process looks at the arguments, then becomes the one that answers (`port_agent.cli.chat`), as `exec` does.
+This process checks the arguments, then becomes the process that answers (`port_agent.cli.chat`), as `exec` does.
 """
 
 import argparse
@@ -31,31 +31,36 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = commands.add_parser(
         "chat",
         help="talk with a language model, inside a memory budget",
-        description="Talk with a language model of transformers, from its directory.",
+        description="Talk with a transformers language model from its directory.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", type=readable_folder, help="directory with config.json, safetensors and tokenizer")
-    parser.add_argument("--adapter", type=readable_folder, metavar="DIR", help="what finetune made over this model")
+    parser.add_argument(
+        "--adapter", type=readable_folder, metavar="DIR", help="adapter that finetune made for this model"
+    )
     parser.add_argument(
         "--ram", type=size, required=True, metavar="SIZE", help="memory of the whole process, e.g. 600M"
     )
-    parser.add_argument("--system", default="", metavar="TEXT", help="what the conversation begins with")
+    parser.add_argument("--system", default="", metavar="TEXT", help="system prompt")
     parser.add_argument(
-        "--tokens", type=whole_number(1), default=512, metavar="N", help="of an answer, at most (default 512)"
+        "--tokens", type=whole_number(1), default=512, metavar="N", help="most tokens of an answer (default 512)"
     )
     parser.add_argument(
         "--greedy",
         action="store_true",
-        help="write the likeliest token each time (default: as the model's generation_config.json has it)",
+        help="always choose the likeliest token (default: what the model's generation_config.json says)",
     )
-    parser.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="of what is drawn (default 0)")
+    parser.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="seed of sampling (default 0)")
     add_budget_options(parser)
     parser.set_defaults(run=_chat, tensors=None)
 
 
 def _chat(arguments: argparse.Namespace) -> int:
-    """Become the process that answers. Raises UsageError and FinetuneError, before anything is loaded."""
+    """Become the process that answers.
+
+    Raises UsageError and FinetuneError before anything is loaded.
+    """
     check_model_files(arguments.model)
     a = arguments
     options = ChatOptions(

@@ -1,1 +1,1 @@
-"""`finetune`: the command, and the process that it becomes."""
+"""`finetune`: the command, and the process that trains."""

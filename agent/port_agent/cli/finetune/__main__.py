@@ -1,6 +1,8 @@
-"""The process that fine-tunes: `python -m port_agent.cli.finetune OPTIONS [--explain BYTES | --show-data]`, the options as JSON.
+"""The process that fine-tunes: `python -m port_agent.cli.finetune OPTIONS [--explain BYTES | --show-data]`, options as
+JSON.
 
-`port-agent finetune` starts it. With the budget it only says what it would do, with the other word what it would learn.
+`port-agent finetune` starts it. With `--explain` it only describes what it would do; with `--show-data`, what it would
+learn.
 """
 
 import dataclasses
@@ -35,8 +37,8 @@ def main() -> int:
     console = terminal(stderr=True)
     try:
         tokenizer = TokenizerProcess(options)
-        with console.status(f"reading {', '.join(options.data)}"):  # minutes, of 100 MB
-            data = tokenizer.tokenized()  # before torch: it ends with its memory
+        with console.status(f"reading {', '.join(options.data)}"):  # takes minutes for 100 MB
+            data = tokenizer.tokenized()  # before torch is loaded, so that the memory used for reading is released
         if sys.argv[2:3] == ["--show-data"]:
             return _show_data(options, data, console)
         if sys.argv[2:3] == ["--explain"]:
@@ -62,7 +64,8 @@ def main() -> int:
 
         if data.examples and not options.json:
             console.print(
-                Text("port-agent: learns, in colour: ").append_text(short_example(data.examples[0])), soft_wrap=True
+                Text("port-agent: learned text is in colour: ").append_text(short_example(data.examples[0])),
+                soft_wrap=True,
             )
         with bar:
             outcome = finetune(
@@ -79,7 +82,7 @@ def main() -> int:
 
 
 def _show_data(options: FinetuneOptions, data: "TokenizedData", console: "Console") -> int:
-    """Print what is learned of the data, and what of it is not."""
+    """Print which parts of the data are learned, and which are not."""
     for note in data.notes:
         console.print(f"port-agent: {note}", soft_wrap=True, markup=False, highlight=False)
     if options.json:
@@ -111,10 +114,10 @@ def _emit(event: str, facts: "Update | FinetuneOutcome | Explanation | Example")
 
 
 def _table(outcome: "FinetuneOutcome") -> Table:
-    """Return what came of it for a person."""
+    """Return the outcome as a table for people."""
     table = Table(show_header=False)
     if outcome.left:
-        table.add_row("stopped after", f"{outcome.updates} updates; the same command goes on from there")
+        table.add_row("stopped after", f"{outcome.updates} updates; the same command continues from there")
         return table
     table.add_row("updates", str(outcome.updates))
     if outcome.loss_before is not None and outcome.loss_after is not None:
@@ -135,8 +138,8 @@ def _table(outcome: "FinetuneOutcome") -> Table:
 
 def _course(outcome: "FinetuneOutcome") -> str:
     losses = [one.loss for one in outcome.evaluations]
-    best = "" if outcome.best_updates is None else f"; the result is of update {outcome.best_updates}, the best one"
-    return f"{losses[0]:.3f} {bars(losses)} {losses[-1]:.3f}{best}; {CURVE} has all"
+    best = "" if outcome.best_updates is None else f"; the result is from update {outcome.best_updates}, the best one"
+    return f"{losses[0]:.3f} {bars(losses)} {losses[-1]:.3f}{best}; all values are in {CURVE}"
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""`finetune`: a language model from the user's own directory, on the user's own text, inside a budget.
+"""`finetune`: train a language model from the user's own directory on the user's own text, inside a budget.
 
-This process looks at files and options, then becomes the one that trains (`port_agent.cli.finetune`), as `exec` does.
+This process checks files and options, then becomes the process that trains (`port_agent.cli.finetune`), as `exec` does.
 """
 
 import argparse
@@ -81,13 +81,13 @@ round; the average is in --out of each when the last round is done.
 """
 
 _NOT_SUBMITTED = ("report", "read_limit", "write_limit", "step_deadline", "writes_per_step", "config", "opportunistic")
-"""Arguments of a run in a terminal that a job has none of."""
+"""Arguments of a run in a terminal that a submitted job does not have."""
 
 _DPO_BETA = 0.1
-"""As trl's."""
+"""The default of trl."""
 
 _MIN_HEAD_ROWS = 16
-"""Of fewer, reading the head's weight takes longer than multiplying by it."""
+"""With fewer rows, reading the head's weight takes longer than multiplying by it."""
 
 _MIN_TOKENS = 8
 _MAX_TOKENS = 1 << 20
@@ -100,16 +100,16 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = commands.add_parser(
         "finetune",
         help="fine-tune a language model on your own text, inside a memory budget",
-        description="Fine-tune a language model of transformers, from its directory, on your own text.",
+        description="Fine-tune a transformers language model from its directory, on your own text.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", type=Path, help="directory with config.json, safetensors and tokenizer")
     parser.add_argument(
         "--data", type=Path, required=True, action="append", metavar="FILE",
-        help="what to learn: texts, JSON, CSV or Parquet, told by content, or a directory of them; may be given several times",
+        help="file of text, JSON, CSV or Parquet, recognised by its content, or a directory of them; may be repeated",
     )  # fmt: skip
-    parser.add_argument("--out", type=writable_folder, required=True, metavar="DIR", help="where the result is written")
+    parser.add_argument("--out", type=writable_folder, required=True, metavar="DIR", help="directory for the result")
     parser.add_argument(
         "--ram", type=size, required=True, metavar="SIZE", help="memory of the whole process, e.g. 600M"
     )
@@ -132,22 +132,22 @@ def _add_what_is_trained(group: "argparse._ArgumentGroup") -> None:
         type=readable_folder,
         dest="begin_from",
         metavar="ADAPTER",
-        help="train the adapter of an earlier fine-tuning over this model further, as it is: its rank, alpha and layers",
+        help="continue to train the adapter of an earlier fine-tuning of this model, with its rank, alpha and layers",
     )
     what.add_argument("--full", action="store_true", help="train all weights, in 32 bits, instead of adapters")
     group.add_argument(
         "--base",
         choices=(AS_STORED, *(grid.value for grid in Quantization)),
         metavar="GRID",
-        help="put the frozen weights on a grid first: nf4 (4.5 bits a weight) or int8 (8.25); less is read at each step, and it "
-        f"is another model that is trained (default: as they are stored; {AS_STORED} says that this is bfloat16, or refuses)",
+        help="quantize the frozen weights first: nf4 (4.5 bits per weight) or int8 (8.25). Each step then reads less, and you "
+        f"train the quantized model (default: as they are stored; {AS_STORED} demands that they are bfloat16)",
     )
     group.add_argument(
         "--targets",
         metavar="A,B",
         default="",
-        help="layers that get adapters, by the ends of their names, or all-linear: all but the head (default: what peft takes for this kind of "
-        "model)",
+        help="layers that get adapters, by the ends of their names, or all-linear for all but the head (default: "
+        "peft's choice for this kind of model)",
     )
     group.add_argument(
         "--alpha",
@@ -155,16 +155,14 @@ def _add_what_is_trained(group: "argparse._ArgumentGroup") -> None:
         metavar="A",
         help="scale the adapters by A, divided by their rank (default: twice the rank)",
     )
-    group.add_argument("--rslora", action="store_true", help="divide --alpha by the rank's root instead")
-    group.add_argument(
-        "--dora", action="store_true", help="train the magnitude of each of a weight's rows besides (DoRA)"
-    )
+    group.add_argument("--rslora", action="store_true", help="divide --alpha by the square root of the rank instead")
+    group.add_argument("--dora", action="store_true", help="also train the magnitude of each row of a weight (DoRA)")
     group.add_argument(
         "--dropout",
         type=_share,
         default=0.0,
         metavar="SHARE",
-        help="share of an adapter's inputs left out at random (default 0)",
+        help="dropout: share of an adapter's inputs set to zero at random (default 0)",
     )
 
 
@@ -174,9 +172,10 @@ def _add_updates(group: "argparse._ArgumentGroup") -> None:
         type=whole_number(_MIN_TOKENS, _MAX_TOKENS),
         default=256,
         metavar="N",
-        help="tokens of the longest sequence (default 256; what that cuts is counted before the first update, with the length that cuts nothing)",
+        help="most tokens of a sequence (default 256; the log reports how many sequences are cut, and the length that "
+        "cuts none)",
     )
-    group.add_argument("--batch", type=whole_number(1), default=1, metavar="N", help="sequences at once (default 1)")
+    group.add_argument("--batch", type=whole_number(1), default=1, metavar="N", help="sequences per batch (default 1)")
     group.add_argument(
         "--accumulate", type=whole_number(1), default=1, metavar="N", help="batches per update (default 1)"
     )
@@ -185,35 +184,37 @@ def _add_updates(group: "argparse._ArgumentGroup") -> None:
         type=MicroBatchOrder,
         choices=tuple(MicroBatchOrder),
         metavar="ORDER",
-        help="run the batches of an update one after the other (batches), or together, layer by layer (layers): weights are read once per "
-        "update, layers are computed once more; the same bits (default: layers where weights do not fit into --ram and --accumulate is "
-        "more than 1, and where adapters wrote to a disk that wears out). With one batch, layers keeps of each layer only what it is given: where "
-        "what one layer makes fits, adapters then train without writing to the disk",
+        help="run the batches of an update one after another (batches), or together, layer by layer (layers), which "
+        "reads weights once per update and computes layers once more, with the same bits (default: layers if "
+        "weights do not fit into --ram and --accumulate is more than 1, or if adapters would write to a disk "
+        "that wears out). With one batch, layers keeps only the input of each layer: if the tensors of one "
+        "layer fit, adapters then train without writing to the disk",
     )
     group.add_argument(
         "--autocast",
         action="store_true",
-        help="run forward passes in bfloat16 where torch's autocast does so; weights stay as they are",
+        help="run the forward pass under torch's bfloat16 autocast; weights keep their type",
     )
     group.add_argument(
         "--compute",
         type=Compute,
         choices=tuple(Compute),
-        help="what steps over frozen weights of 16 bits compute in: as they are stored, or float32, with the bits of the model loaded so, while "
-        "the weights stay in 16 bits (default: float32 where this processor multiplies 16 bits in software and that was measured slower)",
+        help="type to compute in with frozen 16-bit weights: as they are stored, or float32, with the bits of a "
+        "model loaded in float32, while the weights stay in 16 bits (default: float32 if this processor "
+        "multiplies 16 bits in software and measured slower at it)",
     )
     group.add_argument(
         "--head-rows",
         type=whole_number(_MIN_HEAD_ROWS),
         metavar="N",
-        help="run the head on N rows at a time, whatever the bits (default: on all, or on fewer where the budget has no room for all and "
-        "this device gives the same bits, which is compared)",
+        help="run the head on N rows at a time, even if bits change (default: all, or fewer if all do not fit the budget and "
+        "a comparison on this device gives the same bits)",
     )
     length = group.add_mutually_exclusive_group()
     length.add_argument(
         "--epochs", type=whole_number(1), default=1, metavar="N", help="passes over the data (default 1)"
     )
-    length.add_argument("--updates", type=whole_number(1), metavar="N", help="so many updates instead")
+    length.add_argument("--updates", type=whole_number(1), metavar="N", help="number of updates, instead of epochs")
 
 
 def _add_rate(group: "argparse._ArgumentGroup") -> None:
@@ -223,7 +224,7 @@ def _add_rate(group: "argparse._ArgumentGroup") -> None:
         type=_share,
         default=0.03,
         metavar="SHARE",
-        help="share of the updates until --lr is reached, in a line (default 0.03)",
+        help="share of the updates in which the rate rises linearly to --lr (default 0.03)",
     )
     group.add_argument(
         "--schedule",
@@ -231,14 +232,14 @@ def _add_rate(group: "argparse._ArgumentGroup") -> None:
         choices=tuple(RateSchedule),
         default=RateSchedule.LINEAR,
         metavar="KIND",
-        help="what the rate does from there on: linear (to 0 in a line, the default), cosine (to 0), constant",
+        help="learning rate after the warm-up: linear (to 0, the default), cosine (to 0) or constant",
     )
     group.add_argument(
         "--weight-decay",
         type=_share,
         default=0.0,
         metavar="W",
-        help="of AdamW; gradients are clipped to a norm of 1 (default 0)",
+        help="weight decay of AdamW; gradients are clipped to a norm of 1 (default 0)",
     )
 
 
@@ -247,7 +248,7 @@ def _add_data(group: "argparse._ArgumentGroup") -> None:
         "--show-data",
         type=whole_number(1, _MAX_SHOWN),
         metavar="N",
-        help="show N sequences as they are trained, what is learned in colour, and train nothing (one is shown before each run)",
+        help="show N training sequences, with the learned part in colour, and train nothing (each run shows one first)",
     )
     held_out = group.add_mutually_exclusive_group()
     held_out.add_argument(
@@ -256,40 +257,47 @@ def _add_data(group: "argparse._ArgumentGroup") -> None:
         action="append",
         default=[],
         metavar="FILE",
-        help="measure perplexity on this instead of on a share of --data",
+        help="measure perplexity on this file instead of on a share of --data",
     )
     held_out.add_argument(
         "--held-out",
         type=_share,
         default=0.05,
         metavar="SHARE",
-        help="share of the sequences that only measures perplexity, before and after (default 0.05; 0: none)",
+        help="share of the sequences held out to measure perplexity before and after (default 0.05; 0: none)",
     )
     group.add_argument(
         "--eval-every",
         type=whole_number(1),
         metavar="N",
-        help="measure the held-out loss every N updates: the best weights are the result, and curve.csv in DIR has all losses",
+        help="measure the held-out loss every N updates; the result has the best weights, and curve.csv in DIR lists "
+        "all losses",
     )
     group.add_argument(
         "--patience",
         type=whole_number(1),
         metavar="N",
-        help="end after N measurements without a better one, with --eval-every",
+        help="with --eval-every: stop after N measurements without improvement",
     )
     group.add_argument(
         "--tensorboard",
         type=Path,
         metavar="DIR",
-        help="add the losses, and those of what is held out, to a file there that TensorBoard reads, as they come",
+        help="write training and held-out losses to a TensorBoard file in this directory as they arise",
     )
     group.add_argument(
         "--date",
         type=_date,
         metavar="YYYY-MM-DD",
-        help="what chat templates write as today (default: today, and that of the checkpoint where a run goes on)",
+        help="date that chat templates insert (default: today; a resumed run keeps its date)",
     )
-    group.add_argument("--seed", type=whole_number(0), default=0, metavar="N", help="of order and adapters (default 0)")
+    group.add_argument(
+        "--seed",
+        type=whole_number(0),
+        default=0,
+        metavar="N",
+        help="seed of the data's order and of new adapters (default 0)",
+    )
 
 
 def _add_how_it_is_learned(group: "argparse._ArgumentGroup") -> None:
@@ -299,14 +307,14 @@ def _add_how_it_is_learned(group: "argparse._ArgumentGroup") -> None:
         nargs="?",
         const=_DPO_BETA,
         metavar="BETA",
-        help="learn which of two answers is preferred (DPO), beside the model without its adapters, from records with prompt, chosen and rejected "
-        f"(default of BETA: {_DPO_BETA})",
+        help="learn which of two answers is preferred (DPO), relative to the model without its adapters, from "
+        f"records with prompt, chosen and rejected (default of BETA: {_DPO_BETA})",
     )
     group.add_argument(
         "--borders",
         action="store_true",
-        help="let texts that are packed into one sequence not see each other (default: each sees those before it; prompts, answers and "
-        "conversations always stand alone)",
+        help="mask texts that share a packed sequence from each other (default: each sees those before it; prompts, "
+        "answers and conversations always stand alone)",
     )
 
 
@@ -314,30 +322,31 @@ def _add_job(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--float32",
         action="store_true",
-        help="with --full: write the result in float32 (default: as the model's files are)",
+        help="with --full: write the result in float32 (default: the type of the model's files)",
     )
     group.add_argument(
-        "--overwrite", action="store_true", help="replace what is at --out, once the new result is whole"
+        "--overwrite", action="store_true", help="replace the contents of --out once the new result is complete"
     )
     group.add_argument(
         "--sample",
         metavar="PROMPT",
-        help="show what the model writes after it, before and after; as a question in the chat template where the data has conversations",
+        help="show how the model continues this text, before and after training; asked as a question if the data has "
+        "conversations",
     )
     group.add_argument(
         "--settings",
         metavar="FILE",
-        help="take options from a TOML file, by their names here (lr = 1e-4, data = [...], rslora = true; model for the directory); what is "
-        "typed counts before it",
+        help="take options from a TOML file, by their names here (lr = 1e-4, data = [...], rslora = true; model for "
+        "the directory); options that are typed override it",
     )
     group.add_argument("--json", action="store_true", help="print a line of JSON for each update and at the end")
     group.add_argument(
-        "--explain", action="store_true", help="say what would be done and why, in figures, and train nothing"
+        "--explain", action="store_true", help="show what would be done and why, in figures, and train nothing"
     )
     group.add_argument(
-        "--submit", action="store_true", help="give it to the agent of this machine as a job, and return"
+        "--submit", action="store_true", help="submit it to the agent of this machine as a job, and return"
     )
-    group.add_argument("--name", help="of the job, with --submit (default: after model and data)")
+    group.add_argument("--name", help="with --submit: name of the job (default: from model and data)")
     group.add_argument(
         "--federated",
         action="store_true",
@@ -368,14 +377,17 @@ def _date(text: str) -> str:
 
 
 def _finetune(arguments: argparse.Namespace) -> int:
-    """Become the process that trains, or submit it. Raises UsageError and FinetuneError, before anything is loaded."""
+    """Become the process that trains, or submit the job.
+
+    Raises UsageError and FinetuneError before anything is loaded.
+    """
     check_finetune_arguments(arguments)
     check_model_files(arguments.model)
     if arguments.base == AS_STORED:
         check_stored_as(arguments.model, AS_STORED.upper())
     if has_own_code(arguments.model):
-        read_config(arguments.model)  # loads transformers, which is told no kind of model otherwise
-    Records(*arguments.data)  # or there is nothing to train on
+        read_config(arguments.model)  # loads transformers, which does not recognise the kind of model otherwise
+    Records(*arguments.data)  # rejects data with nothing to train on
     options = options_of(arguments)
     if not (arguments.explain or arguments.show_data):
         check_result_place(options)
@@ -390,13 +402,15 @@ def _finetune(arguments: argparse.Namespace) -> int:
 
 
 def _submit(arguments: argparse.Namespace, options: FinetuneOptions) -> int:
-    """Give it to the agent. Raises UsageError, and ControlError of the agent."""
+    """Submit the job to the agent. Raises UsageError, and the agent's ControlError."""
     from port_agent.finetuning.job_file import FinetuneJob
     from port_agent.jobs.job import JobKind, name_like
 
     given = next((name for name in _NOT_SUBMITTED if getattr(arguments, name)), None)
     if given is not None:
-        raise UsageError(f"--{given.replace('_', '-')} is for a run here; leave it away, or --submit")
+        raise UsageError(
+            f"--{given.replace('_', '-')} is for a run in the foreground; leave it out, or leave out --submit"
+        )
     check_page_dir(arguments.page_dir, for_ram=True)
     threads = arguments.cpus or usable_cores()
     job = FinetuneJob.of(options, ram_bytes=arguments.ram, threads=threads, page_dir=arguments.page_dir)
@@ -415,7 +429,7 @@ def _submit(arguments: argparse.Namespace, options: FinetuneOptions) -> int:
     if arguments.json:
         print(json.dumps(answer, indent=2))
         return 0
-    waits, see = "is in line", f"port-agent status, port-agent logs {answer['id']}"
+    waits, see = "is queued", f"port-agent status, port-agent logs {answer['id']}"
     if arguments.federated:
         waits, see = "waits for rounds", f"port-agent federate status. {rounds_led(arguments, answer)}"
     print(
@@ -430,7 +444,7 @@ def _job_file(job: "FinetuneJob", *, federated: bool) -> Iterable[bytes]:
     if not federated:
         return (job.encoded(),)
     from port_agent.finetuning.federated import (
-        federated_job,  # with torch, for the adapter that a federation begins with
+        federated_job,  # loads torch, for the adapter that a federation begins with
     )
 
     return federated_job(job)

@@ -1,4 +1,4 @@
-"""What is learned of the data, shown to a person: what is read is dim, what is learned in colour."""
+"""Training examples shown to a person: text that is only read is dim, text that is learned is in colour."""
 
 from collections.abc import Iterable
 
@@ -8,11 +8,11 @@ from port_agent.finetuning.text.examples import Example, ExamplePart
 
 _READ, _LEARNED = "dim", "bold green"
 _MAX_READ, _MAX_LEARNED = 160, 240
-"""Characters of the one that is shown before each run."""
+"""Characters shown of the example before each run."""
 
 
 def example_text(example: Example) -> Text:
-    """Return a sequence with what is learned of it in colour."""
+    """Return a sequence with its learned part in colour."""
     text = Text()
     for part in example.parts:
         text.append(part.text, _LEARNED if part.learned else _READ)
@@ -22,7 +22,7 @@ def example_text(example: Example) -> Text:
 
 
 def example_texts(examples: Iterable[Example]) -> Iterable[Text]:
-    """Yield sequences, each below its number and what of it is learned, in characters."""
+    """Yield sequences, each below its number and the number of its characters that are learned."""
     for number, example in enumerate(examples, 1):
         learned = sum(len(part.text) for part in example.parts if part.learned)
         whole = sum(len(part.text) for part in example.parts)
@@ -32,7 +32,7 @@ def example_texts(examples: Iterable[Example]) -> Iterable[Text]:
 
 
 def short_example(example: Example) -> Text:
-    """Return the end of what is read first, and the beginning of what is learned of it."""
+    """Return the end of the part that is read first, and the beginning of the part that is learned."""
     place = next((place for place, part in enumerate(example.parts) if part.learned), len(example.parts))
     read = "".join(part.text for part in example.parts[:place])
     learned = example.parts[place].text if place < len(example.parts) else ""

@@ -1,4 +1,4 @@
-"""`merge`: an adapter of `finetune` and its base as one model directory."""
+"""`merge`: write an adapter of `finetune` and its base as one model directory."""
 
 import argparse
 import json
@@ -34,29 +34,29 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = commands.add_parser(
         "merge",
         help="write an adapter of finetune and its base as one model",
-        description="Write the model that an adapter makes of its base.",
+        description="Write the base model with an adapter merged into its weights.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("adapter", type=readable_folder, metavar="ADAPTER", help="directory that finetune wrote")
     parser.add_argument(
-        "--out", type=Path, required=True, metavar="DIR", help="the model's directory, which is not there yet"
+        "--out", type=Path, required=True, metavar="DIR", help="directory for the model, which must not exist yet"
     )
     parser.add_argument(
         "--model",
         type=readable_folder,
         metavar="DIR",
-        help="where the base is now (default: where it was trained over)",
+        help="directory of the base model (default: where it was during training)",
     )
     parser.add_argument("--json", action="store_true", help="print a line of JSON at the end")
     parser.set_defaults(run=_merge)
 
 
 def _merge(arguments: argparse.Namespace) -> int:
-    """Raises FinetuneError."""
+    """Merge an adapter into its base; return the exit code. Raises FinetuneError."""
     from port_agent.finetuning.inputs.model_files import check_not_there
 
-    check_not_there(arguments.out)  # before torch and transformers, which take seconds
+    check_not_there(arguments.out)  # checked before torch and transformers are loaded, which takes seconds
     from port_agent.system.torch_loading import load_torch_library
 
     load_torch_library()
@@ -77,7 +77,7 @@ def _merge(arguments: argparse.Namespace) -> int:
         print(json.dumps({"event": "finished", **asdict(outcome)}))
         return 0
     print(
-        f"{outcome.out}: {format_bytes(outcome.nbytes)}, {outcome.merged} layers of {Path(outcome.base).name} with their adapters; "
-        f"for llama.cpp: python convert_hf_to_gguf.py {outcome.out}"
+        f"{outcome.out}: {format_bytes(outcome.nbytes)}, {outcome.merged} layers of {Path(outcome.base).name} with "
+        f"their adapters; for llama.cpp: python convert_hf_to_gguf.py {outcome.out}"
     )
     return 0

@@ -1,4 +1,4 @@
-"""What the arguments of `finetune` ask for, and which of them do not go together."""
+"""What the arguments of `finetune` ask for, and which of them exclude each other."""
 
 import argparse
 from collections.abc import Iterable
@@ -11,15 +11,15 @@ from port_agent.finetuning.inputs.run_date import date_of_run
 from port_agent.packing.quantized import Quantization
 
 AS_STORED = "bf16"
-"""Of --base: the weights as they are, where that is what they are."""
+"""Of --base: leave the weights as they are, and demand bfloat16."""
 
 _RANK = 8
 _ADAPTERS_RATE, _FULL_RATE = 2e-4, 2e-5
-"""Of learning: adapters begin at nothing, whole models at what they know."""
+"""Default learning rates: adapters start from zero, whole models from trained weights."""
 
 
 def check_finetune_arguments(arguments: argparse.Namespace) -> None:
-    """Raise UsageError where arguments do not go together."""
+    """Raise UsageError for arguments that exclude each other."""
     a = arguments
     of_adapters = next(
         (n for n in ("targets", "alpha", "rslora", "dora", "dropout", "begin_from") if getattr(a, n)), None
@@ -29,36 +29,36 @@ def check_finetune_arguments(arguments: argparse.Namespace) -> None:
     of_earlier = next((name for name in ("targets", "alpha", "rslora", "dora") if getattr(a, name)), None)
     wrong = (
         (a.full and of_adapters, f"{_word(of_adapters)} is for adapters, and --full has none; give one of them"),
-        (a.full and a.base, "--full trains all weights, and those of --base are frozen; give one of them"),
-        (a.begin_from and of_earlier, f"--from trains an adapter as it is; leave {_word(of_earlier)} away"),
+        (a.full and a.base, "--full trains all weights, and --base freezes them; give one of them"),
+        (a.begin_from and of_earlier, f"--from trains an adapter as it is; leave out {_word(of_earlier)}"),
         (a.patience and not a.eval_every, "--patience counts what --eval-every measures; give both"),
         (
             a.eval_every and not a.held_out and not a.valid,
-            "--eval-every measures what is held out, and --held-out is 0; give a share or --valid",
+            "--eval-every measures held-out data, and --held-out is 0; give a share or --valid",
         ),
         (
             a.float32 and not a.full,
-            "--float32 is for the result of --full; adapters are written so anyway; leave it away",
+            "--float32 is for the result of --full; adapters are always float32; leave it out",
         ),
         (
             a.autocast and a.base in tuple(Quantization),
-            "--autocast casts weights, and those on a grid are decoded as the model's own; give one of them",
+            "--autocast casts weights, and quantized weights are decoded to the model's own type; give one of them",
         ),
-        (a.federated and a.full, "--federated sends adapters to and fro, and --full has none; leave --full away"),
-        (a.federated and a.begin_from, "--federated begins with an adapter of its own; leave --from away"),
+        (a.federated and a.full, "--federated exchanges adapters, and --full has none; leave out --full"),
+        (a.federated and a.begin_from, "--federated begins with an adapter of its own; leave out --from"),
         (
             a.federated and a.dora,
-            "--federated draws its first adapter without weights, and --dora measures them; leave --dora away",
+            "--federated initializes its adapter without the weights, and --dora needs them; leave out --dora",
         ),
         (
             a.dpo and (a.full or a.head_rows or a.dropout),
-            "--dpo compares answers with those of the model without its adapters, on all rows at once and without dropout; leave --full, "
-            "--head-rows and --dropout away",
+            "--dpo compares answers with those of the model without its adapters, on all rows at once and without "
+            "dropout; leave out --full, --head-rows and --dropout",
         ),
         (alone and not a.submit, f"{_word(alone)} is for a job of the agent; add --submit"),
         (
             only and (a.submit or a.opportunistic),
-            f"{_word(only)} trains nothing; leave --submit and --opportunistic away",
+            f"{_word(only)} trains nothing; leave out --submit and --opportunistic",
         ),
     )
     for is_wrong, said in wrong:
@@ -67,7 +67,10 @@ def check_finetune_arguments(arguments: argparse.Namespace) -> None:
 
 
 def options_of(arguments: argparse.Namespace) -> FinetuneOptions:
-    """Return the options that arguments ask for. Raises FinetuneError for an adapter or a kept date that cannot be read."""
+    """Return the options that the arguments ask for.
+
+    Raises FinetuneError for an adapter or a stored date that cannot be read.
+    """
     a = arguments
     targets = tuple(name for name in a.targets.split(",") if name)
     adapter = AdapterSettings(a.lora or _RANK, a.alpha, a.rslora, targets, a.dora)

@@ -109,9 +109,7 @@ def run_library(arguments: argparse.Namespace) -> int:
         show_json({"library": str(out), "framework": arguments.framework})
     else:
         print(f"wrote a library for {arguments.framework} to {out}; its interface: {out / 'src' / 'port_library.h'}")
-        print(
-            "it is to be compiled with -ffp-contract=off, which its sources ask for; port_library_begin says if it was not"
-        )
+        print("compile it with -ffp-contract=off, as its sources demand; port_library_begin reports an error otherwise")
     return 0
 
 
@@ -125,7 +123,7 @@ def run_flash(arguments: argparse.Namespace) -> int:
     if arguments.json:
         show_json({"method": report.method.value, "copied_to": report.copied_to and str(report.copied_to)})
     else:
-        print(f"flashed with {report.method.value}; look at it with: port-agent mcu list")
+        print(f"flashed with {report.method.value}; see it with: port-agent mcu list")
     return 0
 
 

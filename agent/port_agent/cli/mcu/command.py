@@ -43,7 +43,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def _loaded_when_run(module: str, name: str) -> Command:
-    """Return a command of a module of this folder, which is loaded when the command runs."""
+    """Return a command from a module of this directory, which is imported when the command runs."""
 
     def run(arguments: argparse.Namespace) -> int:
         command: Command = getattr(importlib.import_module(f"port_agent.cli.mcu.{module}"), name)
@@ -54,8 +54,10 @@ def _loaded_when_run(module: str, name: str) -> Command:
 
 def _add_list(add: Adder) -> None:
     parser = add("list", help="show boards on serial ports, their firmware and model")
-    parser.add_argument("--port", help="also ask this port (ptys are not listed by the system)")
-    parser.add_argument("--watch", action="store_true", help="go on, and show every board that is plugged in or out")
+    parser.add_argument("--port", help="also query this port (the system does not list ptys)")
+    parser.add_argument(
+        "--watch", action="store_true", help="keep running and report each board that is plugged in or out"
+    )
     parser.add_argument("--boards", action="store_true", help="show the boards that firmware can be built for instead")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_loaded_when_run("boards", "run_list"))
@@ -70,50 +72,50 @@ def _add_compile(add: Adder) -> None:
         "--sparse-update",
         type=size,
         metavar="RAM",
-        help="choose which biases and weights are trained: measure what each gains on the project's training samples, "
-        "solve for the best sets whose arena and trained parameters take at most RAM, such as 12K, and take the one that "
-        "measures best when it is trained itself",
+        help="choose which biases and weights are trained: measure the gain of each on the project's training samples, "
+        "solve for the best sets whose arena and trained parameters fit in RAM, such as 12K, and take the one that "
+        "performs best in a training of its own",
     )
     parser.add_argument(
         "--dynamic-update",
         type=positive_number,
         metavar="SHARE",
-        help="in every step train only this share of each layer's "
-        "channels, such as 0.25: those with the largest gradients (groups of four); less work, but no bands within --ram",
+        help="train in each step only this share of each layer's channels, such as 0.25: those with the largest "
+        "gradients (groups of four); less work, but no tiles within --ram",
     )
     parser.add_argument(
         "--q88",
         action="store_true",
-        help="give every trained weight a low byte and round to nearest: ends nearer to fp32 than "
-        "stochastic rounding of int8, takes a byte more per trained weight; where --ram does not hold that, the layers with most "
-        "weights have none",
+        help="give every trained weight a low byte and round to nearest, which ends nearer to fp32 than stochastic "
+        "rounding of int8 but takes a byte more per trained weight; if that does not fit --ram, the layers with "
+        "most weights have none",
     )
     parser.add_argument(
         "--ram",
         type=size,
-        help="let arena and trained parameters take at most RAM, such as 16K; what is not kept between "
-        "forward and backward is computed again, with the same bits",
+        help="most memory for arena and trained parameters, such as 16K; tensors not kept between "
+        "forward and backward pass are recomputed, with the same bits",
     )
     parser.add_argument(
         "--page",
         choices=["psram", "nor", "sd"],
-        help="external memory that tensors may be paged to where that takes less "
-        "energy than computing again, or memory that nothing else frees; psram also holds what is trained; goes with --ram",
+        help="external memory that tensors may be paged to if that takes less "
+        "energy than recomputing, or if nothing else frees the memory; psram also holds the trained parameters; needs --ram",
     )
     parser.add_argument(
         "--deadline",
         type=duration,
         metavar="TIME",
-        help="refuse a training step that takes longer per sample, such as "
-        "50ms, by the instruction counts and the board's file; goes with --ram",
+        help="reject a training step that takes longer per sample than this, such as "
+        "50ms, by instruction counts and the board's file; needs --ram",
     )
     parser.add_argument(
         "--per-joule",
         action="store_true",
-        help="choose between training less and recomputing or paging more: the project's "
-        "scheme (or the one --sparse-update finds), a quarter, half and three quarters of the layers, and everything are "
-        "planned for --ram and trained on the project's samples in the host's engine; of those within one standard error of "
-        "the best accuracy the one that gains most per joule is taken",
+        help="choose between training less and recomputing or paging more: the project's scheme (or the one "
+        "--sparse-update finds), a quarter, half and three quarters of the layers, and everything are planned "
+        "for --ram and trained on the project's samples in the host's engine; of the candidates within one "
+        "standard error of the best accuracy, the one that gains most per joule is taken",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_loaded_when_run("compiling", "run_compile"))
@@ -129,18 +131,20 @@ def _add_variants(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--inference",
         action="store_true",
-        help="compile for inference only, which takes less RAM: a smaller board may use what another one learnt",
+        help="compile for inference only, which takes less RAM: a smaller board can use what another one learnt",
     )
     parser.add_argument(
         "--choose-rate",
         action=argparse.BooleanOptionalAction,
-        help="choose the learning rate: train at each of several on the project's samples in the host's engine, and take the one "
-        "that recognises most of the samples held out; done unasked where the project names no rate and that takes a minute at most",
+        help="choose the learning rate: train at each of several on the project's samples in the host's engine, and "
+        "take the one that recognises most of the samples held out; done by default if the project names no "
+        "rate and it takes at most a minute",
     )
     parser.add_argument(
         "--report",
         action="store_true",
-        help="say what each layer takes and how far its int8 values are from PyTorch's; also as report.json and report.html",
+        help="report what each layer takes and how far its int8 values are from PyTorch's; also written as "
+        "report.json and report.html",
     )
 
 
@@ -159,7 +163,7 @@ def _add_flash(add: Adder) -> None:
     parser.add_argument("--board", required=True, help="board name; see: port-agent mcu list --boards")
     parser.add_argument("--port", help="serial port of the board")
     parser.add_argument("--drive", type=writable_folder, help="the boot loader's drive, where images are copied")
-    parser.add_argument("--dry-run", action="store_true", help="print the commands only")
+    parser.add_argument("--dry-run", action="store_true", help="only print the commands")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_loaded_when_run("boards", "run_flash"))
 
@@ -172,7 +176,7 @@ def _add_library(add: Adder) -> None:
         dest="framework",
         required=True,
         choices=["arduino", "platformio", "zephyr", "pico-sdk", "esp-idf"],
-        help="whose package it is",
+        help="framework of the package",
     )
     parser.add_argument("-o", "--out", type=writable_folder, help="directory to write (default: MODEL/library)")
     parser.add_argument("--json", action="store_true", help="print JSON")
@@ -193,18 +197,18 @@ def _add_job(parser: argparse.ArgumentParser) -> None:
 
 def _add_port(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--port", help="serial port or pty (default: the only known board plugged in)")
-    parser.add_argument("--serial", help="USB serial number of the board: found again after a replug")
+    parser.add_argument("--serial", help="USB serial number of the board: finds it after it is replugged")
 
 
 def _add_train(add: Adder) -> None:
-    parser = add("train", help="train the model on the board; interrupt and run again to go on")
+    parser = add("train", help="train the model on the board; interrupt it and run it again to continue")
     _add_job(parser)
     parser.add_argument("--epochs", type=whole_number(1), help="passes over the training data")
-    parser.add_argument("--steps", type=whole_number(1), help="stop after so many samples")
+    parser.add_argument("--steps", type=whole_number(1), help="stop after this number of samples")
     parser.add_argument("--lr", type=positive_number, dest="learning_rate", help="learning rate (default 0.03)")
     parser.add_argument("--rule", choices=["stochastic", "nearest", "truncate", "q88"], help="rounding of the update")
     parser.add_argument(
-        "--seed", type=whole_number(0, 2**32 - 1), help="of the order of samples and of rounding (default 1)"
+        "--seed", type=whole_number(0, 2**32 - 1), help="seed of the order of samples and of rounding (default 1)"
     )
     parser.add_argument(
         "--snapshot-every", type=whole_number(1), help="samples between snapshots on the host (default 200)"
@@ -212,20 +216,21 @@ def _add_train(add: Adder) -> None:
     parser.add_argument(
         "--save-every",
         type=whole_number(1),
-        help="samples between saves in the board's own flash, which wears; it is always saved at the end (default 20000)",
+        help="samples between saves in the board's own flash, which wears; always saved at the end (default 20000)",
     )
     parser.add_argument(
         "--shard",
         type=_shard,
         metavar="K/N",
         help="train only part K of N of the samples, such as 2/3: several boards, each "
-        "with a part and a --state-dir of its own, train every sample exactly once; it goes on only while its part is unchanged",
+        "with a part and a --state-dir of its own, train every sample exactly once; it resumes only if its part is unchanged",
     )
     parser.add_argument("--state-dir", type=writable_folder, help="where snapshots are kept (default: beside the job)")
     parser.add_argument(
         "--keep-weights",
         action="store_true",
-        help="begin a training with other samples, another seed or rate from the weights of the state directory's newest snapshot",
+        help="start a new training, with other samples, seed or rate, from the weights of the newest snapshot in the "
+        "state directory",
     )
     parser.add_argument("--out", type=writable_file, help="write the trained parameters here")
     parser.set_defaults(run=_loaded_when_run("training", "run_train"))
@@ -261,8 +266,9 @@ def _add_export(add: Adder) -> None:
     parser = add(
         "export",
         help="write what a board learnt as a state_dict of the PyTorch module",
-        description="Write what a board learnt as a state_dict by the names of the module's layers, which load_state_dict takes. "
-        "The weights come from the newest snapshot of a training, from a file, or from a board.",
+        description="Write what a board learnt as a state_dict by the names of the module's layers, which "
+        "load_state_dict takes. The weights come from the newest snapshot of a training, from a file, or "
+        "from a board.",
     )
     parser.add_argument("model", type=readable_folder, help="directory of the compiled model")
     parser.add_argument("-o", "--out", type=writable_file, required=True, help=".safetensors file to write")
@@ -278,7 +284,9 @@ def _add_export(add: Adder) -> None:
     parser.add_argument("--from-board", action="store_true", help="read the weights from the board")
     _add_port(parser)
     parser.add_argument(
-        "--codes", action="store_true", help="write int8 codes and scales as the board has them, batch norm folded in"
+        "--codes",
+        action="store_true",
+        help="write int8 codes and scales as they are on the board, batch norm folded in",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=_loaded_when_run("exporting", "run_export"))

@@ -1,4 +1,4 @@
-"""`mcu compile`: choose what is trained and how it fits, write the tables, and say what was chosen."""
+"""`mcu compile`: choose what is trained and how it fits, write the tables, and report the choices."""
 
 import argparse
 from dataclasses import asdict, dataclass
@@ -42,18 +42,18 @@ from port_planner.mcu.schemes.value import Valuation
 
 @dataclass(frozen=True, slots=True)
 class _Choices:
-    """What was chosen for a project before its tables are written."""
+    """The choices made for a project before its tables are written."""
 
     fitted: FittedModel | None
-    """What is trained, where that was searched for."""
+    """What is trained, if that was searched for."""
     valuation: Valuation | None
-    """What each candidate gains per joule, where that decided."""
+    """The gain of each candidate per joule, if that decided."""
     held: FittedMemory | None
-    """How it fits into a budget, where there is one."""
+    """How the model fits into a budget, if there is one."""
     narrow: tuple[str, ...]
-    """Layers whose weights have no low byte though low bytes were asked for."""
+    """Layers whose weights have no low byte although low bytes were requested."""
     rate: RateChoice | None = None
-    """The learning rates that were measured, where one was to be chosen."""
+    """The learning rates that were measured, if one was to be chosen."""
 
 
 def run_compile(arguments: argparse.Namespace) -> int:
@@ -90,8 +90,8 @@ def run_compile(arguments: argparse.Namespace) -> int:
         print(note)
     if error is not None and error > MAX_INT8_ERROR:
         print(
-            f"warning: in int8 the logits are off by {error:.0%} of what they differ among the test samples: this is another model; "
-            "--report says which layer loses it"
+            f"warning: in int8 the logits are off by {error:.0%} of their spread over the test samples, so this is a "
+            "different model; --report shows which layer loses the accuracy"
         )
     if is_guess:
         print(
@@ -109,7 +109,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
         arguments.q88 or arguments.sparse_update or arguments.dynamic_update or arguments.per_joule
     ):
         raise BoardJobError(
-            "--inference trains nothing; --q88, --sparse-update, --dynamic-update and --per-joule say how to train: leave them out"
+            "--inference trains nothing; leave out --q88, --sparse-update, --dynamic-update and --per-joule, which "
+            "say how to train"
         )
     if arguments.ram is None:
         if arguments.deadline is not None:
@@ -120,12 +121,12 @@ def _check_options(arguments: argparse.Namespace) -> None:
             raise BoardJobError("--per-joule chooses among plans within --ram; give --ram too")
     if arguments.per_joule and arguments.dynamic_update is not None:
         raise BoardJobError(
-            "--per-joule measures trainings of whole layers, --dynamic-update trains a share of each; give one of them"
+            "--per-joule measures the training of whole layers, --dynamic-update trains a share of each; give one of them"
         )
 
 
 def _choose(project: Project, arguments: argparse.Namespace) -> tuple[Project, _Choices]:
-    """Return the project as the options want it, and what was chosen on the way."""
+    """Return the project as the options change it, and the choices made on the way."""
     fitted = valuation = held = None
     if arguments.weights is not None:
         project = weigh_project(project, arguments.weights)
@@ -183,28 +184,26 @@ def _show_choices(choices: _Choices) -> None:
         _show_held(choices.held)
     if choices.narrow:
         names = ", ".join(choices.narrow)
-        print(f"no low bytes, which do not fit: {names}; the Q8.8 rule rounds their weights stochastically")
+        print(f"low bytes do not fit for {names}; the Q8.8 rule rounds their weights stochastically")
     if choices.rate is not None:
         _show_rate(choices.rate)
 
 
 def _rate_json(found: RateChoice) -> dict[str, Any]:
-    """Return the accuracy of each learning rate on samples held out, as shares."""
+    """Return the accuracy of each learning rate on held-out samples, as shares."""
     measured = [{"rate": each.rate, "accuracy": each.accuracy} for each in found.measured]
     return {"chosen": found.best.rate, "untrained": found.untrained, "measured": measured}
 
 
 def _show_rate(found: RateChoice) -> None:
     listed = ", ".join(f"{each.rate:g}: {each.accuracy:.1%}" for each in found.measured)
-    print(f"learning rate {found.best.rate:g}; on samples held out {listed}, untrained: {found.untrained:.1%}")
+    print(f"learning rate {found.best.rate:g}; on held-out samples {listed}, untrained: {found.untrained:.1%}")
     if not found.helps:
-        print("no rate recognises more than the model does untrained: give it more samples, or train other layers")
+        print("no rate recognises more than the untrained model: give it more samples, or train other layers")
 
 
 def _fitted_json(fitted: FittedModel) -> dict[str, Any]:
-    """Return the scheme that `mcu compile --sparse-update` chose, for machines.
-
-    And what it was measured beside.
+    """Return the scheme that `mcu compile --sparse-update` chose, and what it was compared with, as JSON.
 
     `proven`: no scheme within the limits is predicted to do better than the knapsack's answer.
     """
@@ -228,7 +227,7 @@ def _finalist_json(finalist: Finalist) -> dict[str, Any]:
 
 
 def _show_fitted(fitted: FittedModel) -> None:
-    """Print the contributions, the knapsack's answer, the race and what is trained."""
+    """Print the contributions, the knapsack's answer, the measured candidates and what is trained."""
     print("\n".join(fitted.table.lines()))
     print(f"knapsack: {fitted.optimum.describe()}")
     table = Table(box=None, pad_edge=False)
@@ -247,7 +246,7 @@ def _show_fitted(fitted: FittedModel) -> None:
 
 
 def _valuation_json(found: Valuation) -> dict[str, Any]:
-    """Return what `mcu compile --per-joule` measured and chose; joules are estimates of the whole job."""
+    """Return what `mcu compile --per-joule` measured and chose, as JSON; joules are estimates for the whole job."""
     return {
         "chosen": found.chosen.origin,
         "trained": found.chosen.scheme.describe(),
@@ -269,7 +268,7 @@ def _valuation_json(found: Valuation) -> dict[str, Any]:
 
 
 def _show_valuation(found: Valuation) -> None:
-    """Print what each candidate reaches and takes, and which was chosen by what rule."""
+    """Print what each candidate reaches and takes, which was chosen, and by which rule."""
     table = Table(box=None, pad_edge=False)
     for name in ("trained", "%", "behind", "job", "each", "RAM, B", "paged", "%/J"):
         table.add_column(name, justify="left" if name == "trained" else "right", no_wrap=True)
@@ -296,7 +295,7 @@ def _show_valuation(found: Valuation) -> None:
 
 
 def _held_json(held: FittedMemory) -> dict[str, Any]:
-    """Return what a plan within a budget takes, as JSON; seconds and joules are estimates of one training sample."""
+    """Return what a plan within a budget takes, as JSON; seconds and joules are estimates for one training sample."""
     medium = held.memory.medium
     return {
         "ram_bytes": held.memory.ram_bytes,
@@ -313,13 +312,13 @@ def _held_json(held: FittedMemory) -> dict[str, Any]:
 
 
 def _show_held(held: FittedMemory) -> None:
-    """Say what a plan within a budget takes."""
+    """Print what a plan within a budget takes."""
     again, paged = held.memory.recomputed, held.memory.paged
     tiles = sum(row.part for row in held.memory.rows)
-    how = "all is kept"
+    how = "everything is kept"
     if again or tiles or paged:
         pages = f", {paged} pages read" if paged else ""
-        how = f"{again} rows run again, {tiles} in bands{pages}, {held.overhead:.1%} more energy"
+        how = f"{again} rows recomputed, {tiles} in tiles{pages}, {held.overhead:.1%} more energy"
     print(
         f"{held.memory.ram_bytes:,} B: {how}; {format_seconds(held.seconds)} and {format_joules(held.joules)} per sample "
         "(estimated)"
@@ -327,8 +326,8 @@ def _show_held(held: FittedMemory) -> None:
     medium = held.memory.medium
     if medium is None:
         return
-    home = ", two copies of what is trained among them" if held.memory.parameters.pages else ""
+    home = ", including two copies of the trained parameters" if held.memory.parameters.pages else ""
     line = f"{medium.name}: {medium.size_bytes:,} B{home}; {medium.written_bytes:,} B written per sample"
     if held.page_costs is not None and held.page_costs.endurance_cycles is not None:
-        line += f", to the same blocks: they last some {held.page_costs.endurance_cycles:,.0f} samples"
+        line += f", to the same blocks, which last about {held.page_costs.endurance_cycles:,.0f} samples"
     print(line)

@@ -39,7 +39,7 @@ def run_export(arguments: argparse.Namespace) -> int:
 
 
 def safetensors_file(arrays: Arrays, model: ModelDirectory) -> bytes:
-    """Return arrays as a safetensors file: the same bytes for the same weights."""
+    """Return arrays as a safetensors file; the same weights give the same bytes."""
     chunks = {
         name: Chunks(str(values.dtype), values.shape, partial(lambda data: [data], values.tobytes()))
         for name, values in sorted(arrays.items())
@@ -76,6 +76,7 @@ def _of_result(model: ModelDirectory, path: Path) -> bytes:
 def _checked(model: ModelDirectory, parameters: bytes, sha256: str, place: str) -> bytes:
     if sha256 != model.sha256.hex() or len(parameters) != model.parameter_bytes:
         raise BoardJobError(
-            f"{place} belongs to model {sha256[:12]}, {model.path} holds {model.sha256.hex()[:12]}; name the model it was trained with"
+            f"{place} belongs to model {sha256[:12]}, but {model.path} holds {model.sha256.hex()[:12]}; name the model "
+            "that it was trained with"
         )
     return parameters

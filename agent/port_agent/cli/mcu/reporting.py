@@ -18,7 +18,10 @@ JSON_NAME, PAGE_NAME = "report.json", "report.html"
 
 
 def report_rows(figures: Sequence[LayerFigures]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Return the head and the rows of a report's table; time and energy are for each core of inference / training."""
+    """Return the head and the rows of a report's table.
+
+    Time and energy are given for each core, of inference / training.
+    """
     cores = list(figures[0].costs) if figures else []
     head = (*COLUMNS, *(f"{core}: {what}" for core in cores for what in ("instructions", "time", "energy")))
     rows = []
@@ -55,7 +58,7 @@ def write_report(figures: Sequence[LayerFigures], name: str, out: Path) -> None:
 
 
 def report_page(figures: Sequence[LayerFigures], name: str) -> str:
-    """Return a report as a page without scripts or anything from elsewhere."""
+    """Return a report as a page without scripts or external resources."""
     head, rows = report_rows(figures)
     cells = "".join(f"<th>{html.escape(cell)}</th>" for cell in head)
     body = "\n".join("<tr>" + "".join(f"<td>{html.escape(cell)}</td>" for cell in row) + "</tr>" for row in rows)

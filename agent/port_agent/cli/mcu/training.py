@@ -54,9 +54,7 @@ def _train(spec: BoardJobSpec, state_dir: Path, as_json: bool, port: Path | None
         state_dir.mkdir(parents=True, exist_ok=True)
         keep_shard(state_dir, spec.shard, training)
     if training.clipped and not as_json:
-        print(
-            f"{training.clipped:,} values lie outside of the range that {model.name} was calibrated to and are clipped"
-        )
+        print(f"{training.clipped:,} values lie outside the range that {model.name} was calibrated for and are clipped")
     link = make_link(spec, model, port)
     view = TrainView(_total(spec, len(training)), as_json)
     trainer = BoardTrainer(link, model, training, spec.settings, state_dir, view, held_out=held_out)
@@ -64,7 +62,8 @@ def _train(spec: BoardJobSpec, state_dir: Path, as_json: bool, port: Path | None
     trainer.start()
     if trainer.finished and not as_json:
         print(
-            f"all {trainer.total_steps:,} samples were trained before; give more --epochs, or --keep-weights to begin anew"
+            f"all {trainer.total_steps:,} samples are already trained; give more --epochs, or --keep-weights to start "
+            "a new training"
         )
     with view:
         _run_until_interrupted(trainer)
@@ -84,14 +83,14 @@ def _total(spec: BoardJobSpec, samples: int) -> int:
 
 
 def _run_until_interrupted(trainer: BoardTrainer) -> None:
-    """Train; on Ctrl-C leave a place mark, so that the next run goes on from here."""
+    """Train; on Ctrl-C save the position, so that the next run continues from here."""
     try:
         trainer.run(lambda: False)
     except KeyboardInterrupt:
         try:
             trainer.leave()
         except McuError:
-            print("the board did not answer any more; the next run goes on from the last snapshot")
+            print("the board no longer answers; the next run continues from the last snapshot")
         raise
 
 
@@ -149,7 +148,9 @@ def run_simulate(arguments: argparse.Namespace) -> int:
     """Run a model in QEMU until interrupted, or adapt a project from start to finish."""
     from port_agent.mcu.project import SCRIPT
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds, so that the simulated board is switched off
+    signal.signal(
+        signal.SIGTERM, lambda *_: sys.exit(143)
+    )  # raises SystemExit, so that the simulated board is switched off
     if (arguments.model / SCRIPT).is_file():
         return _simulate_project(arguments)
     with (
@@ -167,7 +168,10 @@ def run_simulate(arguments: argparse.Namespace) -> int:
 
 
 def _simulator(model: Path, board: str | None, work: Path, of: Path) -> Simulator:
-    """Return the simulator of a model; its port and storage belong to the model or project `of`, by its whole path."""
+    """Return the simulator of a model.
+
+    Its port and storage belong to the model or project `of`, by its full path.
+    """
     chosen = find_board(board or read_job(model).board or DEFAULT_SIMULATED)
     place = of.resolve()
     folder = simulator_folder() / f"{chosen.name}-{place.name}-{bytes_checksum(os.fsencode(place))[:8]}"

@@ -1,4 +1,4 @@
-"""How microcontrollers are shown: tables, progress bars, and the same as JSON lines."""
+"""Views of microcontrollers: tables, progress bars, and the same as JSON lines."""
 
 import sys
 from dataclasses import asdict, dataclass
@@ -22,12 +22,12 @@ UNKNOWN = "unknown"
 
 
 def show_json(content: object) -> None:
-    """Print one JSON document; a number that is not finite is null there."""
+    """Print one JSON document, in which a number that is not finite becomes null."""
     print(msgspec.json.encode(content).decode())
 
 
 def bytes_or_unknown(count: int | None) -> str:
-    """Return a size with its unit, or that it is not known."""
+    """Return a size with its unit, or that it is unknown."""
     return UNKNOWN if count is None else f"{count:,} B"
 
 
@@ -41,7 +41,7 @@ class ListedPort:
 
 
 def listed_json(row: ListedPort) -> dict[str, Any]:
-    """Return a row of `mcu list` for machines."""
+    """Return a row of `mcu list` as JSON."""
     info = row.info
     return {
         "port": row.port.path, "usb": None if row.port.usb is None else str(row.port.usb), "serial": row.port.serial,
@@ -76,7 +76,7 @@ def show_list(rows: list[ListedPort]) -> None:
 
 
 def firmware_json(firmware: Firmware) -> dict[str, Any]:
-    """Return a build for machines."""
+    """Return a build as JSON."""
     board = firmware.board
     return {
         "board": board.name,
@@ -103,7 +103,7 @@ def show_firmware(firmware: Firmware) -> None:
 
 
 def status_json(info: DeviceInfo, status: DeviceStatus, pages: DevicePages | None) -> dict[str, Any]:
-    """Return identity and counters for machines."""
+    """Return identity and counters as JSON."""
     return {
         "board": info.board, "firmware": info.firmware_version, "model": info.model, "model_hash": info.model_hash.hex(),
         "serial": info.serial_text, "boot_nonce": f"{info.nonce:08x}", "has_snapshot": info.has_snapshot,
@@ -143,12 +143,12 @@ def show_status(info: DeviceInfo, status: DeviceStatus, pages: DevicePages | Non
 
 def _pages_line(pages: DevicePages) -> str:
     if not pages.medium:
-        return f"the model needs {pages.needed_bytes:,} B of external memory, none answers"
-    state = "; a step ended half way: restore" if pages.torn else ""
+        return f"the model needs {pages.needed_bytes:,} B of external memory, but none answers"
+    state = "; a step was interrupted half way: restore a snapshot" if pages.torn else ""
     return (
-        f"{pages.needed_bytes:,} B of {pages.medium} of {format_bytes(pages.medium_bytes)}; {format_bytes(pages.read_bytes)} read, "
-        f"{format_bytes(pages.written_bytes)} written in blocks of {pages.block_bytes:,} B, {pages.failed} transfers failed, "
-        f"{pages.damaged} pages damaged{state}"
+        f"{pages.needed_bytes:,} B of {pages.medium} of {format_bytes(pages.medium_bytes)}; "
+        f"{format_bytes(pages.read_bytes)} read, {format_bytes(pages.written_bytes)} written in blocks of "
+        f"{pages.block_bytes:,} B, {pages.failed} transfers failed, {pages.damaged} pages damaged{state}"
     )
 
 
@@ -195,7 +195,7 @@ class TrainView:
             case SnapshotTaken():
                 self._line("snapshot", step=event.step, bytes=event.size_bytes, wall_s=event.wall_s)
             case BoardSaved():
-                slots = f"kept on the board over power cuts (save {event.saves:,}; each of two slots lasts some 10,000)"
+                slots = f"kept on the board through power cuts (save {event.saves:,}; each of two slots lasts about 10,000 saves)"
                 self._write(f"{event.step:>7} samples trained: {event.problem or slots}")
                 self._line("saved", step=event.step, saves=event.saves, problem=event.problem)
             case BoardInterrupted():

@@ -1,4 +1,4 @@
-"""Commands about federated averaging: lead a federation, see how it stands, end it."""
+"""Commands about federated averaging: lead a federation, show its state, end it."""
 
 import argparse
 import json
@@ -21,31 +21,32 @@ _KINDS = ("federations", "memberships")
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of this area to `commands`."""
     federate = commands.add_parser(
-        "federate", help="average a job's weights over paired devices; data stays where it is"
+        "federate", help="average a job's weights over paired devices; data stays on each device"
     )
     federate.description = (
-        "Federated averaging over paired devices. On each: `port-agent submit job.port --federated`, with a bundle of the same model "
-        "made from that device's own data, under the same name; or `port-agent finetune MODEL ... --submit --federated --name NAME`, whose "
-        "adapters are averaged. On the one that leads: `port-agent federate start JOB`. Each trains its "
-        "rounds as its own policy allows; needs pip install 'port-agent[federate]' on all."
+        "Federated averaging over paired devices. On each device: `port-agent submit job.port --federated`, with a "
+        "bundle of the same model made from that device's own data, under the same name; or `port-agent finetune "
+        "MODEL ... --submit --federated --name NAME`, whose adapters are averaged. On the device that leads: "
+        "`port-agent federate start JOB`. Each trains its rounds as its own policy allows; needs pip install "
+        "'port-agent[federate]' on all."
     )
     verbs = federate.add_subparsers(dest="verb", metavar="VERB", required=True)
     _add_start(verbs)
-    status = _verb(verbs, "status", "show the federations that this device leads or is in", _status)
-    status.add_argument("job", nargs="?", help="number or name; without it all")
+    status = _verb(verbs, "status", "show the federations that this device leads or takes part in", _status)
+    status.add_argument("job", nargs="?", help="number or name (default: all)")
     status.add_argument(
         "--plot", type=writable_file, metavar="FILE.svg", help="draw the loss by round and who took part; for one JOB"
     )
-    _verb(verbs, "stop", "end a federation after the rounds that are done", _stop).add_argument(
-        "job", help="number or name"
-    )
+    _verb(verbs, "stop", "end a federation after the finished rounds", _stop).add_argument("job", help="number or name")
 
-    leave = _verb(verbs, "leave", "do nothing more for the device that leads a job, which may lead it no more", _leave)
+    leave = _verb(
+        verbs, "leave", "stop taking part in a job's federation; its leader may no longer lead the job", _leave
+    )
     leave.add_argument("job", help="number or name")
 
 
 def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
-    start = _verb(verbs, "start", "lead a federation of a job of this device, from the weights in its bundle", _start)
+    start = _verb(verbs, "start", "lead a federation of a job on this device, from the weights in its bundle", _start)
     start.add_argument("job", help="number or name of a federated job")
     start.add_argument("--rounds", type=whole_number(1, _MOST), required=True, help="how often weights are averaged")
     start.add_argument(
@@ -53,14 +54,14 @@ def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         type=whole_number(1, _MOST),
         default=2,
         metavar="N",
-        help="so many must be ready, this one counts (default 2)",
+        help="devices that must be ready, including this one (default 2)",
     )
     start.add_argument(
         "--goal",
         type=whole_number(0, _MOST),
         default=0,
         metavar="N",
-        help="so many replies end a round (default: all that were asked)",
+        help="replies that end a round (default: those of all devices asked)",
     )
     start.add_argument(
         "--round-timeout",
@@ -68,14 +69,14 @@ def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         default=3600.0,
         dest="timeout_s",
         metavar="TIME",
-        help="a round ends then, without those who have not replied (default 1h)",
+        help="longest round; it ends without the devices that have not replied (default 1h)",
     )
     start.add_argument(
         "--min-share",
         type=positive_number,
         default=0.5,
         metavar="X",
-        help="with replies of fewer than this share of those asked a round is abandoned and done again (default 0.5)",
+        help="abandon and repeat a round if less than this share of the devices asked reply (default 0.5)",
     )
     _add_strategy(start)
     start.add_argument(
@@ -86,18 +87,20 @@ def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         type=positive_number,
         default=0.0,
         metavar="Z",
-        help="with --clip: Gaussian noise of Z times the norm over the number of devices (differential privacy; its epsilon over all rounds is printed)",
+        help="with --clip: Gaussian noise of Z times the norm over the number of devices (differential privacy; its "
+        "epsilon over all rounds is printed)",
     )
     start.add_argument(
         "--epsilon-budget",
         type=positive_number,
         metavar="E",
-        help="with --noise: a device whose data would have spent more than this epsilon over its life, all federations counted, contributes no more",
+        help="with --noise: a device stops contributing when its data would have spent more than this epsilon over "
+        "all federations",
     )
     start.add_argument(
         "--secure",
         action="store_true",
-        help="SecAgg+: this device sees sums of changes only, of three devices or more",
+        help="SecAgg+: this device sees only sums of the changes of three or more devices",
     )
 
 
@@ -106,18 +109,21 @@ def _add_strategy(start: argparse.ArgumentParser) -> None:
         "--strategy",
         choices=("fedavg", "fedavgm", "fedadam"),
         default="fedavg",
-        help="what is made of an average: taken as it is (default), with server momentum, or as Adam's gradient",
+        help="how an average is applied: as it is (default), with server momentum, or as a gradient for Adam",
     )
     start.add_argument(
-        "--server-rate", type=positive_number, metavar="X", help="of fedavgm (default 1) and fedadam (0.1)"
+        "--server-rate",
+        type=positive_number,
+        metavar="X",
+        help="learning rate of fedavgm (default 1) and fedadam (default 0.1)",
     )
-    start.add_argument("--server-momentum", type=_factor, metavar="X", help="of fedavgm (default 0.9)")
-    start.add_argument("--server-betas", type=_factor, nargs=2, metavar="X", help="of fedadam (default 0.9 0.99)")
-    start.add_argument("--server-tau", type=positive_number, metavar="X", help="of fedadam (default 0.001)")
+    start.add_argument("--server-momentum", type=_factor, metavar="X", help="momentum of fedavgm (default 0.9)")
+    start.add_argument("--server-betas", type=_factor, nargs=2, metavar="X", help="betas of fedadam (default 0.9 0.99)")
+    start.add_argument("--server-tau", type=positive_number, metavar="X", help="tau of fedadam (default 0.001)")
 
 
 def _factor(text: str) -> float:
-    """Return a number from 0 to below 1; raises ArgumentTypeError for anything else."""
+    """Parse a number from 0 to below 1; raises ArgumentTypeError for anything else."""
     try:
         value = float(text)
     except ValueError:
@@ -128,12 +134,15 @@ def _factor(text: str) -> float:
 
 
 def _server(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the strategy and its numbers as the agent takes them; raises UsageError for numbers of another one."""
+    """Return the strategy and its numbers in the agent's form.
+
+    Raises UsageError for numbers of another strategy.
+    """
     known = {"fedavg": (), "fedavgm": ("rate", "momentum"), "fedadam": ("rate", "betas", "tau")}[arguments.strategy]
     given = {name: getattr(arguments, f"server_{name}") for name in ("rate", "momentum", "betas", "tau")}
     given = {name: value for name, value in given.items() if value is not None}
     if other := given.keys() - set(known):
-        raise UsageError(f"--server-{min(other)} is no number of --strategy {arguments.strategy}")
+        raise UsageError(f"--server-{min(other)} does not apply to --strategy {arguments.strategy}; leave it out")
     usual = {"rate": 0.1} if arguments.strategy == "fedadam" else {}
     return {"strategy": arguments.strategy, **usual, **given}
 
@@ -150,9 +159,9 @@ def _verb(
 
 def _start(arguments: argparse.Namespace) -> int:
     if arguments.min_share > 1.0:
-        raise UsageError(f"--min-share is a share of the devices asked, at most 1, not {arguments.min_share:g}")
+        raise UsageError(f"--min-share is {arguments.min_share:g}; give a share of the devices asked, at most 1")
     if arguments.timeout_s > _LONGEST_S:
-        raise UsageError(f"a round lasts 30 days at most, not {format_seconds(arguments.timeout_s)}")
+        raise UsageError(f"a round of {format_seconds(arguments.timeout_s)} is too long; give at most 30 days")
     names = ("rounds", "min_devices", "goal", "timeout_s", "min_share", "clip", "noise", "epsilon_budget", "secure")
     settings = {name: getattr(arguments, name) for name in names} | {"server": _server(arguments)}
     answer = places.connect(arguments.runtime_dir).post("/v1/federations", job=arguments.job, settings=settings)
@@ -164,7 +173,7 @@ def _start(arguments: argparse.Namespace) -> int:
 
 
 def _privacy(noise: float, rounds: int) -> str:
-    """Return what differential privacy so many rounds have, in words."""
+    """Return the differential privacy of a number of rounds, in words."""
     if not noise:
         return "no differential privacy without --noise"
     note, noun = (
@@ -193,13 +202,16 @@ def _status(arguments: argparse.Namespace) -> int:
 
 
 def _plot(led: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Draw the rounds of the only federation that is meant; raises UsageError where that is none or several, OSError."""
+    """Draw the rounds of the only selected federation.
+
+    Raises UsageError if none or several are selected, and OSError.
+    """
     if len(led) != 1:
         names = ", ".join(one["name"] for one in led)
         raise UsageError(
             f"--plot draws one federation: name its JOB, of {names}"
             if names
-            else "this device leads no such federation"
+            else "this device does not lead this federation"
         )
     from port_agent.system.atomic_file import write_atomically
     from port_planner.draw.rounds import RoundMark, rounds_svg
@@ -214,7 +226,7 @@ def _plot(led: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _spent(privacy: Mapping[str, Any] | None) -> str:
-    """Return what a job's data has spent, and has left, in words."""
+    """Return what a job's data has spent of its privacy budget, and what is left, in words."""
     if privacy is None or not (privacy["rounds"] or privacy["bare"]):
         return ""
     if privacy["bare"]:
@@ -241,7 +253,7 @@ def _lines(run: Mapping[str, Any]) -> list[str]:
     if run["training"]:
         lines.append(f"  now: {', '.join(run['training'])}")
     elif run["waits"]:
-        lines.append(f"  waits: {run['waits']}")
+        lines.append(f"  waiting: {run['waits']}")
     lines += [f"  {_round(one)}" for one in run["history"][-_ROUNDS_SHOWN:]]
     if run["weights"]:
         where = (
@@ -271,6 +283,6 @@ def _stop(arguments: argparse.Namespace) -> int:
 
 def _leave(arguments: argparse.Namespace) -> int:
     answer = places.connect(arguments.runtime_dir).post(f"/v1/federations/{arguments.job}/leave")
-    text = f"Job {answer['job']} ({answer['name']}) is led by no other device any more."
+    text = f"Job {answer['job']} ({answer['name']}) is no longer led by another device."
     print(json.dumps(answer, indent=2) if arguments.json else text)
     return 0

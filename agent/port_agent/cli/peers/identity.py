@@ -1,4 +1,4 @@
-"""`port-agent identity`: who this device is to others, kept for a card that is replaced."""
+"""`port-agent identity`: this device's identity towards others, saved for the case that its card is replaced."""
 
 import argparse
 from pathlib import Path
@@ -9,19 +9,24 @@ from port_agent.control import places
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of this area to `commands`."""
-    identity = commands.add_parser("identity", help="keep who this device is to others, for a replaced card")
+    identity = commands.add_parser("identity", help="save this device's identity, for a replaced card")
     identity.description = (
-        "Keep the key of this device, whom it is paired with and what its data spent of privacy in a file, and give them to a new card or machine, which then is this "
-        "device to all others. Whoever has the file is this device, too: keep it as a password, and never let both run at once."
+        "Save the key of this device, its pairings and the privacy budget that its data has spent in a file, and "
+        "restore them on a new card or machine, which then is this device to all others. Whoever has the file can "
+        "act as this device: keep it like a password, and never run both at once."
     )
     verbs = identity.add_subparsers(dest="verb", metavar="VERB", required=True)
-    export = verbs.add_parser("export", help="write it into a file that only you can read")
+    export = verbs.add_parser("export", help="write it to a file that only you can read")
     export.add_argument("file", type=Path)
-    export.add_argument("--state-dir", type=readable_folder, metavar="D", help="of the agent, if not the usual one")
+    export.add_argument(
+        "--state-dir", type=readable_folder, metavar="D", help="the agent's state directory, if not the default"
+    )
     export.set_defaults(run=_export)
-    taken = verbs.add_parser("import", help="take it from such a file, while no agent runs here")
+    taken = verbs.add_parser("import", help="restore it from such a file, while no agent is running here")
     taken.add_argument("file", type=Path)
-    taken.add_argument("--state-dir", type=writable_folder, metavar="D", help="of the agent, if not the usual one")
+    taken.add_argument(
+        "--state-dir", type=writable_folder, metavar="D", help="the agent's state directory, if not the default"
+    )
     taken.set_defaults(run=_import)
 
 
@@ -33,9 +38,9 @@ def _export(arguments: argparse.Namespace) -> int:
         own, count = write_backup(state_dir, arguments.file)
     except FileNotFoundError as error:
         raise UsageError(
-            f"{error.filename}: no such file; `port-agent pair` makes an identity when it is needed"
+            f"{error.filename}: no such file; `port-agent pair` creates an identity when it is needed"
         ) from error
-    print(f"{own.id} and {count} paired devices are in {arguments.file}. Whoever has this file is this device.")
+    print(f"{own.id} and {count} paired devices are in {arguments.file}. Whoever has this file can act as this device.")
     return 0
 
 
@@ -47,7 +52,7 @@ def _import(arguments: argparse.Namespace) -> int:
     state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
     lock = LockFile(state_dir / LOCK_NAME)
     if not lock.try_lock():
-        raise UsageError(f"an agent runs with {state_dir}; stop it first")
+        raise UsageError(f"an agent is running with {state_dir}; stop it first")
     try:
         own, count = restore_backup(arguments.file, state_dir)
     finally:

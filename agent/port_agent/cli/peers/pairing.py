@@ -1,4 +1,4 @@
-"""Commands about other devices: who is there, pair, unpair."""
+"""Commands about other devices: list, pair and unpair them."""
 
 import argparse
 import json
@@ -15,31 +15,33 @@ if TYPE_CHECKING:
 
 _LONGEST_CODE_S = 3600.0
 _JOIN_PATIENCE_S = 150.0
-"""A first key is made, a slow board on the other side answers."""
+"""Time in which a first key is generated and a slow board on the other side answers."""
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of this area to `commands`."""
-    peers = _command(commands, "peers", "show the devices that this one is paired with, and other agents that are seen")
+    peers = _command(
+        commands, "peers", "show the devices that this one is paired with, and other agents on the network"
+    )
     peers.set_defaults(run=_peers)
-    pair = _command(commands, "pair", "pair with another device: without CODE show one, there type it")
+    pair = _command(commands, "pair", "pair with another device: show a code here, and type it there")
     pair.description = (
         "Pair two devices, so that each trusts the other. On one run `port-agent pair`, on the other `port-agent pair CODE` "
-        "with the code that is shown, and with --at where multicast DNS does not find the first. A code holds for minutes and "
+        "with the code that is shown, and with --at if multicast DNS does not find the first. A code is valid for minutes and "
         f"for {TRIES} tries."
     )
-    pair.add_argument("code", nargs="?", metavar="CODE", help="what the other device shows")
+    pair.add_argument("code", nargs="?", metavar="CODE", help="code that the other device shows")
     pair.add_argument("--at", type=host_and_port, metavar="HOST[:PORT]", help="the device that shows the code")
     pair.add_argument(
         "--for",
         dest="lifetime_s",
         type=duration,
         metavar="TIME",
-        help=f"how long the code holds (default {LIFETIME_S / 60:.0f}min)",
+        help=f"how long the code is valid (default {LIFETIME_S / 60:.0f}min)",
     )
     pair.set_defaults(run=_pair)
-    unpair = _command(commands, "unpair", "trust a paired device no more, from this moment on")
-    unpair.add_argument("device", help="its name or id, as `port-agent peers` shows them")
+    unpair = _command(commands, "unpair", "stop trusting a paired device immediately")
+    unpair.add_argument("device", help="its name or id, as shown by `port-agent peers`")
     unpair.set_defaults(run=_unpair)
 
 
@@ -67,12 +69,14 @@ def _peers(arguments: argparse.Namespace) -> int:
 def _pair(arguments: argparse.Namespace) -> int:
     if arguments.code is not None:
         if arguments.lifetime_s is not None:
-            raise UsageError("--for is for the device that shows the code; leave it away here")
+            raise UsageError("--for is for the device that shows the code; leave it out here")
         return _type_code(arguments)
     if arguments.at is not None:
         raise UsageError("--at goes with a code: port-agent pair CODE --at HOST")
     if arguments.lifetime_s is not None and arguments.lifetime_s > _LONGEST_CODE_S:
-        raise UsageError(f"a code holds for an hour at most, not {arguments.lifetime_s:.0f} s; give --for 1h or less")
+        raise UsageError(
+            f"a code is valid for at most an hour, not {arguments.lifetime_s:.0f} s; give --for 1h or less"
+        )
     client = places.connect(arguments.runtime_dir)
     code = client.post("/v1/pairing", lifetime_s=arguments.lifetime_s)
     if arguments.json:
@@ -99,7 +103,7 @@ def _code_lines(code: Mapping[str, Any]) -> list[str]:
 
 
 def _await_partner(client: "ControlClient", arguments: argparse.Namespace) -> int:
-    """Wait for the other device and say how it went; returns the exit code."""
+    """Wait for the other device and print the outcome; return the exit code."""
     tries = disturber = None
     while True:
         outcome = client.get("/v1/pairing")
@@ -110,7 +114,7 @@ def _await_partner(client: "ControlClient", arguments: argparse.Namespace) -> in
             print(f"A wrong code was typed; {tries} tries left.", flush=True)
         if not arguments.json and outcome.get("turned_away") not in (None, disturber):
             disturber = outcome["turned_away"]
-            print(f"{disturber} keeps calling and does not pair; the code holds.", flush=True)
+            print(f"{disturber} keeps calling without pairing; the code stays valid.", flush=True)
     if arguments.json:
         print(json.dumps(outcome))
     elif outcome["state"] == "paired":
@@ -123,7 +127,7 @@ def _await_partner(client: "ControlClient", arguments: argparse.Namespace) -> in
 def _type_code(arguments: argparse.Namespace) -> int:
     from port_agent.control.client import ControlClient
 
-    read_code(arguments.code)  # a slip of the finger needs no agent
+    read_code(arguments.code)  # rejects a typing error without the agent
     host, port = arguments.at or (None, None)
     path = places.connect(arguments.runtime_dir).path.parent
     client = ControlClient(path, timeout_s=_JOIN_PATIENCE_S)
@@ -139,5 +143,5 @@ def _type_code(arguments: argparse.Namespace) -> int:
 def _unpair(arguments: argparse.Namespace) -> int:
     answer = places.connect(arguments.runtime_dir).post("/v1/unpair", device=arguments.device)
     name = answer["name"]
-    print(json.dumps(answer) if arguments.json else f"{name} is trusted no more. Unpair this device there, too.")
+    print(json.dumps(answer) if arguments.json else f"{name} is no longer trusted. Unpair this device there, too.")
     return 0

@@ -1,4 +1,4 @@
-"""What other devices look like in a terminal. Their words are shown as they came: no markup."""
+"""Views of other devices in a terminal. Their texts are shown as they came, without markup."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -15,7 +15,9 @@ _CHARGING = {True: "yes", False: "on battery", None: "?"}
 
 
 def peers_screen(answer: Mapping[str, Any]) -> RenderableType:
-    """Return this device and the paired ones, the rounds that go on, other agents that are seen, and what happened last."""
+    """Return this device and the paired ones, the rounds in progress, other agents on the network, and the latest
+    events.
+    """
     parts: list[RenderableType] = []
     if answer["paired"]:
         name = f"{answer['own']['name']} (this device)"
@@ -36,14 +38,14 @@ def peers_screen(answer: Mapping[str, Any]) -> RenderableType:
 
 
 def _federation_line(led: Mapping[str, Any]) -> str:
-    """Return how a federation that this device leads stands, in words."""
+    """Return the state of a federation that this device leads, in words."""
     loss = "" if led["loss"] is None else f", loss {led['loss']:.4f}"
-    now = f"round {led['done'] + 1} on {', '.join(led['training'])}" if led["training"] else f"waits: {led['waits']}"
+    now = f"round {led['done'] + 1} on {', '.join(led['training'])}" if led["training"] else f"waiting: {led['waits']}"
     return f"{led['name']}: this device leads, {led['done']} of {led['rounds']} rounds{loss}; {now}"
 
 
 def _total(devices: list[Mapping[str, Any]]) -> str:
-    """Return the energy of all devices' days in words; it is an estimate where one of them is."""
+    """Return the energy of all devices' days in words; it is marked as estimated if one of them is."""
     metered = [device for device in devices if device["today_joules"] is not None]
     if not metered:
         return "no device meters its energy"
@@ -55,7 +57,7 @@ def _total(devices: list[Mapping[str, Any]]) -> str:
 def _paired_table(devices: list[Mapping[str, Any]]) -> Table:
     table = _table("Paired", "Board", "Charging", "State", "Job", "Energy today", "Last seen", "Id")
     for device in devices:
-        state = device["state"] if device["is_connected"] else "gone"
+        state = device["state"] if device["is_connected"] else "offline"
         style = "" if device["is_connected"] else "dim"
         words = (
             device["name"],
@@ -97,15 +99,13 @@ def _seen(answer: Mapping[str, Any]) -> list[RenderableType]:
     paired = {device["short"] for device in answer["paired"]}
     others = [peer for peer in answer["peers"] if peer["id"] not in paired]
     if not others:
-        return [
-            Text("no other agent was heard of" if not answer["peers"] else "no other agent was heard of but the paired")
-        ]
+        return [Text("no other agent seen" if not answer["peers"] else "no agents seen besides the paired ones")]
     table = _table("Name", "Board", "State", "Version", "Address", "Last seen", "Id")
     for peer in others:
         seen = f"{format_seconds(peer['last_seen_s'])} ago" if peer["last_seen_s"] else "now"
         words = (peer["name"], peer["board"], peer["state"], peer["version"], peer["address"] or "", seen, peer["id"])
         table.add_row(*(Text(word) for word in words))
-    return [Text("Seen on the network, not paired: anybody can claim these", style="dim"), table]
+    return [Text("Seen on the network, not paired; these names are unverified", style="dim"), table]
 
 
 def _own(answer: Mapping[str, Any]) -> list[RenderableType]:
@@ -120,17 +120,17 @@ def _own(answer: Mapping[str, Any]) -> list[RenderableType]:
     if answer["port"]:
         lines.append(f"paired devices call at port {answer['port']}")
     if answer["shares"]:
-        lines.append("paired devices may have its costs and plans")
+        lines.append("paired devices may read its costs and plans")
     if answer["solves"]:
         lines.append("paired devices may have it solve their plans")
     if answer["takes_jobs"]:
         lines.append("paired devices may have it train their jobs")
     if answer["introduces"]:
-        lines.append("introduces paired devices that chose it to each other")
+        lines.append("introduces paired devices to each other if they chose it as introducer")
     if answer["introducer"]:
         count = sum(device["introduced_by"] is not None for device in answer["paired"])
-        received = f"; not heard of now: {answer['introducer_trouble']}" if answer["introducer_trouble"] else ""
-        lines.append(f"{answer['introducer']} introduces others to it: {count} so far{received}")
+        received = f"; currently unreachable: {answer['introducer_trouble']}" if answer["introducer_trouble"] else ""
+        lines.append(f"{answer['introducer']} introduces others to this device: {count} so far{received}")
     return [Text(line, style="dim") for line in lines]
 
 

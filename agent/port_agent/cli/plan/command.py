@@ -66,47 +66,50 @@ def _add_devices(group: "argparse._ArgumentGroup") -> None:
         "--gpu-ram",
         type=size,
         metavar="SIZE",
-        help="memory of a device that has its own, e.g. 4G: tensors, context and libraries. Where the device shares the host's memory, "
-        "--ram is for all of it",
+        help="memory of a device that has its own, e.g. 4G: tensors, context and libraries. If the device shares the "
+        "host's memory, --ram covers all of it",
     )
     group.add_argument(
         "--recording-gpu-ram",
         type=size,
         metavar="SIZE",
-        help="with --gpu-ram: memory of the device that planning may take while plain PyTorch's steps run, which are recorded and compared with "
-        "(default: as --gpu-ram). What autograd saves goes to the host's memory then, weights, gradients and optimizer state do not",
+        help="with --gpu-ram: device memory that planning may use while plain PyTorch runs the steps that are "
+        "recorded and compared (default: as --gpu-ram). Tensors saved by autograd then go to host memory; "
+        "weights, gradients and optimizer state do not",
     )
     group.add_argument(
         "--device",
         metavar="KIND",
-        help="cpu, cuda or mps: where the step computes (default: where the script's model lies). The bundle is for that kind of device",
+        help="cpu, cuda or mps: device that computes the step (default: the one that holds the script's model). The "
+        "bundle is for that kind of device",
     )
     group.add_argument(
         "--place",
         metavar="KIND",
-        help="cuda or mps: divide the step's operators between the CPU and this device, each where it was measured to take less time, transfers "
-        "between them included. Or teams of the CPU's threads, such as cpu:1,cpu:4 or cpu:4xA76,cpu:4xA55 (clusters as `doctor` names them): each "
-        "operator on the one with which it takes least energy. Bits are then those of each operator so, not of plain PyTorch "
-        "(default: all on one device, with one number of threads)",
+        help="cuda or mps: divide the step's operators between the CPU and this device, each where it was measured "
+        "to be faster, transfers between them included. Or teams of CPU threads, such as cpu:1,cpu:4 or "
+        "cpu:4xA76,cpu:4xA55 (clusters as `doctor` names them): each operator on the one that takes the least "
+        "energy. The bits are then those of each operator on its device, not plain PyTorch's (default: all on "
+        "one device, with one number of threads)",
     )
     group.add_argument(
         "--threads",
         type=whole_number(1, 1024),
         metavar="N",
-        help="threads per operator, fixed in the bundle (default: what the script or OMP_NUM_THREADS sets, else the fastest "
+        help="threads per operator, fixed in the bundle (default: set by the script or OMP_NUM_THREADS, otherwise the fastest "
         "number of 1 to all cores; 1 with --board)",
     )
     group.add_argument(
         "--cpus",
         type=whole_number(1),
         metavar="N",
-        help="plan for N cores: measured, timed and tried on so many, page thread included (default: those that the policy's [limits] "
-        "grant while nobody uses the device)",
+        help="plan for N cores: measure, time and dry-run on N, page thread included (default: those that the "
+        "policy's [limits] allow while nobody uses the device)",
     )
     group.add_argument(
         "--board",
         metavar="NAME",
-        help="plan for a board that is not at hand: costs measured here are scaled to it, and the bundle says estimated",
+        help="plan for a board that is not here: costs measured here are scaled to it, and the bundle is marked as estimated",
     )
 
 
@@ -118,13 +121,14 @@ def _add_flash(group: "argparse._ArgumentGroup") -> None:
         default=[],
         dest="page_dirs",
         metavar="DIR",
-        help="where flash is measured (default: here). Given again, a further medium, measured and priced as what it is, for what "
-        "lives within a step; weights and optimizer state stay on the first",
+        help="where flash is measured (default: here). Repeat it for a further medium, measured and priced as its "
+        "own kind, for tensors that live within a step; weights and optimizer state stay on the first",
     )
     group.add_argument(
         "--medium",
         choices=[kind.name.lower() for kind in MediumKind],
-        help="what pages are written to (default: what the first --page-dir lies on, or the --board has): sets what a written byte costs",
+        help="medium that pages are written to, which sets the cost of a written byte (default: that of the first "
+        "--page-dir, or of --board)",
     )
     spared = group.add_mutually_exclusive_group()
     spared.add_argument("--writes-per-step", type=size, metavar="SIZE", help="write no more to flash in a step")
@@ -132,15 +136,20 @@ def _add_flash(group: "argparse._ArgumentGroup") -> None:
         "--flash-life",
         type=duration,
         metavar="TIME",
-        help="write so little that the flash lasts so long if training never stops, such as 3y",
+        help="limit writes so that the flash lasts this long even if training never stops, such as 3y",
     )
-    group.add_argument("--flash-read", type=size, help="plan for flash no faster than this, bytes per second")
-    group.add_argument("--flash-write", type=size, help="plan for flash no faster than this, bytes per second")
+    group.add_argument(
+        "--flash-read", type=size, help="plan for flash that reads no faster than this, in bytes per second"
+    )
+    group.add_argument(
+        "--flash-write", type=size, help="plan for flash that writes no faster than this, in bytes per second"
+    )
     group.add_argument(
         "--config",
         type=readable_file,
         metavar="F",
-        help=f"[energy] there says watts, prices and the card's endurance; default {places.SYSTEM_CONFIG} if it exists",
+        help="configuration whose [energy] gives watts, prices and the card's endurance (default: "
+        f"{places.SYSTEM_CONFIG} if it exists)",
     )
     add_deadline(group)
 
@@ -149,8 +158,9 @@ def _add_numbers(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--epochs",
         type=whole_number(1),
-        help="passes over the data that are trained later: so far a learning-rate schedule is tabulated at least, and the numbers of an "
-        "optimizer that is none of torch's; `train` refuses more than `show` says are known (default: the job's own, else 1)",
+        help="passes over the data to be trained later. A learning-rate schedule is tabulated at least this far, as "
+        "are the numbers of an optimizer that is not torch's; `train` rejects more epochs than `show` lists "
+        "(default: the job's own, otherwise 1)",
     )
     group.add_argument(
         "--verify",
@@ -162,15 +172,16 @@ def _add_numbers(group: "argparse._ArgumentGroup") -> None:
         "--prune",
         type=float,
         metavar="SHARE",
-        help="set this share of each weight matrix to zero, the smallest magnitudes, in steps over the first half of --epochs, and keep it so: "
-        "weights and activations then pack smaller. Other numbers than plain PyTorch's (default: none is)",
+        help="prune: set this share of each weight matrix, the smallest magnitudes, to zero in steps over the first "
+        "half of --epochs. Pruned weights and activations pack smaller. The numbers differ from plain PyTorch's "
+        "(default: no pruning)",
     )
     group.add_argument(
         "--allow",
         choices=("reordered",),
-        help="reordered: plan although operators of the step add in another order each time on its device, so that numbers differ from "
-        "run to run, and let sums over rows or samples (gradients of weights) be made in pieces, whose last digits differ; nothing is "
-        "compared with plain PyTorch then",
+        help="reordered: accept operators that add in a different order each time on the step's device, so that "
+        "numbers differ from run to run, and accept sums over rows or samples (gradients of weights) made in "
+        "tiles, whose last digits differ; nothing is then compared with plain PyTorch",
     )
 
 
@@ -178,22 +189,23 @@ def _add_sparse(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--sparse-update",
         action="store_true",
-        help="train only the biases and weights that gain most, chosen so that the step fits the memory that the model lies in (--ram, "
-        "--gpu-ram; --deadline, --step-joules) without paging or computing anything twice: measures what each layer gains in a short "
-        "training, solves for the best set over the planner's bytes, freezes the rest and captures again",
+        help="train only the biases and weights that gain most, chosen so that the step fits the memory that holds "
+        "the model (--ram, --gpu-ram; --deadline, --step-joules) without paging or recomputing: measures the "
+        "gain of each layer in a short training, solves for the best set over the planner's bytes, freezes the "
+        "rest and captures again",
     )
     group.add_argument(
         "--probe-steps",
         type=whole_number(1),
         default=20,
         metavar="N",
-        help="batches that each short training of --sparse-update takes (default 20)",
+        help="batches of each short training of --sparse-update (default 20)",
     )
     group.add_argument(
         "--step-joules",
         type=positive_number,
         metavar="J",
-        help="energy that a step of --sparse-update may take, in joules: operators and the device at rest meanwhile, "
+        help="energy that a step of --sparse-update may take, in joules: including the device at rest meanwhile, "
         "estimated from the watts of the --board, or of a small board where none is given",
     )
 
@@ -206,19 +218,20 @@ def _add_search(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--frontier",
         action="store_true",
-        help="put more plans for smaller budgets into the bundle, and print them; the agent switches between them",
+        help="add plans for smaller budgets to the bundle, and print them; the agent switches between them",
     )
     group.add_argument(
         "--solve-on",
         metavar="PEER",
-        help="let a paired device solve for the plan, by its name or id, or `any`: operators, their costs and the limits are sent, no "
-        "weights, data or code; what comes back is checked here, and solved here where it does not",
+        help="let a paired device solve for the plan, by its name or id, or `any`: sends operators, their costs and "
+        "the limits, but no weights, data or code; the answer is checked here, and the plan is solved here if "
+        "none arrives",
     )
     group.add_argument(
         "--runtime-dir",
         type=Path,
         metavar="R",
-        help="where the control socket of the agent is that knows paired devices",
+        help="directory of the agent's control socket, to find paired devices",
     )
     group.add_argument(
         "--write-model",
@@ -235,17 +248,17 @@ def _plan(arguments: argparse.Namespace) -> int:
 
     request = _request(arguments)
     check_request(request)
-    if sys.argv[1:2] == ["plan"]:  # this process was started for it
+    if sys.argv[1:2] == ["plan"]:  # this process exists only for the command
         begin_again_preloaded(arguments.ram)
         if not sys.flags.safe_path:
-            del sys.path[0]  # ours, of which the script knows nothing
+            del sys.path[0]  # warnings about our own calls, which do not concern the script
     load_torch_library()
     _keep_to_cores(arguments)
     with StageBar(STAGES, quiet=arguments.json) as bar:
         report = plan(request, bar.update)
     bundle = Bundle(report.bundle)
     facts = facts_of(report.bundle, bundle, 0)
-    fine_bound_joules = fine_bound_of(bundle)  # before the peak is read: it takes memory, too
+    fine_bound_joules = fine_bound_of(bundle)  # before the peak is read, because it takes memory, too
     facts |= {
         "peers": report.peers,
         "measured_peak_bytes": report.measured_peak_bytes,
@@ -274,7 +287,10 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> PlanRequest:
-    """Return what the command line asks for. Raises UsageError where one of several page directories is in RAM."""
+    """Return what the command line asks for.
+
+    Raises UsageError if one of several page directories is in RAM.
+    """
     return PlanRequest(
         script=arguments.script, out=arguments.out or arguments.script.with_suffix(".port"), ram_bytes=arguments.ram,
         device_ram_bytes=arguments.gpu_ram, recording_device_ram_bytes=arguments.recording_gpu_ram,
@@ -292,7 +308,7 @@ def _request(arguments: argparse.Namespace) -> PlanRequest:
 
 
 def _keep_to_cores(arguments: argparse.Namespace) -> None:
-    """Plan on the cores that a job will have; raises UsageError, and ConfigError of the settings."""
+    """Restrict planning to the cores that a job will have; raises UsageError, and ConfigError for the settings."""
     from port_agent.worker.thread_limit import usable_cores
 
     if arguments.cpus is not None:
@@ -302,7 +318,7 @@ def _keep_to_cores(arguments: argparse.Namespace) -> None:
 
 
 def _print_choices(arguments: argparse.Namespace, report: PlanReport) -> None:
-    """Print the bundle's plans where asked, and whether a deadline can be met."""
+    """Print the bundle's plans if asked, and whether a deadline can be met."""
     from rich.table import Table
 
     manifest = report.manifest
@@ -322,7 +338,7 @@ def _print_choices(arguments: argparse.Namespace, report: PlanReport) -> None:
     wanted = wanted_pace(arguments.deadline, arguments.charging, report.epochs, manifest.steps_per_epoch())
     if wanted is not None:
         print(
-            f"deadline: {format_seconds(wanted.seconds_per_step)} per step are left, the plan takes "
+            f"deadline: {format_seconds(wanted.seconds_per_step)} per step available, the plan takes "
             f"{format_seconds(manifest.plans[0].seconds)}: in time"
         )
 
@@ -341,10 +357,12 @@ def _sparse_facts(sparse: "SparseJob") -> dict[str, Any]:
 
 
 def _print_sparse(sparse: "SparseJob") -> None:
-    """Print what is trained of each layer and what that gains, then the sums."""
+    """Print what is trained of each layer and its gain, then the sums."""
     from rich.table import Table
 
-    table = Table("layer", "trained", "gain of its weights", title="what is trained, loss lowered in the probes")
+    table = Table(
+        "layer", "trained", "gain of its weights", title="what is trained, and how much the probes lowered the loss"
+    )
     contributions = sparse.contributions
     for i, layer in enumerate(sparse.layers):
         parts = [
@@ -361,7 +379,7 @@ def _print_sparse(sparse: "SparseJob") -> None:
     console.print(
         f"keeping everything resident takes {format_bytes(sparse.needed_bytes)} instead of "
         f"{format_bytes(sparse.full_bytes)}; the set is "
-        f"{'the best that fits' if sparse.proven else 'the best found; the search was cut short'}"
+        f"{'the best that fits' if sparse.proven else 'the best found before the search ran out of time'}"
     )
 
 

@@ -1,4 +1,4 @@
-"""What `plan` and `show` say of a bundle: figures for machines, the same in words for people."""
+"""What `plan` and `show` report about a bundle: figures for machines, and the same in words for people."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _TB = 1e12
 Row = tuple[str, str]
-"""What a figure is, and the figure in words."""
+"""A figure's name, and the figure in words."""
 
 
 def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
@@ -89,14 +89,14 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
 
 
 def _tile_text(piece: "Tile") -> str:
-    """Say what runs in how many pieces, and whether that has the bits of the whole."""
-    return f"{piece.what} in {piece.count} pieces" + (", summed in another order" if piece.reordered else "")
+    """Return what runs in how many tiles, and whether that has the bits of the whole."""
+    return f"{piece.what} in {piece.count} tiles" + (", summed in another order" if piece.reordered else "")
 
 
 def _placed(bundle: "Bundle") -> dict[str, Any] | None:
-    """Return how many operators of a step run on each of two devices, or with each team of threads, in which runs, and what is transferred.
+    """Return how the operators of a step are divided between two devices or teams of threads; None if all run on one.
 
-    None where all run on one.
+    The figures are the number of operators on each, the runs in which they alternate, and the transfers.
     """
     from port_planner.ir.devices.cpu_teams import CpuTeam
     from port_planner.ir.devices.transfers import transfer_of
@@ -126,7 +126,7 @@ def _placed(bundle: "Bundle") -> dict[str, Any] | None:
 
 
 def _buckets(bundle: "Bundle") -> list[str]:
-    """Say of each bucket how many samples it has, their shapes, and how many make a batch."""
+    """Return, for each bucket, the number of its samples, their shapes, and the size of a batch."""
     from port_planner.ir.bundle.manifest import train_part
 
     found = []
@@ -138,7 +138,7 @@ def _buckets(bundle: "Bundle") -> list[str]:
 
 
 def _weight_files(manifest: "Manifest") -> dict[str, int]:
-    """Return the files that frozen weights stay in, and bytes of them."""
+    """Return the files in which frozen weights stay, and the bytes in each."""
     found = Counter[str]()
     for part in manifest.files.values():
         found[part.path] += part.nbytes
@@ -165,12 +165,12 @@ def _packing_facts(program: "Program", media: Sequence[str]) -> list[dict[str, A
 
 
 def print_packings(facts: dict[str, Any]) -> None:
-    """Print what is packed, the largest first; nothing where nothing is."""
+    """Print the packed tensors, the largest first, or nothing if there are none."""
     from rich.table import Table
 
     if not facts["packings"]:
         return
-    table = Table(title="packed while idle, as the trial's batches were")
+    table = Table(title="packed while idle, as measured on the batches of the dry run")
     for heading in ("tensor", "size", "density", "codec", "packed", "seconds", "waits in"):
         table.add_column(heading, justify="left" if heading in ("tensor", "codec", "waits in") else "right")
     for one in sorted(facts["packings"], key=lambda one: -one["bytes"]):
@@ -187,7 +187,7 @@ def print_packings(facts: dict[str, Any]) -> None:
 
 
 def print_facts(path: Path, facts: dict[str, Any], manifest: "Manifest") -> None:
-    """Print a bundle's figures: memory, one step, flash, the training, and what was recorded, compared and left whole."""
+    """Print a bundle's figures: memory, one step, flash, the whole training, and what was recorded and compared."""
     from rich.table import Table
 
     board = f", {manifest.device}" if manifest.estimated else ""
@@ -211,7 +211,7 @@ def _memory_rows(facts: dict[str, Any]) -> Iterator[Row]:
         peak, base = format_bytes(facts["device_peak_bytes"]), format_bytes(facts["device_base_bytes"])
         yield "", f"{peak} on the device, {base} of it context and libraries"
     if "measured_peak_bytes" in facts:
-        yield "measured peak", f"{_both(facts, 'measured_peak_bytes', 'measured_device_bytes')} (by the trial)"
+        yield "measured peak", f"{_both(facts, 'measured_peak_bytes', 'measured_device_bytes')} (by the dry run)"
     yield "without planning", format_bytes(facts["peak_without_planning_bytes"])
     yield "floor", facts["floor"]
 
@@ -247,7 +247,7 @@ def _flash_rows(facts: dict[str, Any]) -> Iterator[Row]:
         trained_s = steps / facts["batches"] * facts["seconds"]
         yield (
             "flash life",
-            f"this {facts['medium']}, taken to endure {facts['endurance_bytes'] / _TB:,.3g} TB, lasts {steps:,.2g} steps: "
+            f"this {facts['medium']}, assumed to endure {facts['endurance_bytes'] / _TB:,.3g} TB, lasts {steps:,.2g} steps: "
             f"{format_seconds(trained_s)} of training",
         )
 
@@ -255,7 +255,7 @@ def _flash_rows(facts: dict[str, Any]) -> Iterator[Row]:
 def _training_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]:
     if pruning := manifest.pruning:
         share = f"{pruning.sparsity:.0%} of each weight matrix set to zero by update {pruning.end}"
-        yield "pruning", f"{share}: other numbers than plain PyTorch's"
+        yield "pruning", f"{share}; the numbers differ from plain PyTorch's"
     if limits := _kept_limits(manifest.limits):
         yield "limits", limits
     if "steps" in facts:
@@ -264,15 +264,15 @@ def _training_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]
         epochs = known * manifest.accumulate / max(manifest.steps_per_epoch(), 1)
         yield (
             "schedule",
-            f"known for {known:,} updates, {epochs:,.4g} epochs; training beyond them is refused (plan --epochs)",
+            f"known for {known:,} updates, {epochs:,.4g} epochs; training beyond them is rejected (plan --epochs)",
         )
     for file, nbytes in facts["weight_files"].items():
-        yield "left in its file", f"{format_bytes(nbytes)} of frozen weights: {file} must stay as it is"
+        yield "left in its file", f"{format_bytes(nbytes)} of frozen weights: {file} must not change"
     for what in facts["buckets"] if len(facts["buckets"]) > 1 else ():
         yield "bucket", what
     if decoded := facts["decoded_weights"]:
         whole, stored = (format_bytes(sum(sizes)) for sizes in zip(*decoded.values(), strict=True))
-        yield "on a grid", f"{len(decoded)} frozen weights, {whole}, kept as {stored} of codes and scales"
+        yield "quantized", f"{len(decoded)} frozen weights, {whole}, kept as {stored} of codes and scales"
 
 
 def _proof_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]:
@@ -280,7 +280,7 @@ def _proof_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]:
     yield "compared", _compared(facts, manifest)
     yield "refereed", _refereed(manifest)
     for what, count in Counter(facts["in_pieces"]).items():
-        yield "in pieces", f"{count} x {what}" if count > 1 else what
+        yield "in tiles", f"{count} x {what}" if count > 1 else what
     for reason in dict.fromkeys(facts.get("left_whole", ())):
         yield "left whole", reason
     for what in facts.get("peers", ()):
@@ -290,18 +290,18 @@ def _proof_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]:
 
 
 def _drawn(kind: str, watts: dict[str, Any] | None) -> str:
-    """Say what operators on a device are taken to draw, and who says so."""
+    """Return the watts assumed for operators on a device, and their source."""
     if watts is None:
-        return f"no meter here sees what {kind} draws: that of the CPU is taken for it"
-    return f"{kind} draws {watts['dense']:.3g} W computing, {watts['moving']:.3g} W moving numbers, {watts['source']}"
+        return f"no meter here measures {kind}: the CPU's power is assumed for it"
+    return f"{kind} draws {watts['dense']:.3g} W computing, {watts['moving']:.3g} W moving data, {watts['source']}"
 
 
 _MAX_RUNS = 12
-"""Of a division that is told operator by operator; one of more runs is told by counts alone."""
+"""Most runs of a division that are listed one by one; beyond this only their number is given."""
 
 
 def _placement_text(facts: dict[str, Any], placed: dict[str, Any]) -> str:
-    """Say which operators run where, what moves between them, and whose bits that gives."""
+    """Return which operators run where, what moves between them, and what the bits equal."""
     word = "with" if placed["teams"] else "on"
     text = " and ".join(f"{count} operators {word} {kind}" for kind, count in placed["operators"].items())
     if not placed["teams"]:
@@ -311,27 +311,27 @@ def _placement_text(facts: dict[str, Any], placed: dict[str, Any]) -> str:
     if alone := facts.get("step_s_by_device"):
         taken = " and ".join(f"{format_seconds(seconds)} {word} {kind} alone" for kind, seconds in alone.items())
         text += f"; a step's operators take {taken}"
-    text += ". No operator runs in pieces: those are compared with the whole on one device alone"
+    text += ". No operator runs in tiles: tiles are compared with the whole on a single device only"
     if placed["teams"]:
-        return f"{text}. The bits are those of each operator with its threads, of plain PyTorch with no number of them"
-    return f"{text}. The bits are those of each operator on its device, of plain PyTorch on neither"
+        return f"{text}. The bits are those of each operator with its threads; plain PyTorch gives them with no number of threads"
+    return f"{text}. The bits are those of each operator on its device; plain PyTorch gives them on neither"
 
 
 def _memory_of(facts: dict[str, Any]) -> str:
     if facts["device_budget_bytes"]:
         return "which has memory of its own"
-    way = "not copied on their way" if facts["shares_pages"] else "copied on their way"
-    return f"which shares the host's memory; pages are {way}, as was measured to be faster"
+    way = "used in place" if facts["shares_pages"] else "copied on the way"
+    return f"which shares the host's memory; pages are {way}, which was measured to be faster"
 
 
 def _both(facts: dict[str, Any], host: str, device: str) -> str:
-    """Say a figure of the host's memory, and of the device's where it has its own."""
+    """Return a figure of the host's memory, and the device's if it has its own."""
     beside = f", {format_bytes(facts[device])} on the device" if facts["device_budget_bytes"] else ""
     return f"{format_bytes(facts[host])}{beside}"
 
 
 def _made_in(facts: dict[str, Any]) -> str:
-    """Say how long planning took, by stages, and the most memory that one of its processes had."""
+    """Return how long planning took, by stages, and the peak memory of its largest process."""
     stages = ", ".join(
         f"{stage} {format_seconds(taken['wall_s'])}" for stage, taken in facts["planning_stages"].items()
     )
@@ -340,7 +340,7 @@ def _made_in(facts: dict[str, Any]) -> str:
 
 
 def usual_day_s() -> float | None:
-    """Return how much training an average day gives on this device, where an agent runs that has learnt it."""
+    """Return how long an average day trains on this device, if an agent that has learnt it is running."""
     from port_agent.control.client import ControlError
 
     try:
@@ -351,63 +351,63 @@ def usual_day_s() -> float | None:
 
 
 def _training(facts: dict[str, Any]) -> str:
-    """Say what all steps take: time, flash, and nights of this device."""
+    """Return what all steps take: time, flash writes, and nights of this device."""
     runs = facts["steps"] / facts["batches"]
     whole_s = runs * facts["seconds"]
     text = f"{facts['steps']:,} steps (--epochs), {format_seconds(whole_s)}, {format_joules(runs * facts['joules'])}"
     if facts["written_bytes"]:
         text += f", {runs * facts['written_bytes'] / _TB:.3g} TB written"
     if facts["usual_day_s"]:
-        text += f"; at {format_seconds(facts['usual_day_s'])} a day, as usual here, {math.ceil(whole_s / facts['usual_day_s'])} nights"
+        text += f"; at the usual {format_seconds(facts['usual_day_s'])} a day on this device, {math.ceil(whole_s / facts['usual_day_s'])} nights"
     return text
 
 
 def _kept_limits(limits: "PlannedLimits") -> str:
-    """Say what the plans were asked to keep to."""
+    """Return the limits that the plans were asked to keep."""
     kept = []
     if limits.deadline_at is not None:
         hours = "" if limits.charging is None else f", training {limits.charging[0]} to {limits.charging[1]}"
         step = "" if limits.step_s is None else f": {format_seconds(limits.step_s)} a step"
         kept.append(f"done by {datetime.fromtimestamp(limits.deadline_at):%Y-%m-%d %H:%M}{hours}{step}")
     if limits.written_bytes is not None:
-        kept.append(f"{format_bytes(limits.written_bytes)} written a step")
+        kept.append(f"{format_bytes(limits.written_bytes)} written per step")
     return "; ".join(kept)
 
 
 def _threads(facts: dict[str, Any]) -> str:
-    """Say how many threads an operator runs with, and how long a step's operators took with others that were tried."""
+    """Return the number of threads of an operator, and the step times with the other numbers that were tried."""
     tried = facts.get("step_s_by_threads", {})
     others = ", ".join(f"{format_seconds(seconds)} with {count}" for count, seconds in tried.items())
     return f"{facts['threads']}" + (f", the fastest: a step's operators take {others}" if len(tried) > 1 else "")
 
 
 def _recorded(manifest: "Manifest") -> str:
-    """Say how often the step was recorded, what was varied and what was found constant."""
+    """Return how often the step was recorded, what was varied and what was found constant."""
     recordings = manifest.recordings
     if recordings.count < 2:
-        return "once; what changes from step to step was not looked for: plan it again"
+        return "once; changes from step to step were not looked for: plan it again"
     constants = ", ".join(recordings.constants) or "nothing"
     return (
         f"{recordings.count} times, varying {', '.join(recordings.varied)}: the same operators, numbers and shapes; "
-        f"constant besides: {constants}"
+        f"also constant: {constants}"
     )
 
 
 def _compared(facts: dict[str, Any], manifest: "Manifest") -> str:
-    """Say what the trial compared with plain PyTorch."""
+    """Return what the dry run compared with plain PyTorch."""
     reference = manifest.reference
     if manifest.reordered:
         which = ", ".join(manifest.reordered)
-        text = f"with nothing: on {manifest.device_kind} {which} may add in another order each time (--allow reordered)"
+        text = f"with nothing: on {manifest.device_kind} {which} may add in a different order each time (--allow reordered)"
         if count := facts["reordered_pieces"]:
             chains = (
                 "1 chain of operators sums over its" if count == 1 else f"{count} chains of operators sum over their"
             )
-            text += f"; {chains} pieces: other last digits than plain PyTorch's"
+            text += f"; {chains} tiles, so last digits differ from plain PyTorch's"
         return text
     if not reference.losses:
         return "with nothing; `plan` without --verify 0 compares with plain PyTorch"
-    whose = "those of its operators run one by one" if reference.placed else "plain PyTorch's"
+    whose = "its operators run one at a time" if reference.placed else "plain PyTorch's"
     return (
         f"{len(reference.losses)} steps with {whose} on {reference.processor}: losses and "
         f"{len(reference.checksums)} tensors equal to the bit"
@@ -415,22 +415,20 @@ def _compared(facts: dict[str, Any], manifest: "Manifest") -> str:
 
 
 def _refereed(manifest: "Manifest") -> str:
-    """Say for how many updates the bundle was run beside its script, which ran alone, or why it was not."""
+    """Return the number of updates for which the bundle ran beside its script, or why it did not."""
     plain = manifest.plain
     if plain.unchecked:
         return f"not beside its script: {plain.unchecked}"
     further = f"; {plain.unchanged} further updates run the same operators" if plain.unchanged else ""
     return (
-        f"checked for {plain.updates} updates beside the script itself, alone in a process, over {sum(plain.rows)} samples again and again: "
-        f"{len(plain.results.losses)} losses, {len(plain.results.checksums)} tensors, the random numbers and the result equal to the bit{further}"
+        f"checked for {plain.updates} updates beside the script itself, alone in a process, over {sum(plain.rows)} "
+        f"samples repeatedly: {len(plain.results.losses)} losses, {len(plain.results.checksums)} tensors, the random "
+        f"numbers and the result equal to the bit{further}"
     )
 
 
 def fine_bound_of(bundle: "Bundle") -> float | None:
-    """Return a bound in joules on the main plan's overhead that holds without coarsening.
-
-    None if it took too long.
-    """
+    """Return a bound in joules on the main plan's overhead that holds without coarsening; None if it took too long."""
     from port_planner.search.plan_problem import MAX_SEARCHED
     from port_planner.search.plan_step import fine_bound
 
@@ -442,11 +440,14 @@ def fine_bound_of(bundle: "Bundle") -> float | None:
 
 
 def _overhead(facts: dict[str, Any]) -> str:
-    """Say what the plan costs beyond keeping everything, its joules apart from the price of wear, and how much of that no plan could avoid."""
+    """Return what the plan costs beyond keeping everything, and how much of that no plan could avoid.
+
+    Joules are given apart from the price of wear.
+    """
     wear = facts["wear_joules"]
     text = f"{format_joules(facts['overhead_joules'] - wear)} per step beyond keeping everything"
     if wear:
-        text += f", and {format_joules(wear)} that the wear of what is written is charged with"
+        text += f", and {format_joules(wear)} charged for the wear of written bytes"
     if facts["bound_joules"] is None:
         text += "; no bound proven for these stages"
     else:

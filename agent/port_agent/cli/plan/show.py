@@ -1,4 +1,4 @@
-"""`show`: what is in a bundle, in figures and pictures."""
+"""`show`: the contents of a bundle, in figures and pictures."""
 
 import argparse
 from pathlib import Path
@@ -45,7 +45,7 @@ def _show(arguments: argparse.Namespace) -> int:
     manifest = bundle.manifest
     if not 0 <= arguments.plan < len(manifest.plans):
         raise UsageError(
-            f"{arguments.bundle} has {len(manifest.plans)} plans, there is no plan {arguments.plan}; count from 0"
+            f"{arguments.bundle} has {len(manifest.plans)} plans, counted from 0; there is no plan {arguments.plan}"
         )
     facts = facts_of(arguments.bundle, bundle, arguments.plan)
     if arguments.json:
@@ -61,7 +61,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _draw(bundle: "Bundle", index: int, target: Path) -> None:
-    """Write the page that shows tensors over time and memory under them."""
+    """Write the page that shows tensors over time, with memory below them."""
     from port_planner.draw.drawing import bundle_drawing
     from port_planner.draw.frontier import Mark
     from port_planner.draw.page import write_drawing

@@ -1,4 +1,4 @@
-"""`train`: a bundle trained in the foreground."""
+"""`train`: train a bundle in the foreground."""
 
 import argparse
 
@@ -22,7 +22,7 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
     parser = commands.add_parser(
         "train",
         help="train a bundle in the foreground; run again to resume",
-        description="Train a bundle. Ctrl-C finishes the step and stops; the same command goes on from there.",
+        description="Train a bundle. Ctrl-C finishes the step and stops; the same command continues from there.",
         epilog="Example: port-agent train job.port --epochs 3 --out weights.safetensors",
     )
     parser.add_argument("bundle", type=readable_file)
@@ -41,8 +41,8 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         default=[],
         dest="page_dirs",
         metavar="DIR",
-        help="where temporaries are paged (default: the state directory); again for each further medium that was planned for, in "
-        "the same order",
+        help="where temporaries are paged (default: the state directory); repeat it for each further medium that was "
+        "planned for, in the same order",
     )
     parser.add_argument("--plan", type=whole_number(0), default=0, help="which plan of the bundle (default 0)")
     parser.add_argument("--cpus", type=whole_number(1), metavar="N", help="run on N cores (default: all)")
@@ -54,14 +54,14 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         type=whole_number(1),
         default=1,
         metavar="N",
-        help="steps between checkpoints (default 1: a killed run loses only the unfinished step; more spares the flash)",
+        help="steps between checkpoints (default 1: a killed run loses only the unfinished step; more reduces flash wear)",
     )
     parser.add_argument(
         "--read-limit",
         type=size,
-        help="throttle page-in to so many bytes per second, such as 20M, to try a slower medium",
+        help="throttle page-in to this many bytes per second, such as 20M, to try a slower medium",
     )
-    parser.add_argument("--write-limit", type=size, help="throttle page-out, bytes per second")
+    parser.add_argument("--write-limit", type=size, help="throttle page-out to this many bytes per second")
     parser.add_argument("--digest", action="store_true", help="print a checksum over weights and optimizer state")
     parser.add_argument("--json", action="store_true", help="print events as JSON lines")
     parser.set_defaults(run=_train)

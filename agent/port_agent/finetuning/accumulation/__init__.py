@@ -1,1 +1,1 @@
-"""How the micro-batches of an update run: one by one, or together, layer by layer."""
+"""How the micro-batches of an update run: one at a time, or together, layer by layer."""

@@ -1,12 +1,16 @@
-"""The micro-batches of an update run together, layer by layer: a layer's weights are read once per direction and update.
+"""Run the micro-batches of an update together, layer by layer, so that each layer's weights are read once per direction
+and update.
 
-One by one, each micro-batch goes through all layers and back, and weights that do not fit into the budget are read for each of
-them. Here all of them go through the first layer, then through the second, and what goes from one to the next is kept (and
-paged, where it does not fit). On the way back a layer is run again for one micro-batch at a time, forward and backward, so nothing
-else is kept of it; its gradients are added in the order of the micro-batches. Each operator gets the same operands as one by one, and each
-sum has the same terms in the same order: the bits are the same. What lies outside of the layers, embeddings and head, is run again at the
-end where it is trained, because one weight may be both and its gradient is one sum of both for each micro-batch; of a head that is a product
-alone only what is looked up is run again (`trained_head`).
+Run one at a time, each micro-batch goes through all layers and back, and weights that do not fit into the budget are
+read for each of them. Here all micro-batches go through the first layer, then through the second, and so on. The hidden
+rows between two layers are kept, and paged if they do not fit. In the backward pass each layer is run again for one
+micro-batch at a time, forward and backward, so nothing else of it is kept. Its gradients are added in the order of the
+micro-batches.
+
+Each operator gets the same operands as when micro-batches run one at a time, and each sum has the same terms in the
+same order, so the bits are the same. Trained weights outside the layers, embeddings and head, are run again at the end:
+a tied weight is both, and its gradient is one sum over both for each micro-batch. If the head is only a product, only
+the lookup is run again (`trained_head`).
 """
 
 import contextlib
@@ -24,28 +28,30 @@ from port_agent.intercept.budget import keeping, without_prefetch
 from port_planner.base.tensor_bytes import same_bits
 
 _MAX_HEAD_SHARE = 0.85
-"""Of the room for tensors, what a head may take that is kept: logits of a micro-batch are all that must be there beside it."""
+"""Largest share of the memory for tensors that a resident head may take; the rest must hold the logits of a
+micro-batch.
+"""
 
 Inputs = tuple[torch.Tensor, torch.Tensor]
 """Tokens and labels of a micro-batch, [batch, length]."""
 
 _DROPOUTS = (nn.Dropout, nn.Dropout1d, nn.Dropout2d, nn.Dropout3d, nn.AlphaDropout, nn.FeatureAlphaDropout)
 _Arguments = tuple[tuple[Any, ...], dict[str, Any]]
-"""What a layer is called with behind the hidden rows."""
+"""Arguments of a layer after the hidden rows."""
 
 
 class NotByLayersError(Exception):
-    """The micro-batches of this model must run one by one; the text says why."""
+    """The micro-batches of this model must run one at a time; the text says why."""
 
 
 def why_not_by_layers(model: Any) -> str | None:
-    """Return why a causal language model's micro-batches cannot run layer by layer, as far as its outline tells; None where they can.
+    """Return why a causal language model's micro-batches cannot run layer by layer, or None if they can.
 
-    `model`: without adapters, or what `get_base_model` gives.
+    Only the model's outline is examined. `model`: without adapters, or the result of `get_base_model`.
     """
     config = model.config
     if config.is_encoder_decoder or not hasattr(config, "num_hidden_layers"):
-        return "it is no single stack of layers"
+        return "it is not a single stack of layers"
     layers = _stacks(model.base_model, config.num_hidden_layers)
     if len(layers) != 1 or model.base_model is model:
         return "its layers are not one list"
@@ -61,11 +67,11 @@ def why_not_by_layers(model: Any) -> str | None:
         seen |= mine
     inside = {id(module) for module in layers[0].modules()}
     outside = {id(p) for m in model.modules() if id(m) not in inside for p in m.parameters(recurse=False)}
-    return "its layers share weights with what is outside of them" if seen & outside else None
+    return "its layers share weights with modules outside them" if seen & outside else None
 
 
 class ByLayers:
-    """Computes an update's gradients. Raises NotByLayersError for a model that cannot be run so."""
+    """Computes an update's gradients layer by layer. Raises NotByLayersError for a model that cannot run that way."""
 
     def __init__(self, model: Any, loss: LearnedLoss) -> None:
         self._model, self._loss = model, loss
@@ -80,14 +86,18 @@ class ByLayers:
         self._embeddings: nn.Module = plain.get_input_embeddings()
         self._trained_head: TrainedHead | None = None
         self.norms: dict[torch.Tensor, torch.Tensor] = {}
-        """Of the last update's gradients, taken while they were at hand; of those of other weights there is none."""
+        """Norms of the last update's gradients, computed while each gradient was in memory; other weights have no
+        entry.
+        """
         self._is_checked = False
 
     def __call__(self, batches: Sequence[Inputs], gradient_of: int) -> float:
-        """Add the gradients of the summed loss of all, divided by `gradient_of`, to the parameters'; return that sum.
+        """Add the gradients of the summed loss of all micro-batches, divided by `gradient_of`, to those of the
+        parameters; return that sum.
 
-        Raises NotByLayersError where the model does something between its layers that this does not repeat, or draws random
-        numbers; the caller restores those, clears the gradients and runs the batches one by one.
+        Raises NotByLayersError if the model does something between its layers that is not repeated here, or draws
+        random numbers. The caller then restores the random state, clears the gradients and runs the batches one at a
+        time.
         """
         with without_prefetch():
             if not self._is_checked:
@@ -124,7 +134,10 @@ class ByLayers:
             return total
 
     def hidden_and_arguments(self, tokens: torch.Tensor) -> tuple[torch.Tensor, list[_Arguments]]:
-        """Return what the first layer is given of some tokens, and what each is given beside. Raises NotByLayersError."""
+        """Return the input of the first layer for some tokens, and the other arguments of each layer.
+
+        Raises NotByLayersError.
+        """
         seen: list[_Arguments] = []
         first: list[torch.Tensor] = []
 
@@ -137,13 +150,13 @@ class ByLayers:
         with self._instead(pass_on), self.forward_pass():
             self._backbone(input_ids=tokens, use_cache=False)
         if len(seen) != len(self._layers):
-            raise NotByLayersError(f"{len(seen)} of its {len(self._layers)} layers are run")
+            raise NotByLayersError(f"only {len(seen)} of its {len(self._layers)} layers run")
         if any(isinstance(value, torch.Tensor) and value.requires_grad for value in _leaves(seen)):
-            raise NotByLayersError("its layers are given more that is trained than hidden rows")
+            raise NotByLayersError("its layers receive trained tensors besides the hidden rows")
         return first[0], seen
 
     def forward_pass(self) -> contextlib.AbstractContextManager[object]:
-        """Return what a forward pass runs in."""
+        """Return the context that a forward pass runs in."""
         return self._loss.forward_pass()
 
     def loss_behind(
@@ -153,7 +166,10 @@ class ByLayers:
         gradient_of: int,
         of: Sequence[torch.Tensor] | None,
     ) -> float:
-        """Return the loss, `behind` making of what the first layer is given what the last gives; gradients go to those `of` some."""
+        """Return the loss; `behind` computes the last layer's output from the first layer's input.
+
+        Gradients are added to those of the tensors in `of`.
+        """
         layers = itertools.cycle(range(len(self._layers)))
         last = len(self._layers) - 1
 
@@ -171,7 +187,10 @@ class ByLayers:
     def head_loss(
         self, run: "_MicroBatch", last: torch.Tensor, gradient_of: int, head: TrainedHead
     ) -> tuple[float, HeadTile]:
-        """Return the loss of what the last layer gave, and what it leaves for the head; gradients go to `last` and to what is behind it."""
+        """Return the loss of the last layer's output, and what it leaves for the head.
+
+        Gradients go to `last` and to the parameters behind it.
+        """
         layers = itertools.cycle(range(len(self._layers)))
         stand_in = self._instead(lambda hidden, *_, **__: last if next(layers) == len(self._layers) - 1 else hidden)
         with stand_in, run.looking_up():
@@ -180,7 +199,7 @@ class ByLayers:
 
     @contextlib.contextmanager
     def looking_up(self, rows: torch.Tensor | None) -> Iterator[None]:
-        """Have rows that were looked up before be what the table of embeddings gives."""
+        """Make the table of embeddings return rows that were looked up before."""
         if rows is not None:
             self._embeddings.forward = lambda *_, **__: rows.clone()
         try:
@@ -190,7 +209,7 @@ class ByLayers:
                 del self._embeddings.forward
 
     def first_hidden(self, tokens: torch.Tensor) -> tuple[torch.Tensor, list[_Arguments], list[torch.Tensor]]:
-        """Return what `hidden_and_arguments` does, and what was looked up of the table of embeddings."""
+        """Return the result of `hidden_and_arguments`, and the rows looked up in the table of embeddings."""
         seen: list[torch.Tensor] = []
         watching = self._embeddings.register_forward_hook(lambda _, __, output: seen.append(output.detach()))
         try:
@@ -199,7 +218,7 @@ class ByLayers:
             watching.remove()
 
     def _head_of(self, runs: Sequence["_MicroBatch"]) -> TrainedHead | None:
-        """Return the trained head that runs for all of some micro-batches together; None where it runs with the rest for each."""
+        """Return the trained head if it can run once for several micro-batches; None if it must run per micro-batch."""
         head = self._trained_head
         if head is None or not all(run.was_looked_up for run in runs):
             return None
@@ -207,7 +226,7 @@ class ByLayers:
 
     @contextlib.contextmanager
     def _instead(self, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
-        """Have the layers do something else."""
+        """Replace the forward method of the layers."""
         for layer in self._layers:
             layer.forward = forward
         try:
@@ -217,9 +236,9 @@ class ByLayers:
                 del layer.forward
 
     def _check(self, tokens: torch.Tensor) -> None:
-        """Raise NotByLayersError unless the model gives its layers what this would, and its head what the last one gives.
+        """Raise NotByLayersError unless the model gives its layers and its head the same inputs as this class would.
 
-        Seen of some tokens, by one pass of the model as it is.
+        This is checked by one ordinary pass of the model over some tokens.
         """
         self._loss.stands_alone(tokens)
         tokens = tokens[:1, :SEEN_TOKENS]
@@ -230,7 +249,7 @@ class ByLayers:
             with self._instead(lambda *_, **__: watch.hidden):
                 ends = self._logits(tokens)
         if watch.place != len(self._layers) or not _same(logits, ends):
-            raise NotByLayersError("its head is given more than what the last layer gives")
+            raise NotByLayersError("its head receives more than the output of the last layer")
         if self._ends_trained:
             with self._instead(lambda *_, **__: watch.hidden):
                 self._trained_head = TrainedHead.of(plain_model(self._model), self._loss, tokens)
@@ -242,12 +261,12 @@ class ByLayers:
 
 
 class _Watch:
-    """Looks on while the model runs its layers; they raise NotByLayersError where it does not as expected."""
+    """Watches the model run its layers, which raise NotByLayersError if they run differently than expected."""
 
     def __init__(self, layers: Sequence[nn.Module], hidden: torch.Tensor, arguments: Sequence[_Arguments]) -> None:
         self._layers, self._arguments = layers, arguments
         self.hidden = hidden
-        """What the layer that is next should be given."""
+        """The expected input of the next layer."""
         self.place = 0
         self._version = 0
 
@@ -261,17 +280,17 @@ class _Watch:
 
     def _before(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if self.place >= len(self._layers) or layer is not self._layers[self.place]:
-            raise NotByLayersError("its layers run in another order than they stand")
+            raise NotByLayersError("its layers do not run in the order of the list")
         if not _same(args[:1], (self.hidden,)) or not _same((args[1:], kwargs), self._arguments[self.place]):
-            raise NotByLayersError(f"it does something of its own before layer {self.place + 1}")
+            raise NotByLayersError(f"it changes the hidden rows before layer {self.place + 1}")
         self._version = args[0]._version
 
     def _after(self, layer: nn.Module, args: tuple[Any, ...], output: Any) -> None:
         self.place += 1
         if not isinstance(output, torch.Tensor) or output.shape != args[0].shape:
-            raise NotByLayersError(f"layer {self.place} gives other than hidden rows")
+            raise NotByLayersError(f"layer {self.place} does not return hidden rows")
         if args[0]._version != self._version:
-            raise NotByLayersError(f"layer {self.place} writes over what it is given")
+            raise NotByLayersError(f"layer {self.place} overwrites its input")
         self.hidden = output
 
 
@@ -283,16 +302,16 @@ class _MicroBatch:
         self._by_layers = by_layers
         hidden, self._arguments, looked_up = by_layers.first_hidden(tokens)
         self._looked_up = looked_up[0] if len(looked_up) == 1 else None
-        """Rows of the table of embeddings, [batch, length, width]; None where it is looked up otherwise than once."""
+        """Rows from the table of embeddings, [batch, length, width]; None unless it is looked up exactly once."""
         self._head_tile: HeadTile | None = None
         self._given = [_cut(hidden)]
-        """What each layer was given, [batch, length, width], and at last what the last one gave."""
+        """The input of each layer, [batch, length, width], followed by the output of the last."""
         self._last: torch.Tensor | None = None
         self._gradient: torch.Tensor | None = None
-        """Of what the layer that is next on the way back gave."""
+        """Gradient of the output of the next layer in the backward pass."""
 
     def forward(self, layer: nn.Module) -> None:
-        """Run the layer that is next."""
+        """Run the next layer."""
         self._given.append(_cut(self._run(layer, len(self._given) - 1, self._given[-1])))
 
     def _run(self, layer: nn.Module, place: int, hidden: torch.Tensor) -> torch.Tensor:
@@ -303,27 +322,33 @@ class _MicroBatch:
 
     @property
     def was_looked_up(self) -> bool:
-        """Whether its rows of the table of embeddings are known."""
+        """Whether its rows in the table of embeddings are known."""
         return self._looked_up is not None
 
     @property
     def logits_rows(self) -> int:
-        """Of how many rows its logits are."""
+        """The number of rows of its logits."""
         return len(self.tokens) * learned_places(self.labels)[0]
 
     @property
     def head_tile(self) -> HeadTile:
-        """What it leaves for a head that runs for all together. Raises NotByLayersError before it did."""
+        """What it leaves for a head that runs for all micro-batches together.
+
+        Raises NotByLayersError before the head has run.
+        """
         if self._head_tile is None:
             raise NotByLayersError("its head has not run")
         return self._head_tile
 
     def looking_up(self) -> contextlib.AbstractContextManager[None]:
-        """Have the table of embeddings not be read again."""
+        """Prevent the table of embeddings from being read again."""
         return self._by_layers.looking_up(self._looked_up)
 
     def loss(self, gradient_of: int, head: TrainedHead | None, *, keep_last: bool) -> float:
-        """Return the loss of what the last layer gave, which is kept for `ends` or given up; `head`: one that runs for all together."""
+        """Return the loss of the last layer's output, which is kept for `ends` or released.
+
+        `head`: a head that runs for all micro-batches together.
+        """
         last = self._given.pop()
         if not last.requires_grad:
             raise NotByLayersError("nothing in its layers is trained")
@@ -337,9 +362,9 @@ class _MicroBatch:
         return loss
 
     def backward(self, layer: nn.Module) -> None:
-        """Run a layer again, and backward."""
+        """Run a layer again, forward and backward."""
         place, hidden = len(self._given) - 1, self._given.pop()
-        if self._gradient is None:  # nothing up to here is trained
+        if self._gradient is None:  # nothing before this layer is trained
             return
         wanted = [p for p in (hidden, *layer.parameters()) if p.requires_grad]
         given = self._run(layer, place, hidden)
@@ -348,7 +373,9 @@ class _MicroBatch:
         self._gradient, hidden.grad = hidden.grad, None
 
     def before_layers(self, head: TrainedHead) -> LookedUp | None:
-        """Run what is before the layers again, and backward; return what comes back to a table that is the head, too."""
+        """Run the modules before the layers again, forward and backward; return the gradient for a table that is also
+        the head.
+        """
         gradient, self._gradient = self._gradient, None
         if gradient is None:  # nothing before the layers is trained
             return None
@@ -361,13 +388,15 @@ class _MicroBatch:
         return None if rows.grad is None else head.looked_up(self.tokens, rows.grad)
 
     def ends(self, gradient_of: int) -> None:
-        """Run what is outside of the layers again, and backward."""
+        """Run the modules outside the layers again, forward and backward."""
         bridge: Any = _Bridge.apply
         self._by_layers.loss_behind(self, lambda hidden: bridge(hidden, self._last, self._gradient), gradient_of, None)
 
 
 class _Bridge(torch.autograd.Function):
-    """Stands for all layers: what the last one gave, and backward the gradient of what the first was given."""
+    """Stands for all layers: forward it returns the last layer's output, backward the gradient of the first layer's
+    input.
+    """
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, last: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
@@ -381,18 +410,20 @@ class _Bridge(torch.autograd.Function):
 
 def _check_nothing_drawn(before: torch.Tensor) -> None:
     if not torch.equal(before, torch.get_rng_state()):
-        raise NotByLayersError("it draws random numbers, in the order of the micro-batches")
+        raise NotByLayersError("it draws random numbers in the order of the micro-batches")
 
 
 def _cut(hidden: torch.Tensor) -> torch.Tensor:
-    """Return hidden rows as the beginning of a graph of their own."""
+    """Return hidden rows detached, as the start of a new graph."""
     return hidden.detach().requires_grad_(hidden.requires_grad)
 
 
 def _kept(
     layer: nn.Module | None, following: nn.Module | None, most: float | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """Keep what is used by all micro-batches one after the other, and begin to read what comes then; `most`: see `keeping`."""
+    """Keep resident what all micro-batches use one after another, and start reading what follows; `most`: see
+    `keeping`.
+    """
     return keeping(_weights(layer), _weights(following), most)
 
 
@@ -401,7 +432,7 @@ def _weights(layer: nn.Module | None) -> list[torch.Tensor]:
 
 
 def _stacks(backbone: nn.Module, count: int) -> list[nn.ModuleList]:
-    """Return the lists of so many layers that are in no other list."""
+    """Return the lists of `count` layers that are not inside another such list."""
     lists = [(name, module) for name, module in backbone.named_modules() if isinstance(module, nn.ModuleList)]
     outer = [m for name, m in lists if not any(name.startswith(f"{other}.") for other, _ in lists)]
     return [found for found in outer if len(found) == count]
@@ -422,10 +453,10 @@ def _leaves(value: Any) -> Iterator[Any]:
 
 
 def _same(one: Any, other: Any) -> bool:
-    """Return whether two values are equal, tensors in them to the bit."""
+    """Return whether two values are equal, including the bits of any tensors in them."""
     if isinstance(one, tuple | list):
         return isinstance(other, tuple | list) and len(one) == len(other) and all(map(_same, one, other))
-    if isinstance(one, dict):  # a keyword that is None may as well be left away
+    if isinstance(one, dict):  # a keyword of None equals an absent keyword
         return isinstance(other, dict) and all(_same(one.get(k), other.get(k)) for k in one.keys() | other.keys())
     if isinstance(one, torch.Tensor):
         return isinstance(other, torch.Tensor) and same_bits(one, other)

@@ -1,4 +1,4 @@
-"""Whether the micro-batches of an update run one by one or layer by layer: said with the reason, by sizes alone."""
+"""Whether the micro-batches of an update run one at a time or layer by layer, and why, decided by sizes alone."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -9,13 +9,15 @@ from port_agent.finetuning.text.task import Task, TaskKind
 from port_planner.base.units import format_bytes
 
 _SPARED_BYTES = 16 << 20
-"""What an update of adapters may write to flash that wears out before its layers are computed once more instead. A card of 32 GB bears
-about a million such updates."""
+"""Most bytes that an update of adapters may write to flash that wears out before layers are recomputed instead.
+
+A card of 32 GB endures about a million such updates.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Accumulation:
-    """How micro-batches run, and why so."""
+    """How micro-batches run, and why."""
 
     by_layers: bool
     why: str
@@ -24,23 +26,27 @@ class Accumulation:
 def accumulation_of(
     model: Any, options: FinetuneOptions, task: Task, weights_bytes: int, free_bytes: int | None, flash_bytes: int = 0
 ) -> Accumulation:
-    """Return how the micro-batches of a model run; both ways have the same bits.
+    """Return how the micro-batches of a model run; both orders give the same bits.
 
-    `model`: without adapters. `weights_bytes`: all that stays from one micro-batch to the next: weights that a step
-    multiplies by, gradients and moments. `free_bytes`: for them and all tensors, None without a budget. `flash_bytes`: what an update
-    wrote to flash that wears out, run one by one; what is trained, if not adapters alone, must be written either way. Raises
-    FinetuneError where they are asked to run layer by layer and cannot. A single batch runs so, too: of what a layer makes nothing is
-    kept for the way back then.
+    `model`: without adapters. `weights_bytes`: everything that stays from one micro-batch to the next, which is weights
+    that a step multiplies by, gradients and moments. `free_bytes`: memory for these and all tensors, None without a
+    budget. `flash_bytes`: what an update wrote to flash that wears out when batches ran one at a time. If more than
+    adapters are trained, the trained weights must be written either way. A single batch may also run layer by layer,
+    because then none of a layer's tensors are kept for the backward pass. Raises FinetuneError if layer by layer is
+    asked for and impossible.
     """
     writes = options.lora_rank is not None and flash_bytes > _SPARED_BYTES
     if options.accumulate == 1 and options.accumulate_by is None and not writes:
         return Accumulation(
             False,
-            f"an update has one batch; layer by layer, once one writes more than {format_bytes(_SPARED_BYTES)} to flash that wears out",
+            "an update has one batch; it runs layer by layer once an update writes more than "
+            f"{format_bytes(_SPARED_BYTES)} to flash that wears out",
         )
     why = why_not_by_layers(model) if task.kind is TaskKind.CAUSAL_LM else "the model has an encoder"
     if options.borders or options.dpo is not None:
-        why = "its texts have borders" if options.borders else "an update compares pairs of answers"
+        why = (
+            "its packed texts are masked from each other" if options.borders else "an update compares pairs of answers"
+        )
     if why is not None and options.accumulate_by is MicroBatchOrder.LAYERS:
         raise cannot_run_by_layers(why)
     if why is not None:
@@ -57,15 +63,16 @@ def accumulation_of(
     if weights_bytes <= free_bytes:
         return Accumulation(
             False,
-            f"weights, gradients and moments of {format_bytes(weights_bytes)} fit into the budget, and are not read again",
+            f"weights, gradients and moments of {format_bytes(weights_bytes)} fit into the budget and are not read again",
         )
     return Accumulation(
         True,
-        f"weights, gradients and moments of {format_bytes(weights_bytes)} do not fit into {format_bytes(max(free_bytes, 0))}: they are "
-        "read once in each direction and update, not for each batch; each layer is computed once more for it",
+        f"weights, gradients and moments of {format_bytes(weights_bytes)} do not fit into "
+        f"{format_bytes(max(free_bytes, 0))}: they are read once in each direction and update, not for each batch, "
+        "and each layer is computed once more",
     )
 
 
 def cannot_run_by_layers(why: str) -> FinetuneError:
-    """Return the error for a model whose micro-batches are asked to run layer by layer and cannot."""
-    return FinetuneError(f"the batches of this model cannot run layer by layer: {why}; leave --accumulate-by away")
+    """Return the error for a model that cannot run layer by layer although this was asked for."""
+    return FinetuneError(f"the batches of this model cannot run layer by layer: {why}; leave out --accumulate-by")

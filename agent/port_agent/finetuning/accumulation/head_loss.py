@@ -1,9 +1,10 @@
-"""The loss of a language model's head and its gradient, some rows of the logits at a time.
+"""The loss of a language model's head and its gradient, computed for some rows of the logits at a time.
 
-Logits are the largest tensors of fine-tuning: 74 MiB for 256 tokens of Qwen2.5 in bfloat16, and the loss as one usually writes it
-makes four more of twice that in 32 bits. Rows of a softmax are independent of each other, so those of a few rows are
-enough at once, with the same bits: the gradient takes the logits' own memory, and the chosen log-probabilities are added up
-in the order of the whole. A frozen head may run on some rows at a time, too: then the whole logits are never there.
+Logits are the largest tensors of fine-tuning: 74 MiB for 256 tokens of Qwen2.5 in bfloat16, and the usual loss makes
+four more of twice that size in 32 bits. Rows of a softmax are independent of each other, so the loss can be computed
+for a few rows at a time with the same bits. The gradient takes the logits' own memory, and the chosen log-probabilities
+are added in the order of the whole. A frozen head may also run on some rows at a time; then the whole logits never
+exist.
 """
 
 import contextlib
@@ -27,38 +28,45 @@ from port_agent.intercept.tiles.products import accumulated_bytes, column_blocks
 from port_planner.base.tensor_bytes import same_bits
 
 _BLOCK_BYTES = 4 << 20
-"""Of a block of rows in 32 bits."""
+"""Bytes of a block of rows in 32 bits."""
 
 _BLOCKS = 3
-"""Of them are there at once."""
+"""Blocks that exist at the same time."""
 
 _MIN_ROWS = 4
-"""In a block: of fewer, calls take longer than what they compute. A softmax is computed row by row."""
+"""Fewest rows in a block: with fewer, calls take longer than their computation. A softmax is computed row by row."""
 
 SEEN_TOKENS = 16
-"""Of the first batch, by which it is seen whether the head stands alone."""
+"""Tokens of the first batch used to test whether the head stands alone."""
 
 _CAPPED = 1024
-"""Times what it is given, by which it is seen whether a head caps its logits."""
+"""Factor on the head's input used to test whether it caps its logits."""
 
 _ODD_ROWS = slice(3, 8)
-"""Of those SEEN_TOKENS, by which it is seen that what is behind a head's product does the same to some of its rows as to all."""
+"""Rows of those SEEN_TOKENS used to test that whatever follows a head's product does the same to some rows as to all."""
 
 _BEHIND_PRODUCT = 3
-"""Tensors of the logits' size that are there besides, at most, where a cap or a scale follows the head's product: what tanh saves, and
-two gradients."""
+"""Most tensors of the logits' size that exist besides, if a cap or a scale follows the head's product: what tanh saves,
+and two gradients.
+"""
 
 EncoderInput = tuple[torch.Tensor, torch.Tensor]
-"""Tokens, [batch, length], and which of them are there (1) or fill up (0). An encoder alone learns of these same tokens."""
+"""Tokens, [batch, length], and a mask of the same shape that is 1 for tokens and 0 for padding.
+
+A plain encoder learns these same tokens.
+"""
 
 
 Beside = EncoderInput | torch.Tensor | None
-"""What a model is given beside tokens: what an encoder reads; or the place of each token in its text, [batch, length], where texts do not see
-each other."""
+"""A model's inputs besides tokens: the input of an encoder, or the position of each token in its text, [batch, length],
+if texts are masked from each other.
+"""
 
 
 def model_inputs(tokens: torch.Tensor, source: Beside) -> dict[str, torch.Tensor]:
-    """Return by name what a model is given: tokens alone, with places, those of a decoder beside what its encoder reads, or an encoder's."""
+    """Return a model's inputs by name: tokens alone, tokens with positions, a decoder's tokens with its encoder's
+    input, or an encoder's.
+    """
     if source is None:
         return {"input_ids": tokens}
     if isinstance(source, torch.Tensor):
@@ -69,11 +77,12 @@ def model_inputs(tokens: torch.Tensor, source: Beside) -> dict[str, torch.Tensor
 
 
 class LearnedLoss:
-    """The summed loss of the tokens that a model is to learn, and the gradient of all that is trained.
+    """The summed loss of the tokens that a model is to learn, and the gradient of everything trained.
 
-    `head_rows`: the head runs on so many rows at a time, None for all at once, or for blocks that have its bits (`run_in_blocks`). Products
-    of few rows may be rounded in another order than those of many, so each number of rows is a recipe of its own. `kind`: which token a place predicts, the next or, of
-    an encoder, its own. `autocast`: forward passes run under torch's; the head runs with the other layers then.
+    `head_rows`: rows that the head runs on at a time; None for all at once, or for blocks with the same bits
+    (`run_in_blocks`). Products of few rows may round differently from those of many, so each number of rows gives its
+    own result. `kind`: which token a place predicts: the next or, in an encoder, its own. `autocast`: forward passes
+    run under torch's autocast, and the head then runs with the other layers.
     """
 
     def __init__(
@@ -85,11 +94,13 @@ class LearnedLoss:
         self._plain: Any = plain_model(model)
         self._keeps_rows = "logits_to_keep" in inspect.signature(self._plain.forward).parameters
         self._stands_alone: bool | None = None
-        """None: not seen yet."""
+        """None: not tested yet."""
         self._is_product = False
-        """Whether it was seen that the head is a product alone, without a cap or a scale behind it."""
+        """Whether a test showed that the head is only a product, without a cap or a scale after it."""
         self._scales = False
-        """Whether it was seen that what follows the product works on each logit by itself: a cap, a scale."""
+        """Whether a test showed that whatever follows the product works on each logit by itself, such as a cap or a
+        scale.
+        """
         self._in_blocks: HeadRows | None = None
 
     def __call__(
@@ -102,56 +113,61 @@ class LearnedLoss:
     ) -> torch.Tensor:
         """Return the sum of the labels' losses, in 32 bits, with the bits of `cross_entropy(logits.float(), ..., reduction="sum")`.
 
-        `tokens` and `labels`: [batch, length], a label for each token, IGNORED where none is learned; `source`: what is given
-        beside them. Logits begin at the
-        first place after which a token is learned, in steps of BUCKET_TOKENS: each number of rows is a step of its own to
-        whoever plans it. With `gradient_of`, the gradients of that sum divided by it are added to those of the parameters,
-        by one backward pass; to those `of` some tensors alone, where they are given. Raises FinetuneError where the head cannot run
-        on some rows.
+        `tokens` and `labels`: [batch, length], a label for each token, IGNORED if none is learned. `source`: the other
+        inputs. Logits begin at the first place after which a token is learned, rounded to BUCKET_TOKENS, because each
+        number of rows is a separate step to a planner. With `gradient_of`, one backward pass adds the gradients of the
+        sum divided by it to those of the parameters, or to those of the tensors in `of`. Raises FinetuneError if the
+        head cannot run on some rows.
         """
         kept, following = learned_places(labels, own_token=self._own_token)
         if isinstance(source, tuple):
             self._stands_alone = False
         if self._in_blocks is not None:
-            self._in_blocks.blocks(len(following))  # compared before the other layers' results are there
+            self._in_blocks.blocks(len(following))  # compared before the results of the other layers exist
         if not self.stands_alone(tokens):
             return self._of_whole(model_inputs(tokens, source), kept, following, gradient_of, of)
         hidden = self._backbone(**model_inputs(tokens, source), use_cache=False).last_hidden_state
         return self._of_rows(hidden[:, -kept:], following, gradient_of, of)
 
     def forward_pass(self) -> contextlib.AbstractContextManager[object]:
-        """Return what a forward pass runs in."""
+        """Return the context that a forward pass runs in."""
         return forward_pass(autocast=self._autocast)
 
     def stands_alone(self, tokens: torch.Tensor) -> bool:
-        """Return whether the head, given hidden rows, gives what the whole model gives: seen once, by the first of some tokens."""
+        """Return whether the head, given hidden rows, returns what the whole model returns; tested once, on the first
+        of some tokens.
+        """
         if self._stands_alone is None:
             self._stands_alone = self.separable and self._gives_the_same(tokens)
         return self._stands_alone
 
     def is_product(self, tokens: torch.Tensor) -> bool:
-        """Return whether the head, frozen or trained, is a product of what the other layers give, and no more: seen by some tokens."""
+        """Return whether the head, frozen or trained, is only a product of the backbone's output; tested on some
+        tokens.
+        """
         return self._is_apart and self._gives_the_same(tokens) and self._is_product
 
     def may_run_in_blocks(self, tokens: torch.Tensor) -> bool:
-        """Return whether the head may run on some rows at a time where nobody asked for it: seen by the first of some tokens."""
+        """Return whether the head may run on some rows at a time without being asked to; tested on the first of some
+        tokens.
+        """
         return self._head_rows is None and self.stands_alone(tokens) and (self._is_product or self._scales)
 
     def run_in_blocks(self, most: int) -> HeadRows:
-        """Run the head on at most so many rows at a time from now on, with the bits of all at once."""
+        """Run the head on at most `most` rows at a time from now on, with the bits of all rows at once."""
         head = self._plain.get_output_embeddings()
         self._in_blocks = HeadRows(head.weight, head.bias, most)
         return self._in_blocks
 
     def rows_at_once(self, rows: int, at_once: int | None = None) -> int:
-        """Return of how many of so many rows logits are there at the same time, by blocks of `at_once` where it is given."""
+        """Return the number of rows whose logits exist at the same time, in blocks of `at_once` if given."""
         return max(stop - start for start, stop in (head_row_blocks(rows, at_once) if at_once else self._blocks(rows)))
 
     def bytes_at_once(self, rows: int, at_once: int | None = None) -> int:
-        """Return what the loss of so many rows takes at its peak, its gradient included, by blocks of `at_once` where it is given.
+        """Return the peak bytes of the loss of `rows` rows and its gradient, in blocks of `at_once` if given.
 
-        Logits, and beside them the most of: what their product takes where its blocks of columns are compared, a block of
-        them in 32 bits, what the product on the way back gathers of the weight, what a cap saves.
+        Counted are the logits and the largest of: what their product takes when its blocks of columns are compared, a
+        block in 32 bits, what the backward product gathers of the weight, and what a cap saves.
         """
         head = self._plain.get_output_embeddings()
         if head is None:
@@ -174,8 +190,9 @@ class LearnedLoss:
     ) -> torch.Tensor:
         if self._head_rows is not None:
             raise FinetuneError(
-                f"the head of this model ({self._plain.config.model_type}) cannot run on {self._head_rows} rows at a time: it is "
-                "trained, under --autocast, or not by itself behind the other layers; leave --head-rows away"
+                f"the head of this model ({self._plain.config.model_type}) cannot run on {self._head_rows} rows at a "
+                "time: it is trained, under --autocast, or not a separate module after the other layers; leave out "
+                "--head-rows"
             )
         with self.forward_pass():
             if self._keeps_rows:
@@ -190,9 +207,10 @@ class LearnedLoss:
     def _of_rows(
         self, hidden: torch.Tensor, labels: torch.Tensor, gradient_of: int | None, of: Sequence[torch.Tensor] | None
     ) -> torch.Tensor:
-        """Run the head on blocks of rows, each contiguous: a view of the whole would multiply the weight as a batch of one.
+        """Run the head on blocks of rows, each contiguous, because a view of the whole would multiply the weight as a
+        batch of one.
 
-        Their logits are given up before the next.
+        The logits of a block are released before the next.
         """
         rows = hidden.reshape(-1, hidden.shape[-1])
         chosen, given = torch.empty(len(labels), 1), torch.empty_like(rows.detach())
@@ -205,7 +223,7 @@ class LearnedLoss:
             chosen[start:stop] = chosen_log_probabilities(logits, labels[start:stop], gradient_of)
             if block.requires_grad:
                 (given[start:stop],) = torch.autograd.grad(logits, block, logits.detach())
-            elif gradient_of is not None:  # what autograd would call, without the end of a pass for each block
+            elif gradient_of is not None:  # the call that autograd would make, without the end of a pass for each block
                 given[start:stop] = _input_gradient(self._plain.get_output_embeddings(), logits[0])
             del logits
         if gradient_of is not None:
@@ -213,20 +231,20 @@ class LearnedLoss:
         return summed_loss(chosen, labels)
 
     def _blocks(self, rows: int) -> Sequence[tuple[int, int]]:
-        """Return where the blocks of so many rows begin and end that the head runs on."""
+        """Return where the blocks of rows that the head runs on begin and end."""
         if self._in_blocks is not None:
             return self._in_blocks.blocks(rows)
         return list(column_blocks(rows, self._head_rows or rows))
 
     @property
     def separable(self) -> bool:
-        """Whether the head can be a step of its own: one that is trained cannot, its gradient is a sum over all rows."""
+        """Whether the head can run in blocks; a trained head cannot, because its gradient is a sum over all rows."""
         head = self._plain.get_output_embeddings()
         return self._is_apart and not any(p.requires_grad for p in head.parameters())
 
     @property
     def _is_apart(self) -> bool:
-        """Whether there is a head behind layers that are a module of their own, of whose products it is known how they round."""
+        """Whether the head is separate from a backbone module, and its products round in a known way."""
         head = self._plain.get_output_embeddings()
         return head is not None and self._keeps_rows and self._backbone is not self._plain and not self._autocast
 
@@ -237,23 +255,23 @@ class LearnedLoss:
         return backbone
 
     def _gives_the_same(self, tokens: torch.Tensor) -> bool:
-        """Return whether the head, given what the backbone made of some tokens, gives what the whole model gives for them."""
+        """Return whether the head, given the backbone's output for some tokens, returns what the whole model returns."""
         seen: list[torch.Tensor] = []
         watching = self._backbone.register_forward_hook(lambda _, __, output: seen.append(output.last_hidden_state))
         with torch.no_grad(), torch.random.fork_rng(devices=()):
             try:
                 logits = self._model(input_ids=tokens[:1, :SEEN_TOKENS], use_cache=False).logits
-                if not seen:  # it calls a part of its backbone: OPT its decoder
+                if not seen:  # it calls only a part of its backbone, as OPT calls its decoder
                     return False
                 self._see_behind_product((seen[0], _CAPPED * seen[0]))
                 return same_bits(logits, self._head(seen[0]))
-            except AttributeError:  # it asks its backbone for more
+            except AttributeError:  # it asks its backbone for more outputs
                 return False
             finally:
                 watching.remove()
 
     def _see_behind_product(self, hidden: Sequence[torch.Tensor]) -> None:
-        """See whether the head is a product alone, or one of whose results each is taken by itself; by some rows of it."""
+        """Test on some rows whether the head is only a product, or a product followed by an elementwise function."""
         head = self._plain.get_output_embeddings()
         if not isinstance(head, nn.Linear):
             return
@@ -261,18 +279,20 @@ class LearnedLoss:
         self._scales = not self._is_product and all(self._scales_each(head(rows), self._head(rows)) for rows in hidden)
 
     def _scales_each(self, product: torch.Tensor, logits: torch.Tensor) -> bool:
-        """Return whether the head makes such logits of its product, [batch, rows, vocabulary], by elements alone."""
+        """Return whether the head makes these logits from its product, [batch, rows, vocabulary], elementwise."""
         try:
             return (
                 same_bits(self._behind_product(product), logits)
                 and same_bits(self._behind_product(product[:, _ODD_ROWS]), logits[:, _ODD_ROWS])
                 and works_by_element(self._behind_product, product.dtype)
             )
-        except RuntimeError:  # it takes rows of the model's width, or of the vocabulary's, alone
+        except RuntimeError:  # the function only accepts rows of the model's or the vocabulary's width
             return False
 
     def _behind_product(self, product: torch.Tensor) -> torch.Tensor:
-        """Return the model's own logits of its head's product, [batch, rows, vocabulary]: whatever it does behind that."""
+        """Return the model's own logits from its head's product, [batch, rows, vocabulary], with whatever follows the
+        product.
+        """
         head = self._plain.get_output_embeddings()
         self._plain.set_output_embeddings(nn.Identity())
         try:
@@ -281,7 +301,7 @@ class LearnedLoss:
             self._plain.set_output_embeddings(head)
 
     def _head(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Return the model's own logits of hidden rows, [batch, rows, width]: whatever it does behind its backbone."""
+        """Return the model's own logits of hidden rows, [batch, rows, width], with whatever follows the backbone."""
         name = self._plain.base_model_prefix
         backbone = getattr(self._plain, name)
         setattr(self._plain, name, _BackboneOutput(hidden))
@@ -293,14 +313,14 @@ class LearnedLoss:
 
 
 def _input_gradient(head: Any, gradient: torch.Tensor) -> torch.Tensor:
-    """Return what goes back through a head that is a product, [rows, width], of the gradient of its logits."""
+    """Return the gradient of the input of a head that is a product, [rows, width], from the gradient of its logits."""
     if isinstance(head, WidenedLinear):
         return head.input_gradient(gradient)
     return torch.mm(gradient, head.weight)
 
 
 class LabelLoss:
-    """The summed loss of the labels that a model is to choose, and the gradient of all that is trained."""
+    """The summed loss of the labels that a model is to choose, and the gradient of everything trained."""
 
     def __init__(self, model: Any, *, autocast: bool = False) -> None:
         self._model, self._autocast = model, autocast
@@ -312,7 +332,10 @@ class LabelLoss:
         source: Beside = None,
         gradient_of: int | None = None,
     ) -> torch.Tensor:
-        """Return the sum of the losses in 32 bits. `labels`: a number for each text, [batch, 1]; else as `LearnedLoss`."""
+        """Return the sum of the losses in 32 bits.
+
+        `labels`: a number for each text, [batch, 1]; otherwise as `LearnedLoss`.
+        """
         with forward_pass(autocast=self._autocast):
             logits = self._model(**model_inputs(tokens, source)).logits.float()
         loss = F.cross_entropy(logits, labels[:, 0], reduction="sum")
@@ -321,11 +344,11 @@ class LabelLoss:
         return loss.detach()
 
     def may_run_in_blocks(self, tokens: torch.Tensor) -> bool:
-        """Return False: there is nothing to divide."""
+        """Return False: there is nothing to divide into blocks."""
         return False
 
     def rows_at_once(self, rows: int, at_once: int | None = None) -> int:
-        """Return 0: a text's logits are as many as there are labels."""
+        """Return 0: a text has only as many logits as there are labels."""
         return 0
 
     def bytes_at_once(self, rows: int, at_once: int | None = None) -> int:
@@ -334,12 +357,15 @@ class LabelLoss:
 
 
 def forward_pass(*, autocast: bool) -> contextlib.AbstractContextManager[object]:
-    """Return what a forward pass runs in. Casts of weights are not kept beside them: they would stay until its end."""
+    """Return the context that a forward pass runs in.
+
+    Casts of weights are not cached, because they would stay in memory until the end of the pass.
+    """
     return torch.autocast("cpu", torch.bfloat16, cache_enabled=False) if autocast else contextlib.nullcontext()
 
 
 class _BackboneOutput(nn.Module):
-    """Stands for a backbone whose result is there already."""
+    """Stands for a backbone whose output exists already."""
 
     def __init__(self, hidden: torch.Tensor) -> None:
         super().__init__()
@@ -350,9 +376,9 @@ class _BackboneOutput(nn.Module):
 
 
 def learned_places(labels: torch.Tensor, *, own_token: bool = False) -> tuple[int, torch.Tensor]:
-    """Return of how many of the last places there are logits, and what is to be predicted there, [batch * places].
+    """Return how many of the last places have logits, and what each predicts, [batch * places].
 
-    `labels`: [batch, length]; each place predicts the label of the next, or its `own_token`'s.
+    `labels`: [batch, length]; each place predicts the label of the next token, or with `own_token` its own.
     """
     following = labels if own_token else F.pad(labels[:, 1:], (0, 1), value=IGNORED)
     first = int((following != IGNORED).any(0).int().argmax())
@@ -361,18 +387,20 @@ def learned_places(labels: torch.Tensor, *, own_token: bool = False) -> tuple[in
 
 
 def kept_places(length: int, first: int) -> int:
-    """Return how many of so many places have logits, of which the first that is learned from is `first`: all from its bucket on."""
+    """Return how many of `length` places have logits, if `first` is the first to learn from: all from its bucket on."""
     return length - first // BUCKET_TOKENS * BUCKET_TOKENS
 
 
 def chosen_log_probabilities(
     logits: torch.Tensor, labels: torch.Tensor, gradient_of: int | torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the log-probability of each label, [rows, 1] in 32 bits, of logits [..., vocabulary]; any where it is IGNORED.
+    """Return the log-probability of each label, [rows, 1] in 32 bits, from logits [..., vocabulary]; any value where
+    the label is IGNORED.
 
-    With `gradient_of`, the logits then hold the gradient of the labels' summed loss divided by it, or of the log-probabilities as they have one
-    each, [rows, 1]: `logits.backward(logits.detach())` goes on with it. Both have the bits of `cross_entropy(logits.float(), labels, reduction="sum")`; the gradient is computed by
-    the operators that autograd would call, so the whole step is one forward and one backward pass to whoever follows it.
+    With `gradient_of`, the logits are overwritten with the gradient of the labels' summed loss divided by it, or
+    weighted by the log-probabilities' own gradients, [rows, 1]. `logits.backward(logits.detach())` continues with it.
+    Both have the bits of `cross_entropy(logits.float(), labels, reduction="sum")`. The gradient is computed by the
+    operators that autograd would call, so an interceptor sees one forward and one backward pass.
     """
     memory, labels = logits.detach().view(-1, logits.shape[-1]), labels.reshape(-1)
     chosen = torch.empty(len(labels), 1)
@@ -396,13 +424,15 @@ def chosen_log_probabilities(
 
 
 def row_blocks(rows: int, vocabulary: int) -> Iterator[tuple[int, int]]:
-    """Yield where blocks of logits begin and end that are taken to 32 bits at once: as even as can be, so that none takes much more."""
+    """Yield where blocks of logits begin and end that are converted to 32 bits at once, as even as possible so that
+    none takes much more.
+    """
     at_once = max(_BLOCK_BYTES // (vocabulary * torch.float32.itemsize), _MIN_ROWS)
     count = max(min(-(-rows // at_once), rows // _MIN_ROWS), 1)
     return itertools.pairwise(block * rows // count for block in range(count + 1))
 
 
 def summed_loss(chosen: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the loss of all labels that are not IGNORED, where `chosen` are their log-probabilities, [rows, 1]."""
+    """Return the loss of all labels that are not IGNORED, from their log-probabilities `chosen`, [rows, 1]."""
     places = torch.where(labels == IGNORED, IGNORED, 0)
     return F.nll_loss(chosen, places, ignore_index=IGNORED, reduction="sum")

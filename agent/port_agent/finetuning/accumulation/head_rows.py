@@ -1,10 +1,11 @@
 """How a frozen head's product runs on some rows at a time with the bits of all rows at once.
 
-Logits of all rows, and what the product takes beside them, are the most that a step needs at once. Rows of a product are independent of
-each other, but kernels may add up terms in another order where rows are fewer. Whether they do is seen on this device, forward
-and backward, for each number of rows before the head first runs on it: with numbers whose sums cancel, of the head's width and data type, and
-as many of its outputs as `_COMPARED_BYTES` has room for (all of them would take what there is no room for). What differs is not used.
-What follows the product, a cap or a scale, may do so by elements alone, which is seen, too (`works_by_element`).
+The logits of all rows, and what the product takes besides, are the peak of a step. Rows of a product are independent of
+each other, but kernels may add terms in a different order if there are fewer rows. This is tested on this device,
+forward and backward, for each number of rows before the head first runs on it. The test uses numbers whose sums cancel,
+the head's width and data type, and as many of its outputs as fit into `_COMPARED_BYTES`. Blocks whose bits differ are
+not used. A cap or a scale after the product may follow only if it works elementwise, which is tested, too
+(`works_by_element`).
 """
 
 import itertools
@@ -21,29 +22,36 @@ from port_planner.exactness.kept_answers import KeptAnswers
 from port_planner.exactness.tiles import Operands, tiles_equal
 
 MIN_ROWS = 16
-"""In a block: of fewer, products have kernels of their own, and reading the weight takes longer than multiplying by it."""
+"""Fewest rows in a block: with fewer, products use kernels of their own, and reading the weight takes longer than
+multiplying by it.
+"""
 
 AT_ONCE = (128, 64, 32, MIN_ROWS)
-"""Rows that are tried, the most first: each block reads the whole weight."""
+"""Numbers of rows that are tried, the largest first, because each block reads the whole weight."""
 
 _COMPARED_BYTES = 24 << 20
-"""What a comparison takes, about."""
+"""Approximate bytes that a comparison takes."""
 
 _MIN_OUTPUTS, _STEP_OUTPUTS = 1024, 64
-"""Of the head that are compared, and what their number is a multiple of: no kernel's last columns lie inside of the whole."""
+"""Fewest outputs of the head that are compared, and the number that theirs is a multiple of, so that no kernel's last
+columns lie inside the whole.
+"""
 
 
 _ELEMENTS, _FEW_ELEMENTS = 331, 5
-"""Of what follows a product: so many at once, and so many; not multiples of any kernel's vectors, and less than one."""
+"""Elements used to test the function after a product: many at once, and fewer than one vector; not multiples of any
+kernel's vector length.
+"""
 
 _ELEMENTS_SPREAD = 16.0
-"""Standard deviation of them: caps are 20 to 50."""
+"""Standard deviation of the tested elements: caps are 20 to 50."""
 
 
 def works_by_element(function: Callable[[torch.Tensor], torch.Tensor], dtype: torch.dtype) -> bool:
-    """Return whether a function gives an element, [1, 1, elements], and its gradient the same bits wherever it lies among however many.
+    """Return whether a function gives an element, [1, 1, elements], and its gradient the same bits whatever elements
+    surround it.
 
-    A kernel may compute the last of a row by another code than those that fill its vectors.
+    A kernel may compute the last elements of a row by different code than those that fill its vectors.
     """
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(1, 1, _ELEMENTS, generator=generator) * _ELEMENTS_SPREAD
@@ -63,7 +71,7 @@ def works_by_element(function: Callable[[torch.Tensor], torch.Tensor], dtype: to
 
 
 def head_row_blocks(rows: int, at_once: int) -> list[tuple[int, int]]:
-    """Return where blocks of so many rows begin and end; a rest of fewer than MIN_ROWS is part of the last."""
+    """Return where blocks of rows begin and end; a rest of fewer than MIN_ROWS joins the last block."""
     starts = list(range(0, rows, at_once))
     if len(starts) > 1 and rows - starts[-1] < MIN_ROWS:
         starts.pop()
@@ -71,17 +79,20 @@ def head_row_blocks(rows: int, at_once: int) -> list[tuple[int, int]]:
 
 
 class HeadRows:
-    """How many rows a head runs on at a time: at most `most`, and fewer where only that has the bits of all at once."""
+    """How many rows a head runs on at a time: at most `most`, or fewer if only that gives the bits of all at once."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, most: int) -> None:
-        """`weight`: [outputs, width], whose shape and data type count; `bias`: whether there is one."""
+        """`weight`: [outputs, width], of which only shape and data type count; `bias`: whether there is one."""
         (self._outputs, self._width), self._dtype, self._biased = weight.shape, weight.dtype, bias is not None
         self.most, self._comparisons = most, KeptAnswers()
         self._blocks: dict[int, list[tuple[int, int]]] = {}
-        """By the number of all rows."""
+        """By the total number of rows."""
 
     def blocks(self, rows: int) -> list[tuple[int, int]]:
-        """Return where blocks of so many rows begin and end; compares where none of this number has come. Raises FinetuneError."""
+        """Return where blocks of rows begin and end, after a comparison if this number of rows is new.
+
+        Raises FinetuneError.
+        """
         if rows not in self._blocks:
             self._blocks[rows] = self._compared(rows)
         return self._blocks[rows]
@@ -96,12 +107,15 @@ class HeadRows:
             if self._comparisons.equal(form, partial(self._has_bits_of_whole, blocks)):
                 return blocks
         raise FinetuneError(
-            f"the head's product of {rows} rows has other bits in blocks of {' or '.join(map(str, tried))} rows on this device, and the "
-            "budget has no room for all at once; give more --ram, a shorter --seq-len, or --head-rows 64 for such blocks as they are"
+            f"the head's product of {rows} rows has different bits in blocks of {' or '.join(map(str, tried))} rows "
+            "on this device, and the budget cannot hold all rows at once; give more --ram, a shorter --seq-len, or "
+            "--head-rows 64 to accept different bits"
         )
 
     def _has_bits_of_whole(self, blocks: list[tuple[int, int]]) -> bool:
-        """Return whether both products of all rows have the bits that these blocks have: the first, the last, and one between."""
+        """Return whether these blocks give both products the bits of all rows: the first block, the last, and one
+        between.
+        """
         rows, item = blocks[-1][1], self._dtype.itemsize
         output_bytes = self._width * item + rows * (3 * item + torch.float32.itemsize)
         outputs = max(_COMPARED_BYTES // output_bytes // _STEP_OUTPUTS * _STEP_OUTPUTS, _MIN_OUTPUTS)

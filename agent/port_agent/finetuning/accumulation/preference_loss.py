@@ -1,7 +1,9 @@
-"""The loss of pairs of answers, of which one is preferred: DPO (Rafailov et al., 2023), beside the same model without its adapters.
+"""The loss of pairs of answers of which one is preferred: DPO (Rafailov et al., 2023), relative to the model without
+its adapters.
 
-The log-probabilities of both answers are summed first; what the loss says of those two sums is then the gradient of each of their tokens, so logits
-take their own memory and a few rows in 32 bits, with the bits of autograd through `log_softmax`, `gather` and `sum`.
+The log-probabilities of each answer are summed first; the gradient of the loss by these two sums is then the gradient
+of each of their tokens. So the loss takes the logits' own memory and a few rows in 32 bits, with the bits of autograd
+through `log_softmax`, `gather` and `sum`.
 """
 
 from typing import Any
@@ -20,7 +22,10 @@ from port_agent.finetuning.text.sequence_file import IGNORED
 
 
 class PreferenceLoss:
-    """The summed loss of pairs, and the gradient of all that is trained. `beta`: how far the model may go from what it was without adapters."""
+    """The summed loss of pairs, and the gradient of everything trained.
+
+    `beta`: how far the model may move from the model without adapters.
+    """
 
     def __init__(self, model: Any, beta: float, *, autocast: bool = False) -> None:
         """Take a model with adapters."""
@@ -36,11 +41,12 @@ class PreferenceLoss:
     ) -> torch.Tensor:
         """Return the sum of the pairs' losses in 32 bits.
 
-        `tokens` and `labels`: [2 * pairs, length], the preferred answers and then the rejected ones; `source`: None. With `gradient_of`, the
-        gradients of that sum divided by it are added to those of the parameters. Dropout is off, as trl has it.
+        `tokens` and `labels`: [2 * pairs, length], the preferred answers and then the rejected ones; `source`: None.
+        With `gradient_of`, the gradients of the sum divided by it are added to those of the parameters. Dropout is off,
+        as in trl.
         """
         training = self._model.training
-        self._model.eval()  # nothing is dropped at random: two models are compared
+        self._model.eval()  # no dropout: the loss compares two models
         try:
             return self._of_pairs(tokens, labels, gradient_of)
         finally:
@@ -77,13 +83,13 @@ class PreferenceLoss:
         return learned.view(len(logits), -1).sum(1)
 
     def may_run_in_blocks(self, tokens: torch.Tensor) -> bool:
-        """Return False: what is learned of a row is known once all were seen."""
+        """Return False: the gradient of a row depends on all rows."""
         return False
 
     def rows_at_once(self, rows: int, at_once: int | None = None) -> int:
-        """Return of how many rows logits are there at the same time: of all."""
+        """Return the number of rows whose logits exist at the same time: all."""
         return rows
 
     def bytes_at_once(self, rows: int, at_once: int | None = None) -> int:
-        """Return what the loss of so many rows takes at its peak."""
+        """Return the peak bytes of the loss of `rows` rows."""
         return self._of_tokens.bytes_at_once(rows)

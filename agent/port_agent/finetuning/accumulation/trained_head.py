@@ -1,11 +1,15 @@
-"""A trained head for all micro-batches of an update: its weight is read once, and its gradient added up in tiles, each written once.
+"""A trained head for all micro-batches of an update: its weight is read once, and its gradient is summed in tiles that
+are each written once.
 
-The head is often the largest weight there is, and the table of embeddings, too. One by one, each micro-batch reads it, makes a gradient
-as large, one more of the embeddings, and adds both to those before. Here the weight stays while the micro-batches' losses are
-computed; of each, the gradient of its logits is kept in tiles of the vocabulary (and paged, where there is no room). At the end each
-tile of the weight's gradient is multiplied from them and added up, in the order of the micro-batches, with what came back to the rows
-that were looked up. Each sum has the same terms in the same order, and whether products of tiles have the bits of the whole is seen on
-this device for each number of rows: where they do not, or a head is more than a product, `TrainedHead.of` and `works_for` say so.
+The head is often the largest weight, and the table of embeddings, too. Run one at a time, each micro-batch reads it,
+makes a gradient as large, another one of the embeddings, and adds both to the previous ones. Here the weight stays
+resident while the micro-batches' losses are computed, and the gradient of each one's logits is kept in tiles of the
+vocabulary, paged if they do not fit. At the end each tile of the weight's gradient is computed from them and summed in
+the order of the micro-batches, with the gradients of the rows that were looked up.
+
+Each sum has the same terms in the same order. Whether products of tiles have the bits of the whole is tested on this
+device for each number of rows; if they have not, or a head is more than a product, `TrainedHead.of` and `works_for`
+report it.
 """
 
 import itertools
@@ -27,15 +31,17 @@ from port_planner.exactness.cancelling import mirrored
 from port_planner.exactness.tiles import Operands, tiles_equal
 
 _TILE_BYTES = 8 << 20
-"""Of the weight's gradient, about."""
+"""Approximate bytes of a tile of the weight's gradient."""
 
 _STEP_ROWS = 64
-"""Tiles begin at multiples of it."""
+"""Tiles begin at multiples of this number of rows."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeadTile:
-    """What a micro-batch leaves for the head's gradient: rows that it ran on, [rows, width], and the gradient of their logits in tiles."""
+    """What a micro-batch leaves for the head's gradient: its rows, [rows, width], and the gradient of their logits in
+    tiles.
+    """
 
     rows: torch.Tensor
     given: list[torch.Tensor]
@@ -43,24 +49,28 @@ class HeadTile:
 
 @dataclass(frozen=True, slots=True)
 class LookedUp:
-    """What comes back to the rows of the table that a micro-batch looked up: which, in order, and their gradients, [rows, width]."""
+    """The gradients of the table's rows that a micro-batch looked up: their indices in order, and gradients, [rows,
+    width].
+    """
 
     places: torch.Tensor
     gradients: torch.Tensor
 
 
 class TrainedHead:
-    """A head that is a product alone, with a weight that is trained."""
+    """A head that is only a product, with a trained weight."""
 
     def __init__(self, head: nn.Linear, embedding: nn.Embedding | None) -> None:
-        """`embedding`: the table that shares the head's weight; None where none does."""
+        """`embedding`: the table that shares the head's weight, or None."""
         self._head, self._embedding = head, embedding
         self._equal: dict[int, bool] = {}
         """By the number of rows: whether tiles have the bits of the whole."""
 
     @classmethod
     def of(cls, model: Any, loss: LearnedLoss, tokens: torch.Tensor) -> "TrainedHead | None":
-        """Return a model's head; None where it is another, or looked up otherwise. Seen by a pass of the first of some tokens."""
+        """Return a model's head; None if it is not only a product, or is looked up in another way. Tested by a pass of
+        the first of some tokens.
+        """
         head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
         if type(head) is not nn.Linear or head.bias is not None or not head.weight.requires_grad:
             return None
@@ -76,22 +86,26 @@ class TrainedHead:
 
     @property
     def weight(self) -> torch.Tensor:
-        """What is trained, [vocabulary, width]."""
+        """The trained weight, [vocabulary, width]."""
         return self._head.weight
 
     @property
     def tied(self) -> bool:
-        """Whether the weight is the table of embeddings, too."""
+        """Whether the weight is also the table of embeddings."""
         return self._embedding is not None
 
     def works_for(self, rows: int) -> bool:
-        """Return whether tiles of this many rows' product have the bits of the whole on this device; compared where none came yet."""
+        """Return whether tiles of a product with this many rows have the bits of the whole on this device; compared
+        once per number of rows.
+        """
         if rows not in self._equal:
             self._equal[rows] = self._tiles_have_bits_of_whole(rows)
         return self._equal[rows]
 
     def loss(self, hidden: torch.Tensor, labels: torch.Tensor, gradient_of: int) -> tuple[float, HeadTile]:
-        """Return a micro-batch's loss, and what it leaves; the gradient goes back through `hidden`, [batch, length, width]."""
+        """Return a micro-batch's loss, and what it leaves for the head; the gradient goes back through `hidden`,
+        [batch, length, width].
+        """
         kept, following = learned_places(labels)
         block = hidden[:, -kept:]
         given = block.detach().requires_grad_()
@@ -106,7 +120,7 @@ class TrainedHead:
         return summed_loss(chosen, following).item(), part
 
     def looked_up(self, tokens: torch.Tensor, gradient: torch.Tensor) -> LookedUp:
-        """Return what comes back to the table, where `gradient`, [batch, length, width], is of what was looked up of it."""
+        """Return the gradients for the table, from the gradient of the looked-up rows, [batch, length, width]."""
         places, inverse = tokens.unique(return_inverse=True)
         padding = None if self._embedding is None else self._embedding.padding_idx
         unlearned = (places == padding).nonzero() if padding is not None else places[:0]
@@ -116,7 +130,7 @@ class TrainedHead:
         return LookedUp(places, added)
 
     def add_gradients(self, parts: Sequence[HeadTile], looked_up: Sequence[LookedUp]) -> None:
-        """Add the gradients of all micro-batches to the weight's; of a tied one, `looked_up` of each."""
+        """Add the gradients of all micro-batches to the weight's, including `looked_up` of each for a tied weight."""
         weight = self._head.weight
         first = weight.grad is None
         if weight.grad is None:
@@ -146,7 +160,9 @@ class TrainedHead:
         return max(_TILE_BYTES // row_bytes // _STEP_ROWS, 1) * _STEP_ROWS
 
     def _tiles_have_bits_of_whole(self, rows: int) -> bool:
-        """Return whether products in tiles have the bits of what autograd multiplies: of numbers whose sums cancel, of two tiles and the last."""
+        """Return whether tiled products have the bits of autograd's product, for numbers whose sums cancel, in two
+        tiles and the last.
+        """
         weight, step = self._head.weight, self._step
         outputs = min(weight.shape[0], 2 * step + weight.shape[0] % step)
         drawn = Operands(weight.dtype)
@@ -161,7 +177,7 @@ class TrainedHead:
 
 
 def _add_rows(added: torch.Tensor, looked_up: LookedUp, start: int, stop: int) -> None:
-    """Add to a tile what was looked up of it, as a sum with a whole table of zeros but for those rows would."""
+    """Add the looked-up gradients to a tile, with the bits of adding a whole table that is zero in the other rows."""
     added += 0.0  # -0.0 + 0.0 is 0.0
     bounds = torch.tensor((start, stop), dtype=looked_up.places.dtype)
     first, last = torch.searchsorted(looked_up.places, bounds).tolist()

@@ -1,8 +1,9 @@
-"""An update whose gradients are read once or twice: for the norm of all, where nobody took it before, and to be scaled and used at once.
+"""An update that reads gradients once or twice: for the norm of all, if it is not known yet, and to scale and use each
+at once.
 
-`clip_grad_norm_` reads all gradients, then reads and writes all, and the optimizer reads them again, with all that it keeps for each:
-where they do not fit into memory, each time they are moved. The norm of all is made of the norm of each, and
-a gradient that is scaled right before it is used has the same bits as one that is scaled with all others.
+`clip_grad_norm_` reads all gradients, then reads and writes all, and the optimizer reads them again with its state. If
+they do not fit into memory, they are moved each time. The total norm is computed from the norms of each, and a gradient
+that is scaled right before its use has the same bits as one that is scaled with all others.
 """
 
 from collections.abc import Iterable
@@ -15,7 +16,7 @@ from port_planner.torch_compat.optimizers import take_state
 
 
 class ClippedAdamW(torch.optim.AdamW):
-    """AdamW behind `clip_grad_norm_`, with the bits of both; a step gives up the gradients."""
+    """AdamW after `clip_grad_norm_`, with the bits of both; a step releases the gradients."""
 
     def __init__(
         self, trained: Iterable[torch.Tensor], learning_rate: float, max_norm: float, weight_decay: float = 0.0
@@ -23,7 +24,7 @@ class ClippedAdamW(torch.optim.AdamW):
         super().__init__(trained, lr=learning_rate, weight_decay=weight_decay)
         self._max_norm = max_norm
         self.norms: dict[torch.Tensor, torch.Tensor] = {}
-        """Of gradients whose norm is known already, until the next step."""
+        """Norms of gradients that are known already, until the next step."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -33,7 +34,7 @@ class ClippedAdamW(torch.optim.AdamW):
         known, self.norms = self.norms, {}
         norms = [known[p] if p in known else torch.linalg.vector_norm(p.grad) for p in trained]
         total = torch.linalg.vector_norm(torch.stack(norms))
-        share = torch.clamp(self._max_norm / (total + 1e-6), max=1.0)  # as clip_grad_norm_ has it
+        share = torch.clamp(self._max_norm / (total + 1e-6), max=1.0)  # as in clip_grad_norm_
         for p in trained:
             if share.item() != 1.0:
                 p.grad.mul_(share)

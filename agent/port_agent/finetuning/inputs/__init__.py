@@ -1,1 +1,1 @@
-"""What a fine-tuning is given: its options, the files of its model, and the libraries that read them."""
+"""The inputs of a fine-tuning: its options, the files of its model, and the libraries that read them."""

@@ -1,13 +1,14 @@
-"""What a conversation with a model is asked to be. Torch-free."""
+"""The options of a chat with a model. Torch-free."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """`model`, `adapter`: directories. `system`: what a conversation begins with. `most_tokens`: of an answer.
+    """`model`, `adapter`: directories. `system`: the system prompt. `most_tokens`: of an answer.
 
-    `greedy`: the likeliest token each time, else as the model's generation_config.json has it, drawn by `seed`.
+    `greedy`: choose the likeliest token each time; otherwise follow the model's generation_config.json, drawing by
+    `seed`.
     """
 
     model: str

@@ -1,4 +1,4 @@
-"""An adapter of an earlier fine-tuning, from which another goes on over the same weights. Torch-free."""
+"""The adapter of an earlier fine-tuning, which another fine-tuning of the same weights continues. Torch-free."""
 
 import json
 from dataclasses import dataclass
@@ -13,8 +13,10 @@ ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetens
 
 @dataclass(frozen=True, slots=True)
 class AdapterSettings:
-    """What the adapters of a directory are: their rank, the factor alpha, whether it is divided by the rank's root, of which layers, and
-    whether they have magnitudes.
+    """Settings of a directory's adapters.
+
+    These are the rank, the factor alpha, whether it is divided by the square root of the rank, the layers, and whether
+    there are magnitudes (DoRA).
     """
 
     rank: int
@@ -34,17 +36,20 @@ class _Config(msgspec.Struct):
 
 
 def adapter_settings(folder: Path) -> AdapterSettings:
-    """Return what the adapters of a directory are. Raises FinetuneError for what no fine-tuning here goes on from."""
+    """Return the settings of a directory's adapters.
+
+    Raises FinetuneError for adapters that cannot be trained further here.
+    """
     path = folder / ADAPTER_CONFIG
     try:
         config = msgspec.convert(json.loads(path.read_bytes()), _Config)
     except OSError as error:
         raise FinetuneError(f"{path}: {error.strerror}; give the directory of an adapter") from error
     except (ValueError, RecursionError) as error:
-        raise FinetuneError(f"{path} does not say what adapter it is of ({error}); it is damaged") from error
+        raise FinetuneError(f"{path} does not describe an adapter ({error}); it is damaged") from error
     if config.peft_type != "LORA" or not isinstance(config.target_modules, list):
         raise FinetuneError(
-            f"{path} is of adapters that finetune does not train: LoRA with a list of layers is; train anew"
+            f"{path} describes adapters that finetune does not train; it trains LoRA with a list of layers; start a new one"
         )
     targets = tuple(sorted(config.target_modules))
     return AdapterSettings(config.r, config.lora_alpha, config.use_rslora, targets, config.use_dora)

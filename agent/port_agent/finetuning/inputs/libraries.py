@@ -1,7 +1,7 @@
-"""transformers and peft, imported as over a torch that was built without `torch.distributed`.
+"""Import transformers and peft as if torch were built without `torch.distributed`.
 
-One process trains, so what shards tensors among several (150 modules, 13 MiB) is left away. Whatever else of the recipe
-needs them takes them from here.
+One process trains, so what shards tensors among several (150 modules, 13 MiB) is not loaded. All other modules import
+these libraries from here.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from port_agent.finetuning.inputs.options import FinetuneError
 
 @contextlib.contextmanager
 def _without_distributed() -> Iterator[None]:
-    """Have `torch.distributed` not be there: transformers asks once, and remembers."""
+    """Hide `torch.distributed`: transformers asks for it once, and remembers the answer."""
     available = torch.distributed.is_available
     torch.distributed.is_available = lambda: False
     try:
@@ -38,7 +38,7 @@ except ImportError as error:
 
 
 def plain_model(model: Any) -> Any:
-    """Return the model of transformers under its adapters, if it has any."""
+    """Return the transformers model under its adapters, if it has any."""
     return model.get_base_model() if isinstance(model, peft.PeftModel) else model
 
 

@@ -1,4 +1,4 @@
-"""Whether a directory holds a model that can be trained, by its files alone, without torch."""
+"""Whether a directory holds a model that can be trained, judged by its files alone, without torch."""
 
 import hashlib
 import json
@@ -22,18 +22,18 @@ _TOKENIZERS = (
 )
 
 FLOAT_NAMES = ("BF16", "F16", "F32", "F64")
-"""As safetensors calls what a model can be trained over."""
+"""safetensors' names of the data types that a model can be trained in."""
 
 _SAMPLE_BYTES = 4096
-"""Of each tensor's middle: other weights differ there, and a file of 2 GB is told in 2 MB."""
+"""Bytes read from each tensor's middle, where different weights differ: 2 MB identify a file of 2 GB."""
 
 
 class _Config(msgspec.Struct):
     model_type: str
     auto_map: object = msgspec.UNSET
-    """There where the directory has Python code that makes the model."""
+    """Present if the directory has Python code that makes the model."""
     quantization_config: object = None
-    """There where the weights are codes of a quantisation."""
+    """Present if the weights are codes of a quantization."""
 
 
 class _Index(msgspec.Struct):
@@ -42,65 +42,67 @@ class _Index(msgspec.Struct):
 
 
 def check_not_there(out: Path) -> None:
-    """Raise FinetuneError where a directory that is to be written is there already."""
+    """Raise FinetuneError if a directory that is to be written exists already."""
     if out.exists():
-        raise FinetuneError(f"{out} is there already; give a directory that is not, or remove it")
+        raise FinetuneError(f"{out} exists already; give a new directory, or remove it")
 
 
 def check_model_files(folder: Path) -> None:
-    """Raise FinetuneError with the remedy where a model directory lacks a file or has one cut short."""
+    """Raise FinetuneError with the remedy if a model directory lacks a file or has a truncated one."""
     if _config(folder).quantization_config is not None:
         raise FinetuneError(
-            f"{folder / CONFIG} says that its weights are quantised (quantization_config); take the model that they were made of, in "
-            "floats: --base nf4 or int8 puts that on a grid"
+            f"{folder / CONFIG} says that its weights are quantized (quantization_config); use the original model in "
+            "floats; --base nf4 or int8 quantizes it"
         )
     for path in weight_files(folder):
         _check_weights(path)
     if not any((folder / name).is_file() for name in _TOKENIZERS):
-        raise FinetuneError(f"{folder} has no tokenizer (tokenizer.json); copy the one that came with the model there")
+        raise FinetuneError(f"{folder} has no tokenizer (tokenizer.json); copy there the one that came with the model")
 
 
 def has_own_code(folder: Path) -> bool:
-    """Return whether a directory has code that makes its model, which is never run. Raises FinetuneError."""
+    """Return whether a directory has its own model code, which is never run. Raises FinetuneError."""
     return _config(folder).auto_map is not msgspec.UNSET
 
 
 def check_stored_as(folder: Path, dtype: str) -> None:
-    """Raise FinetuneError by name where a matrix of a model's weights is of another data type, as safetensors calls it."""
+    """Raise FinetuneError, naming the weight, if a matrix is stored in a data type other than `dtype` (safetensors'
+    name).
+    """
     for path in weight_files(folder):
         for name, entry in tensor_entries(path)[1].items():
             if len(entry.shape) > 1 and entry.dtype != dtype:
                 raise FinetuneError(
-                    f"--base {dtype.lower()} is for weights that are stored so, and {name} in {path} is {entry.dtype}; leave --base away to "
-                    "train over them as they are"
+                    f"--base {dtype.lower()} is for weights stored in that type, and {name} in {path} is "
+                    f"{entry.dtype}; leave out --base to train with the weights as they are"
                 )
 
 
 def _config(folder: Path) -> _Config:
     path = folder / CONFIG
     try:
-        return msgspec.convert(json.loads(path.read_bytes()), _Config)  # json: some hold Infinity
+        return msgspec.convert(json.loads(path.read_bytes()), _Config)  # json accepts Infinity, which some files hold
     except OSError as error:
         raise FinetuneError(
-            f"{path}: {error.strerror}; give a model directory as `hf download NAME --local-dir DIR` leaves it"
+            f"{path}: {error.strerror}; give a model directory as written by `hf download NAME --local-dir DIR`"
         ) from error
     except msgspec.ValidationError as error:
-        raise FinetuneError(f"{path} names no model_type; it is not a model of transformers") from error
+        raise FinetuneError(f"{path} names no model_type; it is not a transformers model") from error
     except (ValueError, RecursionError) as error:
         raise FinetuneError(f"{path} is not valid JSON ({error}); download it again") from error
 
 
 def weight_files(folder: Path) -> list[Path]:
-    """Return the safetensors files of a model directory, as transformers chooses them: one file before an index.
+    """Return the safetensors files of a model directory, as transformers chooses them: a single file before an index.
 
-    Raises FinetuneError where one is missing.
+    Raises FinetuneError if one is missing.
     """
-    if (folder / WEIGHTS).is_file():  # other files beside it are no part of what transformers loads
+    if (folder / WEIGHTS).is_file():  # transformers does not load other files beside it
         return [folder / WEIGHTS]
     index = folder / INDEX
     if not index.is_file():
         others = sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.gguf")))
-        has = f"; {others[0].name} is none of these: save the model with transformers" if others else ""
+        has = f"; {others[0].name} is not one of these; save the model with transformers" if others else ""
         raise FinetuneError(f"{folder} has no {WEIGHTS} and no {INDEX}{has}")
     try:
         names = sorted(set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()))
@@ -113,7 +115,8 @@ def weight_files(folder: Path) -> list[Path]:
 
 
 def fingerprints(folder: Path) -> dict[str, str]:
-    """Return by file name which weights a model directory has: a SHA-256 of size, header and a part of each tensor.
+    """Return fingerprints of a model directory's weights by file name: a SHA-256 of size, header and a part of each
+    tensor.
 
     Raises FinetuneError and OSError.
     """
@@ -132,7 +135,7 @@ def _fingerprint(path: Path) -> str:
 
 
 def tensor_entries(path: Path) -> tuple[bytes, dict[str, TensorEntry]]:
-    """Return the header of a safetensors file, and what it says of each tensor. Raises FinetuneError, OSError."""
+    """Return the header of a safetensors file, and its tensor entries. Raises FinetuneError, OSError."""
     size = path.stat().st_size
     try:
         with path.open("rb") as stream:
@@ -148,10 +151,11 @@ def _check_weights(path: Path) -> None:
     odd = next((name for name, e in entries.items() if name.endswith("weight") and e.dtype not in FLOAT_NAMES), None)
     if odd is not None:
         raise FinetuneError(
-            f"{path} holds {odd} as {entries[odd].dtype}, and training takes weights of {', '.join(FLOAT_NAMES)}; take the model in one of these"
+            f"{path} holds {odd} as {entries[odd].dtype}, and training needs weights of {', '.join(FLOAT_NAMES)}; "
+            "use the model in one of these"
         )
     end = max((entry.data_offsets[1] for entry in entries.values()), default=0)
     if len(header) + end != size:
         raise FinetuneError(
-            f"{path} has {size:,} bytes, its header promises {len(header) + end:,}: the download was cut short; repeat it"
+            f"{path} has {size:,} bytes, but its header promises {len(header) + end:,}: the download was cut short; repeat it"
         )

@@ -1,4 +1,4 @@
-"""What a fine-tuning is asked to do."""
+"""The options of a fine-tuning."""
 
 import enum
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class MicroBatchOrder(enum.StrEnum):
 
 
 class Compute(enum.StrEnum):
-    """What a step over frozen weights of 16 bits computes in: numbers as they are stored, or 32 bits."""
+    """The type in which a step over frozen 16-bit weights computes: as they are stored, or 32 bits."""
 
     STORED = "stored"
     FLOAT32 = "float32"
@@ -30,25 +30,29 @@ class Compute(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class FinetuneOptions:
-    """The recipe's settings.
+    """The settings of a fine-tuning.
 
-    `data`: files and directories. `valid`: those that are held out instead of a share of `data`.
-    `base`: the grid that the frozen weights are put on (`port_agent.packing.Quantization`), None to leave them as they are.
-    `lora_rank`: of the adapters, None to train all weights. `targets`: ends of the names of the layers that get adapters,
-    () for those that peft takes for this kind of model. `sequence_tokens`: the longest sequence. `accumulate`: sequences
-    per update. `compute`: what a step computes in, None for what is faster here. `accumulate_by`: the order in which they run, with the same bits; None for the one that moves less. `autocast`: forward passes
-    run in bfloat16 where torch's autocast does so, weights staying as they are. `head_rows`: of the logits at a time, None for all of a batch. `updates`: so many instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
-    `begin_from`: the directory of the adapter that is trained further. `alpha`: adapters' products are scaled by it, divided by the rank or
-    with `rslora` by its root; None for twice the rank. `dora`: each adapted row of a weight has a trained magnitude. `dropout`: the share of an adapter's inputs that is left out at random. `warm_up`: the share of the
-    updates until `learning_rate` is reached.
-    `evaluate_every`: updates between two looks at what is held out, of which the best weights are the result; None: before and after all alone.
-    `patience`: so many looks without a better one end the training.
-    `dpo`: the beta by which pairs of answers are learned, the preferred and the rejected one; None for answers alone.
-    `borders`: texts that are packed into one sequence do not see each other.
-    `events`: the directory of TensorBoard's files that losses are added to, None for none.
-    `date`: what chat templates take for today (YYYY-MM-DD); "": the day on which they are asked.
-    `float32_result`: whether a model that is trained whole is written in 32 bits, not as its files were.
-    `overwrite`: whether what is at `out` is replaced. `show_data`: how many sequences are made text again, for people.
+    `data`: files and directories. `valid`: files held out instead of a share of `data`. `base`: the quantization of the
+    frozen weights (`port_agent.packing.Quantization`), None to leave them as they are. `lora_rank`: of the adapters,
+    None to train all weights. `targets`: ends of the names of the layers that get adapters, () for peft's choice for
+    this kind of model. `sequence_tokens`: the longest sequence. `accumulate`: batches per update. `compute`: the type
+    that a step computes in, None for the faster one here. `accumulate_by`: the order in which batches run, with the
+    same bits; None for the one that moves less. `autocast`: forward passes run under torch's bfloat16 autocast, and
+    weights stay as they are. `head_rows`: of the logits at a time, None for all of a batch. `updates`: number of
+    updates, instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
+
+    `begin_from`: the directory of the adapter that is trained further. `alpha`: the adapters' products are scaled by
+    it, divided by the rank or with `rslora` by its square root; None for twice the rank. `dora`: each adapted row of a
+    weight has a trained magnitude. `dropout`: the share of an adapter's inputs that is set to zero at random.
+    `warm_up`: the share of the updates in which the rate rises to `learning_rate`.
+
+    `evaluate_every`: updates between two evaluations of held-out data, of which the best weights are the result; None:
+    only before and after. `patience`: evaluations without improvement that end the training. `dpo`: the beta of
+    learning from pairs of a preferred and a rejected answer; None for answers alone. `borders`: texts packed into one
+    sequence are masked from each other. `events`: the directory of TensorBoard files that losses are added to, None for
+    none. `date`: today's date for chat templates (YYYY-MM-DD); "": the day on which they are asked. `float32_result`:
+    whether a fully trained model is written in 32 bits, not in its files' type. `overwrite`: whether the contents of
+    `out` are replaced. `show_data`: number of sequences that are decoded to text for people.
     """
 
     model: str
@@ -92,5 +96,5 @@ class FinetuneOptions:
 
     @property
     def sequences_at_once(self) -> int:
-        """How many sequences a batch has in memory: of a pair of answers both."""
+        """Sequences of a batch in memory: of a pair, both answers count."""
         return self.batch if self.dpo is None else 2 * self.batch

@@ -1,4 +1,6 @@
-"""The date that chat templates write, kept beside a fine-tuning's checkpoint: a run that goes on another day is of the same text."""
+"""The date that chat templates insert, kept beside a fine-tuning's checkpoint so that a run resumed on another day has
+the same text.
+"""
 
 import datetime
 from pathlib import Path
@@ -10,12 +12,12 @@ _NAME = "date"
 
 
 def state_folder(out: Path) -> Path:
-    """Return where a fine-tuning keeps what it goes on from."""
+    """Return the directory of a fine-tuning's checkpoint."""
     return out.with_name(f"{out.name}.state")
 
 
 def date_of_run(out: Path) -> str:
-    """Return the date of the run that is to be gone on with, today's where there is none. Raises FinetuneError."""
+    """Return the date of the run to resume, or today's if there is none. Raises FinetuneError."""
     path = state_folder(out) / _NAME
     try:
         return datetime.date.fromisoformat(path.read_text()).isoformat()
@@ -26,11 +28,11 @@ def date_of_run(out: Path) -> str:
 
 
 def keep_date(out: Path, date: str) -> None:
-    """Keep the date of a run, whose folder is there. Raises OSError."""
+    """Keep the date of a run whose directory exists. Raises OSError."""
     if date:
         write_atomically(state_folder(out) / _NAME, date.encode())
 
 
 def forget_date(out: Path) -> None:
-    """Remove what was kept."""
+    """Remove the stored date."""
     (state_folder(out) / _NAME).unlink(missing_ok=True)

@@ -1,11 +1,11 @@
-"""How the learning rate goes over the updates: up in a line at first, then as the schedule says. Torch-free."""
+"""The learning rate over the updates: a linear warm-up, then the schedule. Torch-free."""
 
 import enum
 import math
 
 
 class RateSchedule(enum.StrEnum):
-    """What the rate does once it is reached: it falls to 0 in a line or as half a wave, or stays."""
+    """What the rate does after the warm-up: it falls to 0 linearly or as a half cosine, or stays constant."""
 
     LINEAR = "linear"
     COSINE = "cosine"
@@ -13,7 +13,9 @@ class RateSchedule(enum.StrEnum):
 
 
 def rate_share(schedule: RateSchedule, update: int, updates: int, warm_up: float) -> float:
-    """Return the share of the learning rate that an update has, counted from 0; `warm_up`: the share of the updates until it is reached."""
+    """Return the share of the learning rate in an update, counted from 0; `warm_up`: the share of the updates until it
+    is reached.
+    """
     warm = max(1, round(updates * warm_up))
     risen = (update + 1) / warm
     left = (updates - update) / max(1, updates - warm + 1)

@@ -1,7 +1,7 @@
 """What the daemon starts for a fine-tuning: `python -m port_agent.finetuning.job.start --bundle JOB ... --control-fd N`.
 
-It takes the rights of the user who submitted, where it has root's, and becomes the recipe inside its budget, as `exec` does.
-Only our own code has run by then, and of the user's files none was opened. Torch-free.
+If it has root's rights, it takes those of the user who submitted the job. Then it becomes the training process inside
+its budget, as `exec` does. By then only our own code has run, and none of the user's files was opened. Torch-free.
 """
 
 import os
@@ -26,13 +26,13 @@ from port_planner.base.errors import ExitCode
 
 
 def main(words: Sequence[str] | None = None) -> ExitCode:
-    """Become the worker; return the exit code where that is impossible, the daemon told why."""
+    """Become the worker; if that is impossible, report why to the daemon and return the exit code."""
     options = FinetuneWorkerOptions.parse(words, program="port_agent.finetuning.job.start")
     return serve(options.control_fd, lambda control, emit: _become_worker(options))
 
 
 def _become_worker(options: FinetuneWorkerOptions) -> NoReturn:
-    """Raise FinetuneError and OSError where that is impossible."""
+    """Become the worker. Raises FinetuneError and OSError if that is impossible."""
     job = FinetuneJob.read(options.bundle)
     given = open_round(options)
     home = _take_rights_of(options.user) if options.user is not None and os.geteuid() == 0 else {}
@@ -61,11 +61,14 @@ def _become_worker(options: FinetuneWorkerOptions) -> NoReturn:
 
 
 def _take_rights_of(user: str) -> dict[str, str]:
-    """Give up root's rights for a user's for good; return what changes in the environment. Raises FinetuneError, OSError."""
+    """Exchange root's rights for a user's permanently; return the changes to the environment.
+
+    Raises FinetuneError, OSError.
+    """
     try:
         entry = pwd.getpwnam(user)
     except KeyError as error:
-        raise FinetuneError(f"user {user}, who submitted the job, is not there any more; submit it anew") from error
+        raise FinetuneError(f"user {user}, who submitted the job, no longer exists; submit the job again") from error
     os.initgroups(entry.pw_name, entry.pw_gid)
     os.setgid(entry.pw_gid)
     os.setuid(entry.pw_uid)

@@ -1,8 +1,8 @@
 """A fine-tuning under the daemon's control: `python -m port_agent.finetuning.job.worker JOB --control-fd N [ROUND]`, inside its budget.
 
-What the daemon wants is done by the main thread, in a signal's handler: between two operators, as the follower has it for
-every handler. To pause is to wait there. To leave is to end there; what the updates so far have made is kept first, if there
-is time: weights and optimizer change only in the moment of an update, and that is finished.
+The main thread executes the daemon's commands in a signal handler, between two operators, as the interceptor arranges
+for every handler. To pause, it waits there. To leave, it ends there, after it has saved the state of the finished
+updates if there is time. Weights and optimizer state change only during an update, and an update is always finished.
 """
 
 import contextlib
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
     from port_agent.intercept.exec.step_figures import StepFigures
 
 _SIGNAL = signal.SIGUSR1
-"""What wakes the main thread; nothing of the recipe uses it."""
+"""The signal that wakes the main thread; nothing in the training loop uses it."""
 
 _MARGIN_S = 0.5
 """A worker that is told to leave at once is killed a second later."""
 
 _SLOW_BYTES_PER_S = 10e6
-"""How fast a checkpoint is written until one was: by a slow SD card."""
+"""Assumed speed of writing a checkpoint until one was written: that of a slow SD card."""
 
 
 def main() -> ExitCode:
@@ -51,7 +51,7 @@ def main() -> ExitCode:
 
 
 def _work(job: FinetuneJob, files: RoundFiles | None, control: Control, emit: Emit) -> None:
-    """Raise LeftOnRequest when it left as asked, and FinetuneError."""
+    """Fine-tune. Raises LeftOnRequest when it left as asked, and FinetuneError."""
     steering = DaemonSteering(control, emit)
     try:
         control.attach(steering)
@@ -63,7 +63,7 @@ def _work(job: FinetuneJob, files: RoundFiles | None, control: Control, emit: Em
 
 def _train(job: FinetuneJob, files: RoundFiles | None, emit: Emit, steering: "DaemonSteering") -> None:
     tokenizer = TokenizerProcess(job.options)
-    tokenizer.tokenized()  # before torch: it ends with its memory
+    tokenizer.tokenized()  # before torch is loaded, so that the memory used for reading is released
     from port_agent.finetuning.federated import FederatedRound
     from port_agent.finetuning.training import finetune
 
@@ -76,7 +76,7 @@ def _train(job: FinetuneJob, files: RoundFiles | None, emit: Emit, steering: "Da
     if outcome.left:
         raise TrainingExit
     if given is not None and outcome.loss_after is not None and not given.trains:
-        note(f"loss of held-out text: {outcome.loss_after:.3f} with what was averaged")
+        note(f"loss of held-out text: {outcome.loss_after:.3f} with the averaged adapter")
     elif outcome.loss_before is not None and outcome.loss_after is not None:
         note(f"loss of held-out text: {outcome.loss_before:.3f} before, {outcome.loss_after:.3f} after")
     if outcome.sample_after is not None:
@@ -86,10 +86,10 @@ def _train(job: FinetuneJob, files: RoundFiles | None, emit: Emit, steering: "Da
 
 
 class DaemonSteering(Steering):
-    """The daemon's word, heard in a thread of its own and obeyed by the main thread."""
+    """Commands of the daemon, received by a thread of its own and executed by the main thread."""
 
     def __init__(self, control: Control, emit: Emit) -> None:
-        """From here on commands interrupt the main thread, which this is."""
+        """From here on commands interrupt the main thread, which this must be."""
         super().__init__()
         self._control, self._emit = control, emit
         self._children = Children()
@@ -97,15 +97,18 @@ class DaemonSteering(Steering):
         self._seconds_per_byte = 1 / _SLOW_BYTES_PER_S
         self._before: StepFigures | None = None
         self.step = self._of = 0
-        """Updates that are done, and of how many."""
+        """Updates that are done, and their total."""
         signal.signal(_SIGNAL, self._obey)
 
     def interrupt(self) -> None:
-        """Have the main thread obey: between two operators, or at the end of the update at hand."""
+        """Make the main thread execute the command: between two operators, or at the end of the current update."""
         signal.pthread_kill(threading.main_thread().ident or 0, _SIGNAL)
 
     def _obey(self, number: int, frame: FrameType | None) -> None:
-        """Do what is wanted. A signal that comes meanwhile has it looked at once more: children are told by one at a time."""
+        """Execute the current command.
+
+        A signal that arrives meanwhile makes it check once more; children are told by one at a time.
+        """
         self._leave_requested = True
         if self._obeying or self.leaving:
             return
@@ -116,11 +119,11 @@ class DaemonSteering(Steering):
                 self._gate()
         finally:
             self._obeying = False
-            if self._leave_requested and not self.leaving:  # since the last look
+            if self._leave_requested and not self.leaving:  # since the last check
                 self.interrupt()
 
     def _gate(self) -> None:
-        """Wait while paused, the process's children stopped. Raises TrainingExit."""
+        """Wait while paused, with the process's children stopped. Raises TrainingExit."""
         began_s = time.perf_counter()
         self._children.stop()
         try:
@@ -130,14 +133,14 @@ class DaemonSteering(Steering):
             raise TrainingExit from None
         finally:
             self._children.go_on()
-        if self._before is not None:  # a pause is no part of an update
+        if self._before is not None:  # a pause does not count as part of an update
             waited_s = time.perf_counter() - began_s
             self._before = replace(self._before, wall_s=self._before.wall_s + waited_s)
 
-    # -- what the recipe asks and tells
+    # -- what the training loop asks and reports
 
     def began(self, done: int, of: int) -> None:
-        """Say that the worker is ready."""
+        """Report that the worker is ready."""
         self.step, self._of, self._before = done, of, self._figures(done)
         peak = peak_resident_bytes()
         self._emit(
@@ -153,12 +156,12 @@ class DaemonSteering(Steering):
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Do nothing: signals of the terminal are not for a worker."""
+        """Do nothing: a worker ignores the terminal's signals."""
         yield
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """Put off leaving until the update is whole; raise TrainingExit then."""
+        """Defer leaving until the update is complete, then raise TrainingExit."""
         self._updating = True
         try:
             yield
@@ -167,12 +170,12 @@ class DaemonSteering(Steering):
         self._leave_if_requested()
 
     def finish(self) -> None:
-        """Put off leaving for good; raise TrainingExit where it is asked for already."""
+        """Defer leaving for good; raise TrainingExit if it is already asked for."""
         self._updating = True
         self._leave_if_requested()
 
     def finished(self, done: int, out: str) -> None:
-        """Report the daemon, which takes the job for done then, however this process ends."""
+        """Report to the daemon, which then takes the job for done however this process ends."""
         self._emit(TrainingFinished(step=done, out=out, peak_rss_bytes=peak_resident_bytes()))
 
     def _leave_if_requested(self) -> None:
@@ -181,20 +184,22 @@ class DaemonSteering(Steering):
             raise TrainingExit
 
     def checkpoint_due(self) -> bool:
-        """Return whether the daemon asked for one, which knows what one costs."""
+        """Return whether the daemon, which knows their cost, asked for a checkpoint."""
         return self._control.take_checkpoint()
 
     def wrote(self, done: int, nbytes: int, seconds: float) -> None:
-        """Report the daemon."""
+        """Report a checkpoint to the daemon."""
         self._seconds_per_byte = seconds / max(1, nbytes)
         self._emit(CheckpointWritten(step=done, bytes=nbytes, wall_s=seconds))
 
     def has_time_to_write(self, nbytes: int) -> bool:
-        """Return whether a last checkpoint is written before the worker is killed, by how long one took."""
+        """Return whether a last checkpoint can be written before the worker is killed, judged by the time of an earlier
+        one.
+        """
         return nbytes * self._seconds_per_byte < self._control.leave_within_s + _MARGIN_S
 
     def updated(self, update: "Update") -> None:
-        """Report the daemon of an update."""
+        """Report an update to the daemon."""
         now = self._figures(update.done)
         if self._before is not None:
             self._emit(now.step_since(self._before, update.loss, self._of))

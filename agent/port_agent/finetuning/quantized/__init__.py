@@ -1,1 +1,1 @@
-"""A base on a grid: linear layers whose frozen weights are codes and scales, and the file that keeps them."""
+"""A quantized base: linear layers whose frozen weights are codes and scales, and the file that stores them."""

@@ -1,4 +1,4 @@
-"""A model's linear weights on a grid, computed once and kept in a file beside the model."""
+"""A model's quantized linear weights, computed once and kept in a file beside the model."""
 
 import hashlib
 from collections.abc import Callable, Iterator
@@ -32,7 +32,7 @@ FOLDER = ".port-agent"
 
 _FORMAT = "1"
 ENCODED_ITEMS = 1 << 19
-"""Weights encoded at once: about 10 MiB of what is made on the way."""
+"""Weights encoded at once, which takes about 10 MiB of temporary memory."""
 
 _DECODED = (torch.bfloat16, torch.float32)
 
@@ -40,7 +40,7 @@ Note = Callable[[str], None]
 
 
 class _Source(msgspec.Struct, frozen=True):
-    """A weight file that was read: what it was like, and the SHA-256 of its bytes."""
+    """A weight file that was read: its state, and the SHA-256 of its bytes."""
 
     size: int
     modified_ns: int
@@ -48,16 +48,16 @@ class _Source(msgspec.Struct, frozen=True):
 
 
 def quantize_model(model: Any, folder: Path, quantization: Quantization, note: Note) -> None:
-    """Put the weights of a model's linear layers on a grid, but for its head; all is frozen.
+    """Quantize the weights of a model's linear layers except its head, and freeze everything.
 
-    They are read from `folder`/.port-agent, where they are written the first time, or anew when the model's files have
-    changed. Raises FinetuneError for a model that has no such layers, and where the file cannot be written.
+    The codes are read from `folder`/.port-agent, where they are written the first time, or again if the model's files
+    have changed. Raises FinetuneError for a model without such layers, and if the file cannot be written.
     """
     layers = quantized_layers(model, quantization)
     path = folder / FOLDER / f"{quantization.value}.safetensors"
     sources = {p.name: p for p in weight_files(folder)}
     if (why := _why_not_usable(path, sources)) is not None:
-        note(f"{path} {why}: {len(layers)} linear layers are put on the {quantization.value} grid, once")
+        note(f"{path} {why}: {len(layers)} linear layers are quantized to {quantization.value}, once")
         _write(path, layers, quantization, sources)
     stored: Any = safe_open(path, "pt")
     for name, layer in layers.items():
@@ -66,13 +66,13 @@ def quantize_model(model: Any, folder: Path, quantization: Quantization, note: N
         model.set_submodule(name, kind(quantization, codes, scales, layer.bias, layer.weight.dtype))
     quantized = sum(layer.weight.numel() for layer in layers.values())
     note(
-        f"{quantized / 1e6:,.0f} million weights lie on the {quantization.value} grid, in {format_bytes(path.stat().st_size)}: the model "
-        "that is trained is that one, not the one that it was made of"
+        f"{quantized / 1e6:,.0f} million weights are quantized to {quantization.value}, in "
+        f"{format_bytes(path.stat().st_size)}; this quantized model is the one that is trained, not the original"
     )
 
 
 def quantized_layers(model: Any, quantization: Quantization) -> dict[str, nn.Linear | Conv1D]:
-    """Return by name the layers of a model that lie on a grid. Raises FinetuneError where there are none."""
+    """Return by name the layers of a model that can be quantized. Raises FinetuneError if there are none."""
     head = model.get_output_embeddings()
     linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head}
     layers = {
@@ -93,9 +93,9 @@ def quantized_layers(model: Any, quantization: Quantization) -> dict[str, nn.Lin
 
 
 def _why_not_usable(path: Path, sources: dict[str, Path]) -> str | None:
-    """Return None where the file was made of the model's files as they are."""
+    """Return why a file of codes cannot be used; None if it was made from the model's files as they are."""
     if not path.is_file():
-        return "is not there"
+        return "does not exist"
     try:
         with safe_open(path, "pt") as stored:
             metadata = stored.metadata() or {}
@@ -103,12 +103,12 @@ def _why_not_usable(path: Path, sources: dict[str, Path]) -> str | None:
     except (SafetensorError, msgspec.DecodeError, OSError):
         return "is damaged"
     if metadata.get("format") != _FORMAT or made_of.keys() != sources.keys():
-        return "was made of other files"
+        return "was made from other files"
     for name, source in sources.items():
         facts, was = source.stat(), made_of[name]
         same = (facts.st_size, facts.st_mtime_ns) == (was.size, was.modified_ns)
         if not same and (facts.st_size != was.size or _sha256(source) != was.sha256):
-            return f"was made of another {name}"
+            return f"was made from a different {name}"
     return None
 
 
@@ -138,13 +138,13 @@ def _write(
                 stream.write(piece)
     except OSError as error:
         raise FinetuneError(
-            f"{path} of {format_bytes(nbytes)} cannot be written ({error.strerror}); make room there, or copy the model to a "
-            "directory that you may write"
+            f"{path} of {format_bytes(nbytes)} cannot be written ({error.strerror}); free some space there, or copy "
+            "the model to a directory that you may write"
         ) from error
 
 
 def _codes(name: str, layer: Any, quantization: Quantization) -> Callable[[], Iterator[memoryview]]:
-    """Return what yields the codes of a layer, some rows at a time."""
+    """Return a function that yields the codes of a layer, some rows at a time."""
 
     def pieces() -> Iterator[memoryview]:
         for blocks, scales in _encoded(name, layer, quantization):
@@ -154,12 +154,12 @@ def _codes(name: str, layer: Any, quantization: Quantization) -> Callable[[], It
 
 
 def _scales(name: str, layer: Any, quantization: Quantization) -> Callable[[], Iterator[memoryview]]:
-    """Return what yields the scales of a layer, some rows at a time."""
+    """Return a function that yields the scales of a layer, some rows at a time."""
     return lambda: (scales.data.cast("B") for _, scales in _encoded(name, layer, quantization))
 
 
 def _encoded(name: str, layer: Any, quantization: Quantization) -> Iterator[tuple[Array, Array]]:
-    """Yield some rows of a layer in blocks, with their scales, then the next. Raises FinetuneError where a weight is not a valid number."""
+    """Yield rows of a layer in blocks, with their scales. Raises FinetuneError if a weight is not a valid number."""
     weight = layer.weight.detach()
     step = max(1, ENCODED_ITEMS // weight.shape[1])
     for first in range(0, weight.shape[0], step):

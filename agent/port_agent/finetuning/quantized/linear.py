@@ -1,10 +1,9 @@
-"""Linear layers whose frozen weight lies on a grid, with the bits of the same layers over the decoded weight.
+"""Linear layers with a quantized frozen weight, with the bits of the same layers over the decoded weight.
 
-GPT-2's kind keeps its weight transposed, [in, out], and has its blocks of the grid along that one's rows.
-
-The product runs in blocks: one is decoded, multiplied, and its memory used for the next. Kernels that compute blocks of a
-product to the bits of the whole are seen by comparing, once for each shape and number of threads; else the whole weight
-is decoded for each product.
+GPT-2's kind stores its weight transposed, [in, out], and quantizes blocks along its rows. The product runs in blocks:
+each block is decoded and multiplied, and the next one reuses its memory. A comparison, once for each shape and number
+of threads, shows whether kernels compute blocks of a product to the bits of the whole; if not, the whole weight is
+decoded for each product.
 """
 
 import functools
@@ -27,22 +26,27 @@ from port_planner.exactness.kept_answers import KeptAnswers
 from port_planner.exactness.tiles import Operands
 
 BLOCK_BYTES = 4 << 20
-"""Of decoded weight, about: more takes more of the budget, less pays for calls."""
+"""Approximate bytes of a decoded block: more takes more of the budget, less spends more time on calls."""
 
 Array: TypeAlias = npt.NDArray[np.float32]
 
 STORED = "stored"
-"""In the place of a grid: the weight itself, in the 16 bits of its file, without scales. Each of its numbers is one of 32 bits, too."""
+"""In place of a quantization: the weight itself, in the 16 bits of its file, without scales.
+
+Each number is also a 32-bit number.
+"""
 
 _MAX_DRAWN_BYTES = 64 << 20
-"""Of a weight that is compared with numbers everywhere; a larger one, a head's, has them in some places, and takes no RAM elsewhere."""
+"""Largest weight that is compared with random numbers everywhere; a larger one, such as a head's, has them in some
+places and takes no RAM elsewhere.
+"""
 
 _STEP = 128
-"""Blocks are multiples of it: of both grids' blocks, and of what kernels compute side by side."""
+"""Blocks are multiples of this: of the blocks of both quantizations, and of what kernels compute side by side."""
 
 
 class _QuantizedLayer(nn.Module):
-    """What layers have in common whose weight is codes and scales."""
+    """Common parts of layers whose weight is codes and scales."""
 
     codes: torch.Tensor
     scales: torch.Tensor
@@ -64,11 +68,11 @@ class _QuantizedLayer(nn.Module):
         self.register_parameter("bias", bias)
 
     def _take_sizes(self, rows: int, columns: int) -> None:
-        """Keep the size of the weight under the names of the layer's kind."""
+        """Store the size of the weight under the attribute names of this kind of layer."""
         raise NotImplementedError
 
     def decoded(self) -> torch.Tensor:
-        """Return the weight, laid out as its codes are."""
+        """Return the decoded weight, in the layout of its codes."""
         whole: torch.Tensor = torch.ops.port_agent.dequantize(
             self.codes, self.scales, self.quantization.value, self.dtype
         )
@@ -76,7 +80,7 @@ class _QuantizedLayer(nn.Module):
 
 
 class QuantizedLinear(_QuantizedLayer, nn.Linear):
-    """A linear layer whose weight, [out, in], is codes and scales; only its bias and what it is given may be trained."""
+    """A linear layer whose weight, [out, in], is codes and scales; only its bias and its input may need gradients."""
 
     def _take_sizes(self, rows: int, columns: int) -> None:
         self.out_features, self.in_features = rows, columns
@@ -97,14 +101,18 @@ class QuantizedLinear(_QuantizedLayer, nn.Linear):
 
 
 class QuantizedConv1D(_QuantizedLayer, Conv1D):
-    """A layer of GPT-2's kind whose weight, [in, out], is codes and scales; only its bias and what it is given may be trained."""
+    """A layer of GPT-2's kind whose weight, [in, out], is codes and scales; only its bias and its input may need
+    gradients.
+    """
 
     def _take_sizes(self, rows: int, columns: int) -> None:
         self.nx, self.nf = rows, columns
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """A tensor of the decoded weight's shape and data type, of one number: peft asks for those, and for the device."""
+        """A tensor of the decoded weight's shape and data type that repeats one number: peft asks for those, and for
+        the device.
+        """
         return torch.empty(1, dtype=self.dtype).expand(self.nx, self.nf)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -117,9 +125,10 @@ class QuantizedConv1D(_QuantizedLayer, Conv1D):
 
 
 def encode_weight(quantization: Quantization, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return codes and scales of a weight, [rows, in], each item at the level nearest to it.
+    """Return codes and scales of a weight, [rows, in], each item at the nearest level.
 
-    Of two that are equally near, the lower of NF4, the even of INT8. Raises ValueError where a weight is not a valid number.
+    Of two equally near levels, NF4 takes the lower, INT8 the even one. Raises ValueError if a weight is not a valid
+    number.
     """
     blocks = quantized_blocks(quantization, weight)
     scales = scales_of(quantization, blocks)
@@ -127,25 +136,25 @@ def encode_weight(quantization: Quantization, weight: torch.Tensor) -> tuple[tor
 
 
 def quantized_blocks(quantization: Quantization, weight: torch.Tensor) -> Array:
-    """Return a weight, [rows, in], in 32 bits by the blocks that share a scale, [rows, blocks, items].
+    """Return a weight, [rows, in], in 32 bits, divided into the blocks that share a scale, [rows, blocks, items].
 
-    It is read once, by a copy: of rows of a weight that lies in its file, no others come in. From here numpy computes: what it makes on
-    the way is not a valid tensor, for which a budget would make room among those that are followed.
+    It is read once, by a copy: reading some rows of a mapped weight brings in no others. From here on numpy computes,
+    so that temporaries are not tensors for which the interceptor would evict others.
     """
     copied: Array = weight.to(torch.float32, copy=True).view(weight.shape[0], -1, quantization.block).numpy()
     return copied
 
 
 def scales_of(quantization: Quantization, blocks: Array) -> Array:
-    """Return the scale of each block, [rows, blocks]. Raises ValueError where a weight is not a valid number."""
+    """Return the scale of each block, [rows, blocks]. Raises ValueError if a weight is not a valid number."""
     scales: Array = np.abs(blocks).max(axis=-1) / np.float32(quantization.largest)
     if not np.isfinite(scales).all():
-        raise ValueError("a weight is infinite or no number")
+        raise ValueError("a weight is infinite or not a number (NaN)")
     return scales
 
 
 def codes_of(quantization: Quantization, blocks: Array, scales: Array) -> npt.NDArray[np.uint8]:
-    """Return the codes of all items, row by row: of INT8 a byte each, of NF4 two in a byte."""
+    """Return the codes of all items, row by row: one byte each for INT8, half a byte for NF4."""
     levels = (blocks / np.where(scales == 0, np.float32(1.0), scales)[..., None]).reshape(len(blocks), -1)
     if quantization is Quantization.INT8:
         return np.rint(levels, out=levels).astype(np.int8).view(np.uint8)
@@ -190,7 +199,9 @@ _Multiply: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product with a weight on a grid: what plain PyTorch does, and whether rows of the weight, or columns, give those of the result."""
+    """A product with a quantized weight: plain PyTorch's operation, and whether rows of the weight, or columns, give
+    those of the result.
+    """
 
     multiply: _Multiply
     by_rows: bool
@@ -215,7 +226,10 @@ def product_in_blocks(
     grid: str,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Return a product of `_PRODUCTS` by blocks, or whole where blocks have other bits. `grid`: of a `Quantization`, or STORED."""
+    """Return a product of `_PRODUCTS` by blocks, or whole if blocks have different bits.
+
+    `grid`: a `Quantization`, or STORED.
+    """
     shape = codes.shape[0], _row_items(codes, grid)
     form: tuple[object, ...] = (name, flat.shape, flat.stride(), shape, dtype, bias is None)
     if bias is None and shape[0] * shape[1] * dtype.itemsize > _MAX_DRAWN_BYTES:
@@ -230,7 +244,7 @@ def product_in_blocks(
 def _has_bits_of_whole(
     product: _Product, flat: torch.Tensor, shape: tuple[int, int], bias: torch.Tensor | None, dtype: torch.dtype
 ) -> bool:
-    """Return whether a product of this form has the bits of the whole in blocks: of numbers whose sums cancel."""
+    """Return whether a product of this form has the bits of the whole in blocks, for numbers whose sums cancel."""
     if bias is None and shape[0] * shape[1] * dtype.itemsize > _MAX_DRAWN_BYTES:
         extent, other = shape if product.by_rows else shape[::-1]
         step = _step(extent, other, dtype)
@@ -254,7 +268,7 @@ def _in_blocks(
     shape: tuple[int, int],
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Run a product block by block. `part` returns rows and columns of the weight, of this shape, in memory of their own."""
+    """Run a product block by block. `part` returns rows and columns of a weight of this shape, in memory of their own."""
     rows, columns = shape
     extent, other = (rows, columns) if product.by_rows else (columns, rows)
     out = torch.empty((flat.shape[0], extent), dtype=flat.dtype)
@@ -271,7 +285,7 @@ def _step(extent: int, other: int, dtype: torch.dtype) -> int:
     return min(max(fit, _STEP), extent)
 
 
-# -- operators, which `exec` sees as it sees torch's own: what they read is made resident first
+# -- operators, which `exec` sees like torch's own: their operands are made resident first
 
 _SIGNATURE = "(Tensor flat, Tensor codes, Tensor scales, Tensor? bias, str grid, ScalarType dtype) -> Tensor"
 _operators = torch.library.Library("port_agent", "DEF")
@@ -285,7 +299,7 @@ def _row_items(codes: torch.Tensor, grid: str) -> int:
 def _decoded(
     codes: torch.Tensor, scales: torch.Tensor, quantization: str, dtype: torch.dtype, rows: range, columns: range
 ) -> torch.Tensor:
-    """Return rows and columns of a weight."""
+    """Return decoded rows and columns of a weight."""
     if quantization == STORED:
         part = codes[rows.start : rows.stop, columns.start : columns.stop]
         return part.to(dtype, copy=True, memory_format=torch.contiguous_format)

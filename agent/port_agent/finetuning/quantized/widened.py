@@ -1,7 +1,9 @@
-"""A model that computes in 32 bits over frozen weights that stay as they are stored, in 16: the bits of one that was loaded in float32.
+"""A model that computes in 32 bits over frozen weights that stay in 16 bits, with the bits of a model loaded in
+float32.
 
-Numbers of bfloat16 and float16 are numbers of float32, so a weight may be taken to 32 bits when it is multiplied, a block at a time: half as
-much is read and resident. A processor without instructions for 16 bits computes many times faster so.
+Numbers of bfloat16 and float16 are numbers of float32, so a weight can be widened to 32 bits when it is multiplied, a
+block at a time: half as much is read and resident. A processor without 16-bit instructions computes many times faster
+this way.
 """
 
 from collections.abc import Iterator
@@ -19,23 +21,25 @@ from port_planner.base.units import format_bytes
 SHORT = (torch.bfloat16, torch.float16)
 
 _MAX_COPIED_BYTES = 64 << 20
-"""Of what is no layer below (norms, biases, convolutions of a few channels), taken to 32 bits once."""
+"""Most bytes of other 16-bit tensors (norms, biases, convolutions of a few channels), which are widened once."""
 
 
 class _ShownWeight(torch.Tensor):
-    """What a weight's shape, type and device are read off; a product with it would be one with other numbers, and is refused."""
+    """A stand-in from which a weight's shape, type and device are read; a product with it would use the wrong numbers,
+    and is rejected.
+    """
 
     _ANSWERED = frozenset({"__get__", "element_size", "numel", "size", "dim", "__repr__"})
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func.__name__ not in cls._ANSWERED:
-            raise RuntimeError(f"{func.__name__} of a weight that stays in the 16 bits of its file; call its layer")
+            raise RuntimeError(f"{func.__name__} of a weight that stays in 16 bits in its file; call its layer")
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
 class _Widened(nn.Module):
-    """What has a table: a weight in the bits of its file."""
+    """A layer with a table: a weight in the bits of its file."""
 
     table: torch.Tensor
 
@@ -47,7 +51,7 @@ class _Widened(nn.Module):
 
 
 class WidenedLinear(_Widened, nn.Linear):
-    """A linear layer, or a head, over a frozen weight of 16 bits, [out, in]."""
+    """A linear layer, or a head, over a frozen 16-bit weight, [out, in]."""
 
     def __init__(self, layer: nn.Linear, table: torch.Tensor) -> None:
         super().__init__(table)
@@ -56,7 +60,7 @@ class WidenedLinear(_Widened, nn.Linear):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """What is read off the weight: its shape in 32 bits, and the device for adapters."""
+        """A stand-in for the weight: its shape in 32 bits, and the device for adapters."""
         return self._shown
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -67,12 +71,12 @@ class WidenedLinear(_Widened, nn.Linear):
         return out.view(*input.shape[:-1], self.out_features)
 
     def input_gradient(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Return what goes back to the input, [rows, in], of [rows, out]."""
+        """Return the gradient of the input, [rows, in], from that of the output, [rows, out]."""
         return product_in_blocks("grid_input_gradient", gradient, self.table, _NO_SCALES, None, STORED, torch.float32)
 
 
 class WidenedConv1D(_Widened, Conv1D):
-    """A layer of GPT-2's kind over a frozen weight of 16 bits, [in, out]."""
+    """A layer of GPT-2's kind over a frozen 16-bit weight, [in, out]."""
 
     def __init__(self, layer: Any, table: torch.Tensor) -> None:
         super().__init__(table)
@@ -81,7 +85,7 @@ class WidenedConv1D(_Widened, Conv1D):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """What is read off the weight: its shape in 32 bits, and the device for adapters."""
+        """A stand-in for the weight: its shape in 32 bits, and the device for adapters."""
         return self._shown
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -93,32 +97,33 @@ class WidenedConv1D(_Widened, Conv1D):
 
 
 class WidenedEmbedding(_Widened):
-    """A table of embeddings in 16 bits, whatever its kind does with the rows that are looked up."""
+    """A table of embeddings in 16 bits; its class decides what happens to the rows that are looked up."""
 
     def __init__(self, layer: nn.Embedding, table: torch.Tensor) -> None:
         super().__init__(table)
         self.num_embeddings, self.embedding_dim = layer.num_embeddings, layer.embedding_dim
-        layer.register_parameter("weight", None)  # its rows are handed to it
+        layer.register_parameter("weight", None)  # it receives the rows
         self.kind = layer
-        layer.padding_idx = None  # of a frozen table it says nothing
+        layer.padding_idx = None  # it would only affect a trained table
 
     @property
     def weight(self) -> torch.Tensor:
-        """What is read off the table: its shape in 32 bits."""
+        """A stand-in for the table: its shape in 32 bits."""
         return self._shown
 
     def forward(self, input: torch.Tensor) -> Any:
-        """Return what the layer makes of the rows in 32 bits."""
+        """Return the layer's result for the looked-up rows, in 32 bits."""
         rows = nn.functional.embedding(input.reshape(-1), self.table).to(torch.float32)
         places = torch.arange(rows.shape[0]).view(input.shape)
         return functional_call(self.kind, {"weight": rows}, (places,))
 
 
 def widen(model: Any, in_32_bits: Any) -> int:
-    """Let a frozen model compute in 32 bits over the weights that it has in 16; return the bytes that stay in 16.
+    """Make a frozen model compute in 32 bits over its 16-bit weights; return the bytes that stay in 16 bits.
 
-    `in_32_bits`: the same model made in float32, without weights: what it computes of its configuration, and keeps, is rounded otherwise
-    in 16. Raises FinetuneError by name for weights of other layers that are too large to be taken to 32 bits.
+    `in_32_bits`: the same model made in float32, without weights; values that it computes from its configuration and
+    keeps would be rounded in 16 bits. Raises FinetuneError, naming the weight, if weights of other layers are too large
+    to be widened.
     """
     tables: dict[torch.Tensor, torch.Tensor] = {}
     for name, layer in list(model.named_modules()):
@@ -144,7 +149,7 @@ def widen(model: Any, in_32_bits: Any) -> int:
 
 
 def stored_weight(layer: Any) -> torch.Tensor:
-    """Return a layer's weight as it is stored; of others than those above, its weight."""
+    """Return a layer's weight as it is stored, or the weight of a layer that is none of those above."""
     weight: torch.Tensor = layer.table if isinstance(layer, _Widened) else layer.weight
     return weight
 
@@ -169,15 +174,16 @@ def _take_rest_to_32_bits(model: Any) -> None:
     if copied > _MAX_COPIED_BYTES:
         name, largest = max(rest, key=lambda pair: pair[1].numel())
         raise FinetuneError(
-            f"--compute float32 knows linear layers and embeddings; the others of this {model.config.model_type} take {format_bytes(copied)} in "
-            f"32 bits ({name} {list(largest.shape)} first): use --compute stored"
+            "--compute float32 supports linear layers and embeddings; the other layers of this "
+            f"{model.config.model_type} take {format_bytes(copied)} in 32 bits ({name} {list(largest.shape)} first): "
+            "use --compute stored"
         )
     for _, tensor in rest:
         tensor.data = tensor.data.to(torch.float32)
 
 
 def _short_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield what is of 16 bits still, tables left out, each once."""
+    """Yield the remaining 16-bit tensors except tables, each once."""
     seen = {id(module.table) for module in model.modules() if isinstance(module, _Widened)}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.dtype in SHORT and id(tensor) not in seen:

@@ -1,8 +1,8 @@
-"""Conversations in the tokenizer's own chat template: what an assistant is asked with, and what it answers.
+"""Conversations in the tokenizer's own chat template: what an assistant is asked, and what it answers.
 
-Many templates write a conversation that goes on as what was there and more: it is one text, of which the answers are learned. Some
-write earlier answers otherwise (Qwen3 leaves their thoughts away): there each answer is a text of its own, behind what the model
-would be given when it is asked for it.
+Many templates write a longer conversation by appending to the shorter one: then it is one text, of which the answers
+are learned. Some rewrite earlier answers (Qwen3 leaves out their thoughts): then each answer is a text of its own,
+after the prompt that the model would receive for it.
 """
 
 import contextlib
@@ -21,18 +21,18 @@ from port_agent.finetuning.text.text_encoder import LearnedText
 _THOUGHT, _THOUGHT_END = "<think>", "</think>"
 _THOUGHT_KEYS = ("reasoning_content", "thinking", "reasoning")
 _MAX_REASON = 200
-"""Characters of what a template says."""
+"""Most characters shown of a template's error."""
 
 _Turn = dict[str, Any]
 
 
 class UnwrittenError(Exception):
-    """A conversation that the template does not write as it is; the text says why."""
+    """The template does not write a conversation as it is; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
-    """An answer within the text that ends with it, and whether the template ended it with nothing."""
+    """An answer within the text that ends with it, and whether the template wrote nothing after it."""
 
     before: str
     whole: str
@@ -42,8 +42,9 @@ class _Answer:
 class ConversationWriter:
     """A tokenizer's chat template on one date.
 
-    Counted of all conversations: `ignored`, keys that the template does not read; `greetings`, that begin with an answer, which is not learned; `bare`,
-    that the template ends with nothing; `thoughtless`, answers without the thoughts that the template begins.
+    Counted over all conversations: `ignored`, keys that the template does not read; `greetings`, conversations that
+    begin with an answer, which is not learned; `bare`, those that the template ends with nothing; `thoughtless`,
+    answers without the thoughts that the template begins.
     """
 
     def __init__(self, tokenizer: Any, date: datetime.date) -> None:
@@ -53,20 +54,21 @@ class ConversationWriter:
 
     @classmethod
     def of(cls, tokenizer: Any, options: FinetuneOptions) -> "ConversationWriter":
-        """Return a tokenizer's on the date of a run."""
+        """Return a tokenizer's template on the date of a run."""
         return cls(tokenizer, datetime.date.fromisoformat(options.date) if options.date else datetime.date.today())
 
     def texts(self, record: Record) -> list[LearnedText]:
-        """Return the texts of a conversation, each with what is learned of it.
+        """Return the texts of a conversation, each with its learned spans.
 
-        Raises FinetuneError where the tokenizer has no template, and UnwrittenError where it does not write what these messages say.
+        Raises FinetuneError if the tokenizer has no template, and UnwrittenError if the template does not write what
+        these messages say.
         """
         if not self._tokenizer.chat_template:
             raise FinetuneError(
                 "the tokenizer has no chat template, so `messages` cannot be written as text; give prompt and completion, or text"
             )
         if not any(message.is_learned for message in record.messages[1:]):
-            raise UnwrittenError("its only answer is a greeting, before which the model is asked nothing")
+            raise UnwrittenError("its only answer is a greeting that answers no message")
         answers = self._answers(record)
         self.greetings += record.messages[0].is_learned
         self.bare += answers[-1].bare
@@ -79,11 +81,13 @@ class ConversationWriter:
         return [_text(spans)]
 
     def question(self, text: str) -> str:
-        """Return what a model is given when it is asked something. Raises UnwrittenError."""
+        """Return a question in the form in which a model receives it. Raises UnwrittenError."""
         return self._written([{"role": "user", "content": text}], (), asking=True)
 
     def _answers(self, record: Record) -> list[_Answer]:
-        """Return the answers as the first form has them in which the template writes what all of them say. Raises UnwrittenError."""
+        """Return the answers in the first message form that makes the template write all of them. Raises
+        UnwrittenError.
+        """
         refusals = []
         tried: list[list[_Turn]] = []
         for form in _FORMS:
@@ -114,19 +118,19 @@ class ConversationWriter:
         elif opens and before.rstrip().endswith(_THOUGHT) and after.startswith(head):
             whole = before + self._behind_thoughts(after[len(head) :], message)
         else:
-            raise UnwrittenError("the template asks for an answer otherwise than it writes it")
+            raise UnwrittenError("the template's prompt for an answer differs from what it writes before one")
         written = whole[len(before) :]
         missing = next((said for said in _says(message) if said not in written), None)
         if missing is not None:
-            raise UnwrittenError(f"the template leaves away what an answer says: {missing[:_MAX_REASON]!r}")
+            raise UnwrittenError(f"the template leaves out part of an answer: {missing[:_MAX_REASON]!r}")
         thoughts = [key for key in _THOUGHT_KEYS if message.more.get(key)]
         if thoughts and str(message.more[thoughts[0]]).strip() not in written:
             self.ignored[thoughts[0]] += 1
-        content = message.content.strip()  # of which some templates strip both ends
+        content = message.content.strip()  # some templates strip both ends of it
         return _Answer(before, whole, bare=bool(content) and written.rstrip().endswith(content))
 
     def _behind_thoughts(self, written: str, message: Message) -> str:
-        """Return an answer from its thoughts on, which the template has begun; `written`: with thoughts of its own, or without any."""
+        """Return an answer from its thoughts on, which the template has begun; `written` may have thoughts of its own."""
         if not written.startswith(_THOUGHT):
             return self._thought(message) + written.lstrip("\n")
         thoughts, _, said = written.removeprefix(_THOUGHT).partition(_THOUGHT_END)
@@ -134,7 +138,7 @@ class ConversationWriter:
         return f"{thoughts.lstrip(chr(10))}{_THOUGHT_END}{said}"
 
     def _thought(self, message: Message) -> str:
-        """Return the thoughts of an answer, ended, where the template begins them and leaves them away of what is said."""
+        """Return the closed thoughts of an answer, if the template begins thoughts and leaves them out of the answer."""
         thought = next((message.more[key] for key in _THOUGHT_KEYS if message.more.get(key)), None)
         if thought is None and _THOUGHT_END in message.content:
             thought = message.content.partition(_THOUGHT_END)[0].replace(_THOUGHT, "", 1)
@@ -142,7 +146,7 @@ class ConversationWriter:
         return f"{str(thought or '').strip(chr(10))}\n{_THOUGHT_END}\n\n"
 
     def _count_ignored(self, turns: list[_Turn], tools: Sequence[Any]) -> None:
-        """Count what the template writes the same without."""
+        """Count the keys without which the template writes the same text."""
         keys = {key for turn in turns for key in turn} - {"role", "content", *_THOUGHT_KEYS}
         if not keys and not tools:
             return
@@ -153,7 +157,9 @@ class ConversationWriter:
         self.ignored["tools"] += bool(tools) and self._same(whole, turns, ())
 
     def _count_unread(self, messages: Sequence[Message], last: _Answer) -> None:
-        """Count by role the messages before the last answer that the template does not write; results of tools may be written otherwise."""
+        """Count by role the messages before the last answer that the template leaves out; tool results may be written
+        in another form.
+        """
         asked = [one for one in messages if one.role not in ("assistant", "tool")]
         for role in {one.role for one in asked if one.content.strip() not in last.whole}:
             self.ignored[f"{role} messages"] += 1
@@ -165,7 +171,7 @@ class ConversationWriter:
             return False
 
     def _written(self, turns: list[_Turn], tools: Sequence[Any], *, asking: bool) -> str:
-        from jinja2 import TemplateError  # transformers loads it here, and a process that trains does not come here
+        from jinja2 import TemplateError  # transformers loads it here; a process that trains never comes here
 
         try:
             with _on(self._date):
@@ -173,14 +179,14 @@ class ConversationWriter:
                     turns, tools=list(tools) or None, tokenize=False, add_generation_prompt=asking
                 )
         except (TemplateError, TypeError, ValueError, LookupError, AttributeError, ArithmeticError) as error:
-            reason = " ".join(str(error).split())  # a template is a program of others
+            reason = " ".join(str(error).split())  # a template is third-party code and may raise anything
             raise UnwrittenError(reason[:_MAX_REASON]) from error
         return text
 
 
 @contextlib.contextmanager
 def _on(date: datetime.date) -> Iterator[None]:
-    """Have templates be written on a date: transformers asks the clock, and gives them no function but its own."""
+    """Make templates see a fixed date: transformers asks the clock, and passes them only its own function."""
     from transformers.utils import chat_template_utils
 
     module: Any = chat_template_utils
@@ -198,33 +204,33 @@ def _text(answers: Sequence[_Answer]) -> LearnedText:
 
 
 def _says(message: Message) -> Iterable[str]:
-    """Return what an answer as it is written must have in it."""
+    """Return the strings that an answer must contain as written."""
     calls = [call.get("function", call) for call in message.more.get("tool_calls") or ()]
     return (message.content.rpartition(_THOUGHT_END)[2].strip(), *(str(call.get("name", "")) for call in calls))
 
 
-# -- forms of a message: templates are written for one or the other
+# -- forms of a message: templates are written for one or another
 
 
 def _plain(message: Message) -> _Turn:
-    """The content as text, arguments of calls as objects: as transformers has it."""
+    """The content as text and arguments of calls as objects, as transformers expects."""
     calls = message.more.get("tool_calls")
     more = {**message.more, **({"tool_calls": [_with_objects(call) for call in calls]} if calls else {})}
     return {"role": message.role, "content": message.content, **more}
 
 
 def _as_stored(message: Message) -> _Turn:
-    """Arguments of calls as text where they are: as OpenAI has it."""
+    """Arguments of calls as text where they are stored so, as OpenAI expects."""
     return {"role": message.role, "content": message.content, **message.more}
 
 
 def _without_content(change: Callable[[Message], _Turn]) -> Callable[[Message], _Turn]:
-    """Of calls alone, no content."""
+    """No content in messages that only make calls."""
     return lambda message: {**change(message), **({} if message.content else {"content": None})}
 
 
 def _in_parts(message: Message) -> _Turn:
-    """The content as a list of parts: as models that see have it."""
+    """The content as a list of parts, as vision models expect."""
     return {**_plain(message), "content": [{"type": "text", "text": message.content}]}
 
 

@@ -1,4 +1,4 @@
-"""Sequences as text again, for people: what is read of them, and what is learned."""
+"""Sequences decoded to text for people: what is read, and what is learned."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class ExamplePart:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A sequence until the last token that is learned, as its tokens are decoded; `label`: what is learned where the whole is read."""
+    """A sequence up to its last learned token, decoded; `label`: what is learned if the whole text is read."""
 
     parts: tuple[ExamplePart, ...]
     label: str | None = None
@@ -27,7 +27,7 @@ class Example:
 def examples_of(
     sequences: Iterable[TokenSequence], tokenizer: Any, labels: tuple[str, ...], count: int
 ) -> tuple[Example, ...]:
-    """Return the first sequences as text."""
+    """Return the first `count` sequences as text."""
     return tuple(_example(sequence, tokenizer, labels) for sequence in islice(sequences, count))
 
 
@@ -46,7 +46,9 @@ def _example(sequence: TokenSequence, tokenizer: Any, labels: tuple[str, ...]) -
 
 
 def _parts(sequence: TokenSequence, tokenizer: Any) -> Iterator[ExamplePart]:
-    """Yield the parts of a text, each as what its tokens add to those before: alone, a decoder would leave its first space away."""
+    """Yield the parts of a text, each as what its tokens add to the text before: decoded alone, a part would lose its
+    first space.
+    """
     tokens = list(sequence.tokens)
     learned = [label != IGNORED for label in sequence.labels]
     end = max((place + 1 for place, one in enumerate(learned) if one), default=0)

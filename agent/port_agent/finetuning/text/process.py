@@ -1,7 +1,8 @@
-"""The process that has the tokenizer: `python -m port_agent.finetuning.text.process OPTIONS WHAT`, the arguments of WHAT pickled on its input.
+"""The process that holds the tokenizer: `python -m port_agent.finetuning.text.process OPTIONS WHAT`, arguments of WHAT
+pickled on its input.
 
-It has transformers as where torch is not installed, which takes 75 MiB in place of 250. Its output is what WHAT returned, or the
-FinetuneError that it raised.
+It loads transformers as if torch were not installed, which takes 75 MiB instead of 250. Its output is the result of
+WHAT, or the FinetuneError that it raised.
 """
 
 import contextlib
@@ -20,7 +21,7 @@ from port_agent.finetuning.text.tokenizing import TokenizerHere
 
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
-    """Have torch not be there: transformers asks once, and remembers."""
+    """Hide torch: transformers asks for it once, and remembers the answer."""
     found = importlib.util.find_spec
 
     def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:
@@ -34,9 +35,9 @@ def _without_torch() -> Iterator[None]:
 
 
 def main() -> None:
-    """Answer; see the module's text."""
+    """Answer the request; see the module's docstring."""
     tokenizer = TokenizerHere(msgspec.json.decode(sys.argv[1], type=FinetuneOptions))
-    arguments = pickle.load(sys.stdin.buffer)  # our own process wrote it
+    arguments = pickle.load(sys.stdin.buffer)  # written by our own process
     answer: object
     try:
         with _without_torch():

@@ -1,6 +1,6 @@
-"""The user's text as records, from one or several files, of whatever kind they are (`port_agent.finetuning.text.sources`).
+"""The user's text as records, from one or several files of any supported kind (`port_agent.finetuning.text.sources`).
 
-A file is read a record or a piece at a time, whenever its records are gone through: it may be larger than the memory.
+A file is read in parts each time its records are iterated, so it may be larger than memory.
 """
 
 from collections import Counter
@@ -13,7 +13,7 @@ from port_agent.finetuning.text.sources import CHUNK_CHARACTERS, SourceKind, ent
 
 
 def parts_of(record: Record) -> Iterator[str]:
-    """Yield a record's text in parts; nothing where it is none. Raises FinetuneError where a file cannot be read."""
+    """Yield a record's text in parts; nothing if it is not a text. Raises FinetuneError if a file cannot be read."""
     if record.text is not None:
         text = record.text
         yield from (text[start : start + CHUNK_CHARACTERS] for start in range(0, len(text), CHUNK_CHARACTERS))
@@ -24,12 +24,13 @@ def parts_of(record: Record) -> Iterator[str]:
 class Records(Collection[Record]):
     """The records of files, and of all files in directories.
 
-    `broken`: entries that are no record; `first_broken`: which, and why. `unread`: keys of records that are not read, and of how many. `labels`, `conversations`: records that
-    have one. `left`: of directories, which files are none that is read, and why.
+    `broken`: entries that are not valid records; `first_broken`: the first of them, and why. `unread`: keys that are
+    not used, with the number of their records. `labels`, `conversations`: numbers of records that have one. `left`:
+    files in directories that are not read, and why.
     """
 
     def __init__(self, *paths: Path) -> None:
-        """Look at all of them once. Raises FinetuneError where a file cannot be read or there is nothing to train on."""
+        """Read all files once. Raises FinetuneError if a file cannot be read or there is nothing to train on."""
         self.left: list[str] = []
         self._files = list(self._kinds(paths))
         self._count = self.broken = self.labels = self.conversations = 0
@@ -43,7 +44,7 @@ class Records(Collection[Record]):
             any_words = any_words or _has_words(record)
         if not any_words:
             why = (
-                f"; {self.broken} entries are broken, the first: {self.first_broken}; {SHAPES} are read"
+                f"; {self.broken} entries are broken, the first: {self.first_broken}; give {SHAPES}"
                 if self.broken
                 else ""
             )
@@ -59,7 +60,7 @@ class Records(Collection[Record]):
         return any(record == one for one in self)
 
     def _kinds(self, paths: Iterable[Path]) -> Iterator[tuple[Path, SourceKind]]:
-        """Yield the files that are read, and what they are. Raises FinetuneError."""
+        """Yield the files that are read, with their kinds. Raises FinetuneError."""
         for path in paths:
             for file in files_of(path):
                 try:
@@ -72,7 +73,10 @@ class Records(Collection[Record]):
     def _found(
         self, broken: Callable[[str], None] = lambda why: None, unread: Callable[[list[str]], None] = lambda keys: None
     ) -> Iterator[Record]:
-        """Yield the records; say of each entry that is none which and why, and of each record which keys are not read. Raises FinetuneError."""
+        """Yield the records; report which entries are broken and why, and the unused keys of each record.
+
+        Raises FinetuneError.
+        """
         for file, kind in self._files:
             if kind is SourceKind.TEXT:
                 yield Record(file=file, place=file.name)

@@ -1,6 +1,7 @@
-"""Token sequences in a file without a name: what is trained on may be larger than the memory, and is read a sequence at a time.
+"""Token sequences in an unnamed file: training data may be larger than memory, and is read a sequence at a time.
 
-The process that has the tokenizer writes it, the one that trains reads it; both have it open, and it is gone with the last of them.
+The tokenizer's process writes it, the training process reads it; both have it open, and it vanishes with the last of
+them.
 """
 
 import os
@@ -17,24 +18,25 @@ from typing import overload
 from port_agent.finetuning.inputs.options import FinetuneError
 
 IGNORED = -100
-"""Label of a token that no loss is computed on (torch's `cross_entropy`)."""
+"""Label of a token that is excluded from the loss (torch's `cross_entropy`)."""
 
 TOKEN = "i"
-"""32-bit integers: a token takes 4 bytes, not the 36 of a number of Python's."""
+"""32-bit integers: a token takes 4 bytes, not the 36 of a Python number."""
 
 _PLACE, _SUM = "q", "I"
-"""64-bit places in a file, 32-bit sums."""
+"""64-bit offsets in a file, 32-bit checksums."""
 
 _WRITTEN_BYTES = 1 << 20
-"""Sequences are written so many at a time."""
+"""Sequences are written in chunks of this size."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenSequence:
-    """Tokens and what each is to be predicted as, of one length. `source`: what an encoder reads beside them, if there is one.
+    """Tokens and their labels, of one length. `source`: the encoder's input, if there is an encoder.
 
-    `label`: the number of that which is to be chosen for them all, None where tokens are predicted. `places`: of each token within its text,
-    where several texts in one sequence do not see each other. `rejected`: the other answer of a pair, of the same length.
+    `label`: index of the label to choose for the whole text, None if tokens are predicted. `places`: position of each
+    token within its text, if several texts in one sequence are masked from each other. `rejected`: the other answer of
+    a pair, of the same length.
     """
 
     tokens: "array[int]"
@@ -46,34 +48,34 @@ class TokenSequence:
 
     @property
     def learned(self) -> int:
-        """How many tokens a loss is computed on, never the first, or 1 where a label or one of two answers is chosen."""
+        """The number of tokens in the loss, never the first, or 1 if a label or one of two answers is chosen."""
         if self.label is not None or self.rejected is not None:
             return 1
         return sum(label != IGNORED for label in self.labels[1:])
 
 
 class SequenceFile:
-    """A file without a name, closed with this object.
+    """An unnamed file, closed with this object.
 
-    Pickled it is a number: that of the descriptor by which a child inherits it, and by which parent and child open it once more each.
+    It is pickled as the number of the descriptor that a child inherits; parent and child each open it again by that.
     """
 
     def __init__(self, descriptor: int, inherited: int | None = None) -> None:
-        """Take an open file. `inherited`: the descriptor that it was opened by, where that is another."""
+        """Take an open file. `inherited`: the descriptor by which it was opened, if that is another one."""
         self.descriptor = descriptor
         self._number = descriptor if inherited is None else inherited
-        weakref.finalize(self, os.close, descriptor).atexit = False  # who uses it at the end still holds it
+        weakref.finalize(self, os.close, descriptor).atexit = False  # the interpreter may still need it at exit
 
     @classmethod
     def beside(cls, path: Path) -> "SequenceFile":
-        """Make one in the first directory above a path that is there. Raises FinetuneError where nothing can be written into it."""
+        """Create one in the first existing directory above a path. Raises FinetuneError if it cannot be written to."""
         folder = next(parent for parent in path.absolute().parents if parent.is_dir())
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
                 return cls(os.dup(file.fileno()))
         except OSError as error:
             raise FinetuneError(
-                f"{folder}: {error.strerror}; tokens are kept there while they are trained on, give an --out where there is room"
+                f"{folder}: {error.strerror}; tokens are stored there during training; give an --out with enough free space"
             ) from error
 
     def __reduce__(self) -> tuple[Callable[[int], "SequenceFile"], tuple[int]]:
@@ -86,7 +88,7 @@ def _opened_again(number: int) -> SequenceFile:
 
 @dataclass(frozen=True, slots=True)
 class StoredSequences(Sequence[TokenSequence]):
-    """Sequences in a file, in any order: where each begins, its bytes and their sum (CRC-32)."""
+    """Sequences in a file, in any order: the offset of each, its length in bytes and its checksum (CRC-32)."""
 
     file: SequenceFile = field(compare=False)
     begins: "array[int]"
@@ -101,20 +103,20 @@ class StoredSequences(Sequence[TokenSequence]):
     @overload
     def __getitem__(self, place: slice) -> "StoredSequences": ...
     def __getitem__(self, place: int | slice) -> "TokenSequence | StoredSequences":
-        """Read a sequence. Raises FinetuneError where it cannot be read, or other bytes than were written."""
+        """Read a sequence. Raises FinetuneError if it cannot be read, or its bytes have changed."""
         if isinstance(place, slice):
             return self.those(range(*place.indices(len(self))))
         try:
             found = os.pread(self.file.descriptor, self.sizes[place], self.begins[place])
         except OSError as error:
             raise FinetuneError(
-                f"the file of the tokens cannot be read ({error.strerror}); check the medium that it is on"
+                f"the file of tokens cannot be read ({error.strerror}); check its disk or card"
             ) from error
         if zlib.crc32(found) != self.sums[place]:
             raise FinetuneError(
-                "the file of the tokens holds other bytes than were written; check the medium that it is on"
+                "the file of tokens no longer holds the bytes that were written; check its disk or card"
             )
-        sequence: TokenSequence = pickle.loads(found)  # our own process wrote it
+        sequence: TokenSequence = pickle.loads(found)  # written by our own process
         return sequence
 
     def those(self, places: Iterable[int]) -> "StoredSequences":
@@ -127,7 +129,9 @@ class StoredSequences(Sequence[TokenSequence]):
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Of sequences, in tokens; `learned` in all. `largest_token`: the greatest number of one, which a model must know."""
+    """Lengths of sequences in tokens; `learned`: total. `largest_token`: the largest token number, which a model must
+    know.
+    """
 
     tokens: int = 0
     learned: int = 0
@@ -137,7 +141,7 @@ class Lengths:
     largest_token: int = 0
 
     def beside(self, sequence: TokenSequence) -> "Lengths":
-        """Return those of one sequence more."""
+        """Return the lengths with one more sequence."""
         length, source = len(sequence.tokens), sequence.source or ()
         other = () if sequence.rejected is None else sequence.rejected.tokens
         return Lengths(
@@ -151,22 +155,22 @@ class Lengths:
 
 
 class SequenceWriter:
-    """Writes sequences to the end of an empty file."""
+    """Appends sequences to an empty file."""
 
     def __init__(self, file: SequenceFile) -> None:
         self.lengths = Lengths()
-        """Of all that were added."""
+        """Lengths of all added sequences."""
         self._stored = StoredSequences(file, array(_PLACE), array(_PLACE), array(_SUM))
         self._waiting = bytearray()
         self._written = 0
 
     @property
     def count(self) -> int:
-        """How many were added."""
+        """The number of added sequences."""
         return len(self._stored)
 
     def add(self, sequences: Iterable[TokenSequence]) -> None:
-        """Write some more. Raises FinetuneError where there is no room."""
+        """Add sequences. Raises FinetuneError if there is no space."""
         for sequence in sequences:
             content = pickle.dumps(sequence, pickle.HIGHEST_PROTOCOL)
             self._stored.begins.append(self._written + len(self._waiting))
@@ -178,7 +182,7 @@ class SequenceWriter:
                 self._write()
 
     def end(self) -> StoredSequences:
-        """Return all that were added. Raises FinetuneError where there is no room."""
+        """Return all added sequences. Raises FinetuneError if there is no space."""
         self._write()
         return self._stored
 
@@ -190,5 +194,6 @@ class SequenceWriter:
                 del self._waiting[:count]
         except OSError as error:
             raise FinetuneError(
-                f"the tokens to train on cannot be written ({error.strerror} after {self._written} bytes); give an --out where there is room"
+                f"the tokens to train on cannot be written ({error.strerror} after {self._written} bytes); give an "
+                "--out with enough free space"
             ) from error

@@ -1,7 +1,8 @@
 """Records as token sequences.
 
-Text is packed to full length, completions stand each by itself; the loss is on what is to be learned. An encoder's texts stand
-each by itself, too, long ones in parts; where it learns masked tokens, each time others are masked.
+Texts are packed to full length; each completion is a sequence of its own. The loss is on what is to be learned. Each
+text for an encoder is a sequence of its own, too, and a long one is divided; if masked tokens are learned, each pass
+masks different ones.
 """
 
 import random
@@ -29,20 +30,23 @@ from port_agent.finetuning.text.text_encoder import LearnedText, TextEncoder
 from port_planner.base.units import shown
 
 BUCKET_TOKENS = 32
-"""Completions are padded to a multiple of it: each length is a step of its own to whoever plans it."""
+"""Completions are padded to a multiple of this: each length is a separate step to a planner."""
 
 _MIN_TOKENS = 2
 
 _MASKED_SHARE, _HIDDEN_SHARE, _REPLACED_SHARE = 0.15, 0.8, 0.1
-"""Of tokens, those that are learned; of these, those behind the mask and those that another takes the place of (BERT, section 3.1)."""
+"""Share of tokens that are learned, and of these the shares that are masked and that are replaced by another token
+(BERT, section 3.1).
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Sequences to train on and to look at only, and the `lengths` of all. `skipped`: records whose prompt alone fills a sequence, an encoder's or one for both.
+    """Sequences to train on and to evaluate only, and the `lengths` of all.
 
-    `unwritten`: conversations that the tokenizer's chat template does not write as they are, `first_unwritten` which and why. `notes`: for people, what
-    becomes of records otherwise than they are.
+    `skipped`: records whose prompt alone fills a sequence. `unwritten`: conversations that the tokenizer's chat
+    template does not write as they are; `first_unwritten`: the first, and why. `notes`: for people, about records that
+    are changed.
     """
 
     train: StoredSequences
@@ -56,7 +60,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """How many tokens there are, and which one hides another; None where none does."""
+    """The number of tokens, and the mask token, or None."""
 
     size: int
     mask: int | None
@@ -70,10 +74,11 @@ def split_sequences(
     file: SequenceFile,
     valid: Collection[Record] = (),
 ) -> Split:
-    """Write the records' sequences to a file, and return them; held out are those of `valid`, or some by the seed where it is empty.
+    """Write the records' sequences to a file, and return them; held out are those of `valid`, or some chosen by the
+    seed if it is empty.
 
-    Raises FinetuneError where none is left to train on, for records without a prompt where an encoder is to read one, and where the file
-    cannot be written.
+    Raises FinetuneError if none is left to train on, for records without a prompt if an encoder needs one, and if the
+    file cannot be written.
     """
     writer = SequenceWriter(file)
     maker = SequenceMaker(tokenizer, options, task)
@@ -92,17 +97,19 @@ def split_sequences(
         stored.those(range(len(order), len(stored)) if valid else order[:held]),
     )
     if valid and not len(held_out):
-        raise FinetuneError("no sequence of --valid is left to look at; raise --seq-len, or give another file")
+        raise FinetuneError("no sequence of --valid is left to evaluate; raise --seq-len, or give another file")
     return Split(train, held_out, writer.lengths, maker.skipped, maker.unwritten, maker.first_unwritten, maker.notes())
 
 
 class SequenceMaker:
-    """Makes sequences of records, and counts what becomes of them otherwise than they are."""
+    """Makes sequences from records, and counts the records that are changed."""
 
     def __init__(self, tokenizer: Any, options: FinetuneOptions, task: Task) -> None:
-        """Raise FinetuneError for what an encoder cannot do, and for pairs of answers of a model that does more than go on with text."""
+        """Raise FinetuneError for what an encoder cannot do, and for pairs of answers unless the model only continues
+        text.
+        """
         if options.dpo is not None and task.kind is not TaskKind.CAUSAL_LM:
-            raise FinetuneError("--dpo is for models that go on with text alone; leave it away")
+            raise FinetuneError("--dpo is only for models that continue text; leave it out")
         if task.encoder_alone:
             _check_encoder(tokenizer, options, task)
         self._tokenizer, self._task, self._longest = tokenizer, task, options.sequence_tokens
@@ -136,46 +143,47 @@ class SequenceMaker:
             yield from whole
 
     def nothing_left(self, records: int) -> FinetuneError:
-        """Return the error where no sequence is left to train on."""
+        """Return the error for the case that no sequence is left to train on."""
         if self.unwritten:
             return FinetuneError(
-                f"no sequence is left to train on: the tokenizer's chat template does not write {self.unwritten} of {records} records, the "
-                f"first: {self.first_unwritten}; give messages that it can write, or prompt and completion"
+                f"no sequence is left to train on: the tokenizer's chat template does not write {self.unwritten} of "
+                f"{records} records, the first: {self.first_unwritten}; give messages that it accepts, or prompt and "
+                "completion"
             )
         return FinetuneError(
             f"no sequence is left to train on: {self.skipped} of {records} records have a prompt of {self._longest} tokens or "
-            f"more; --seq-len {self._whole_tokens} learns all"
+            f"more; --seq-len {self._whole_tokens} keeps all"
         )
 
     def notes(self) -> tuple[str, ...]:
-        """Return what became of records otherwise than they are."""
+        """Return notes on records that are changed."""
         written, end = self._conversations, self._tokenizer.eos_token
         ends = (
             f"the tokenizer's {shown(end)} is learned there"
             if end
-            else "the tokenizer has no end either, and none is learned"
+            else "the tokenizer has no end token either, so none is learned"
         )
         ignored = ", ".join(f"{key} ({count:,})" for key, count in sorted(written.ignored.items()) if count)
         facts = (
             (
                 self.skipped,
-                f"{self.skipped:,} records are left away, whose prompt alone fills --seq-len {self._longest}; --seq-len {self._whole_tokens} "
-                "learns all",
+                f"{self.skipped:,} records are left out because their prompt alone fills --seq-len {self._longest}; "
+                f"--seq-len {self._whole_tokens} keeps all",
             ),
             (
                 self._dropped,
-                f"{self._dropped:,} later answers of conversations are left away: what is before each fills --seq-len {self._longest}; "
-                f"--seq-len {self._whole_tokens} learns all",
+                f"{self._dropped:,} later answers of conversations are left out because the text before each fills "
+                f"--seq-len {self._longest}; --seq-len {self._whole_tokens} keeps all",
             ),
             (
                 self._cut,
-                f"{self._cut:,} of {self._apart:,} answers are cut at --seq-len {self._longest}: {self._cut_tokens:,} tokens are not learned; "
-                f"--seq-len {self._whole_tokens} learns all",
+                f"{self._cut:,} of {self._apart:,} answers are cut at --seq-len {self._longest}, so "
+                f"{self._cut_tokens:,} tokens are not learned; --seq-len {self._whole_tokens} keeps all",
             ),
             (
                 self._spanned,
-                f"{self._spanned:,} answers begin within a token, which has the end of the prompt, too, and is learned (the first: "
-                f"{self._first_spanned}): give the space between them to the completion",
+                f"{self._spanned:,} answers begin within a token that also holds the end of the prompt and is "
+                f"learned (the first: {self._first_spanned}); move the space between them to the completion",
             ),
             (
                 written.bare,
@@ -185,8 +193,11 @@ class SequenceMaker:
                 written.thoughtless,
                 f"the chat template begins an answer with thoughts, and {written.thoughtless:,} answers have none: no thoughts are learned",
             ),
-            (written.greetings, f"{written.greetings:,} conversations begin with an answer: it is read, not learned"),
-            (ignored, f"the chat template does not write {ignored}: not learned"),
+            (
+                written.greetings,
+                f"{written.greetings:,} conversations begin with an answer, which is read but not learned",
+            ),
+            (ignored, f"the chat template does not write {ignored}, so they are not learned"),
         )
         return tuple(text for count, text in facts if count)
 
@@ -196,7 +207,7 @@ class SequenceMaker:
         return -(-self._most_tokens // BUCKET_TOKENS) * BUCKET_TOKENS
 
     def _packed(self, texts: Iterator[Record]) -> Iterator[TokenSequence]:
-        """Yield full sequences of the texts one after the other, and what is left over."""
+        """Yield full sequences of the texts one after another, then the rest."""
         tokens, longest, begins = array(TOKEN), self._longest, list[int]()
         for text in texts:
             begins.append(len(tokens))
@@ -215,7 +226,10 @@ class SequenceMaker:
             yield last
 
     def _full(self, tokens: "array[int]", begins: list[int]) -> TokenSequence:
-        """Return a sequence of several texts, all of it learned; with borders, not what a text begins with. `begins`: also before and behind it."""
+        """Return a sequence of several texts, all of it learned except, with borders, the first token of each.
+
+        `begins`: offsets of the texts, with one before and one after.
+        """
         if not self._borders or not tokens:
             return TokenSequence(tokens, tokens)
         inside = [begin for begin in begins if 0 < begin < len(tokens)]
@@ -226,7 +240,9 @@ class SequenceMaker:
         return TokenSequence(tokens, labels, places=places)
 
     def _pair(self, record: Record, rejected: Record) -> Iterator[TokenSequence | None]:
-        """Yield both answers as one sequence; None where one of them has no room. Raises UnwrittenError, and FinetuneError."""
+        """Yield both answers as one sequence; None if one of them does not fit. Raises UnwrittenError, and
+        FinetuneError.
+        """
         chosen, other = (list(self.of_record(each)) for each in (record, rejected))
         if len(chosen) != 1 or len(other) != 1:
             raise UnwrittenError("the template writes the answers of one conversation as several texts")
@@ -238,7 +254,7 @@ class SequenceMaker:
         yield replace(_filled(first, longest), rejected=_filled(second, longest))
 
     def of_record(self, record: Record) -> Iterator[TokenSequence | None]:
-        """Yield the sequences of a record that stand by themselves, one but for some conversations; None for what is asked too long.
+        """Yield the sequences of a record, usually one; None for a prompt that is too long.
 
         Raises UnwrittenError, and FinetuneError.
         """
@@ -251,7 +267,9 @@ class SequenceMaker:
             yield self._learned(LearnedText(whole, ((len(record.prompt), len(whole)),)), record.place)
 
     def _learned(self, text: LearnedText, place: str) -> TokenSequence | None:
-        """Return the sequence of a text, cut at the end where it is too long; None where what is not learned fills it."""
+        """Return the sequence of a text, cut at the end if it is too long; None if the text before the learned part
+        fills it.
+        """
         found = self._encoder.encode(text)
         longest = self._longest
         tokens = found.tokens[:longest]
@@ -271,11 +289,13 @@ class SequenceMaker:
         self._cut_tokens += lost
 
     def _answer(self, record: Record, start: int) -> TokenSequence | None:
-        """Return a prompt for an encoder and its completion for the decoder, cut at the end; None where the prompt is too long."""
+        """Return a prompt for an encoder and its completion for the decoder, cut at the end; None if the prompt is too
+        long.
+        """
         if record.prompt is None:
             raise FinetuneError(
-                "the model has an encoder, which reads a prompt, and a decoder, which writes the completion: give records with prompt and "
-                "completion, no text and no messages"
+                "the model has an encoder, which reads a prompt, and a decoder, which writes the completion: give "
+                "records with prompt and completion, not with text or messages"
             )
         source: list[int] = self._tokenizer(record.prompt)["input_ids"]
         longest = self._longest
@@ -299,14 +319,16 @@ class SequenceMaker:
         )
 
     def _of_encoder(self, record: Record) -> Iterator[TokenSequence]:
-        """Yield a text's sequences with the marks that the tokenizer puts around them: one for a label, else as many as it fills."""
+        """Yield a text's sequences with the marks that the tokenizer puts around them: one for a label, otherwise as
+        many as it fills.
+        """
         if not record.is_text:
-            raise FinetuneError('an encoder learns of texts; give records with "text"')
+            raise FinetuneError('an encoder learns from texts; give records with "text"')
         if record.label is not None and self._task.labels:
             tokens = array(TOKEN, self._tokenizer(record.text, truncation=True, max_length=self._longest)["input_ids"])
             if record.label not in self._task.labels:
                 raise FinetuneError(
-                    f"the label {shown(record.label)} ({record.place}) is none of those that are trained"
+                    f"the label {shown(record.label)} ({record.place}) is not one of the trained labels"
                 )
             label = self._task.labels.index(record.label)
             yield TokenSequence(tokens, array(TOKEN, [IGNORED] * len(tokens)), label=label)
@@ -324,7 +346,8 @@ class SequenceMaker:
 def _check_pair(record: Record, *, pairs: bool) -> None:
     if pairs and record.rejected is None:
         raise FinetuneError(
-            f"--dpo learns which of two answers is preferred, and {record.place or 'a record'} has one; give records with prompt, chosen and rejected"
+            f"--dpo learns which of two answers is preferred, and {record.place or 'a record'} has only one; give "
+            "records with prompt, chosen and rejected"
         )
     if record.rejected is not None and not pairs:
         raise FinetuneError(
@@ -333,7 +356,7 @@ def _check_pair(record: Record, *, pairs: bool) -> None:
 
 
 def _filled(sequence: TokenSequence, length: int) -> TokenSequence:
-    """Return a sequence with as many tokens, those at the end of which none is learned."""
+    """Return a sequence padded to `length` tokens, which are not learned."""
     missing = length - len(sequence.tokens)
     tokens, labels = (
         sequence.tokens + sequence.tokens[-1:] * missing,
@@ -343,7 +366,7 @@ def _filled(sequence: TokenSequence, length: int) -> TokenSequence:
 
 
 def _in_parts(lists: Iterator[list[int]], length: int) -> Iterator[list[int]]:
-    """Yield what lists have one after the other, so many at a time."""
+    """Yield the concatenation of lists in parts of `length`."""
     items = chain.from_iterable(lists)
     while part := list(islice(items, length)):
         yield part
@@ -356,7 +379,7 @@ def _check_encoder(tokenizer: Any, options: FinetuneOptions, task: Task) -> None
             "lower it"
         )
     if options.sample is not None:
-        raise FinetuneError("this model is an encoder and writes no text; leave --sample away")
+        raise FinetuneError("this model is an encoder and writes no text; leave out --sample")
     if task.kind is TaskKind.MASKED_LM and tokenizer.mask_token_id is None:
         raise FinetuneError(
             f"the tokenizer of {options.model} has no mask token, so no words can be masked; give records a label"
@@ -364,13 +387,14 @@ def _check_encoder(tokenizer: Any, options: FinetuneOptions, task: Task) -> None
 
 
 def masked(sequence: TokenSequence, vocabulary: Vocabulary, seed: str) -> TokenSequence:
-    """Return a sequence with some of its tokens hidden by the seed, and those alone to be learned, as BERT was trained.
+    """Return a sequence with some of its tokens hidden by the seed, of which only these are learned, as BERT was
+    trained.
 
-    15 % are to be learned, one at least: of ten, eight are hidden behind the mask, one is another token, one stays. Raises
-    ValueError where no token hides others.
+    15 % are learned, at least one: of ten, eight are replaced by the mask, one by another token, one stays. Raises
+    ValueError if there is no mask token.
     """
     if vocabulary.mask is None:
-        raise ValueError("no token hides others")
+        raise ValueError("there is no mask token")
     numbers = random.Random(seed)
     may_be = [place for place, label in enumerate(sequence.labels) if label != IGNORED]
     chosen = numbers.sample(may_be, max(1, round(_MASKED_SHARE * len(may_be))))

@@ -1,6 +1,7 @@
-"""What an entry of a user's data says: the shapes that it may have, by its keys.
+"""What an entry of a user's data says: its possible shapes, recognised by its keys.
 
-A shape is what people have: plain texts, prompts with completions, conversations as OpenAI, ShareGPT and trl write them, instructions as Alpaca does.
+The shapes are common ones: plain texts, prompts with completions, conversations as OpenAI, ShareGPT and trl write them,
+instructions as in Alpaca.
 """
 
 import json
@@ -18,14 +19,14 @@ _ROLES = {
     "human": "user", "user": "user", "gpt": _ASSISTANT, "chatgpt": _ASSISTANT, "assistant": _ASSISTANT, "model": _ASSISTANT,
     "system": "system", "tool": "tool", "observation": "tool",
 }  # fmt: skip
-"""Of ShareGPT, as templates call them."""
+"""ShareGPT's roles, by the names that templates use."""
 
 _ALPACA = (
     "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.\n\n"
     "### Instruction:\n{}\n\n{}### Response:\n"
 )
 _ALPACA_INPUT = ", paired with an input that provides further context"
-"""As Stanford's Alpaca was asked, for tokenizers without a chat template."""
+"""The prompt of Stanford's Alpaca, for tokenizers without a chat template."""
 
 SHAPES = (
     '{"text": ...}, {"text": ..., "label": ...}, {"prompt": ..., "completion": ...}, {"prompt": ..., "chosen": ..., "rejected": ...}, {"messages": [{"role": ..., "content": ...}]}, '
@@ -36,12 +37,15 @@ SHAPES = (
 
 @dataclass(frozen=True, slots=True)
 class Message:
-    """One turn of a conversation. `more`: what a template may read beside them, such as `tool_calls`, `name` and `reasoning_content`."""
+    """One turn of a conversation.
+
+    `more`: other keys that a template may read, such as `tool_calls`, `name` and `reasoning_content`.
+    """
 
     role: str
     content: str
     learned: bool = True
-    """Of an assistant's."""
+    """Whether an assistant's message is learned."""
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -54,8 +58,8 @@ class Message:
 class Record:
     """`text`, a `file` that is a text, `prompt` and `completion`, or `messages`.
 
-    One with messages and a prompt is written as messages where the tokenizer has a template. `tools`: that the assistant may call. `place`: for
-    people, where it stands.
+    One with messages and a prompt is written as messages if the tokenizer has a template. `tools`: those that the
+    assistant may call. `place`: its location in the data, for people.
     """
 
     text: str | None = None
@@ -64,10 +68,10 @@ class Record:
     messages: tuple[Message, ...] = ()
     tools: tuple[Any, ...] = ()
     label: str | None = None
-    """Of the text; used by models that choose one."""
+    """Label of the text, for models that choose one."""
     file: Path | None = None
     rejected: "Record | None" = None
-    """The same with another answer, which this one is preferred to."""
+    """The same record with the answer that was not preferred."""
     place: str = field(default="", compare=False)
 
     @property
@@ -79,18 +83,21 @@ Entry = Mapping[str, Any]
 
 
 def record_of(entry: object, place: str = "") -> tuple[Record, list[str]]:
-    """Return what an entry says, and its keys that are not read. Raises ValueError, with what is wrong, for what has no shape or two."""
+    """Return the record of an entry, and its unused keys.
+
+    Raises ValueError, with the reason, for no shape or two shapes.
+    """
     if not isinstance(entry, Mapping):
-        raise ValueError("no object")
+        raise ValueError("not a JSON object")
     there = {key: value for key, value in entry.items() if value is not None}
     found = [shape for shape in _SHAPES if all(key in there for key in shape.keys)]
     fitting = [shape for shape in found if not any({*shape.keys} <= {*other.beside} for other in found)]
     if not fitting:
-        raise ValueError(
-            f"none of the shapes that are read, with the keys {shown(', '.join(map(str, there))[:_MAX_SHOWN])}"
-        )
+        raise ValueError(f"not a known shape of record; its keys are {shown(', '.join(map(str, there))[:_MAX_SHOWN])}")
     if len(fitting) > 1:
-        raise ValueError(f"both {' and '.join(' with '.join(shape.keys) for shape in fitting[:2])}: give one of them")
+        raise ValueError(
+            f"the keys of both {' and '.join(' with '.join(shape.keys) for shape in fitting[:2])}: give one of them"
+        )
     (shape,) = fitting
     return shape.read(there, place), sorted({*there} - {*shape.keys, *shape.beside})
 
@@ -102,7 +109,7 @@ def _text(entry: Entry, place: str) -> Record:
 def _label(label: object) -> str | None:
     if label is None or isinstance(label, str | int):
         return None if label is None else str(label)
-    raise ValueError(f"the label {label!r}: labels are classes, given as texts or whole numbers")
+    raise ValueError(f"the label {label!r} is not valid; give classes as texts or whole numbers")
 
 
 def _prompted(entry: Entry, place: str) -> Record:
@@ -114,12 +121,14 @@ def _prompted(entry: Entry, place: str) -> Record:
 
 
 def _preference(entry: Entry, place: str) -> Record:
-    """Return the chosen answer of a pair with the rejected one; what both begin with is the prompt where there is none."""
+    """Return the chosen answer of a pair with the rejected one; if there is no prompt, their common beginning is the
+    prompt.
+    """
     chosen, rejected = (_answer(entry, key, place) for key in ("chosen", "rejected"))
     if bool(chosen.messages) != bool(rejected.messages):
-        raise ValueError("a chosen answer of messages and a rejected one of text, or the other way round")
+        raise ValueError("the chosen answer is messages and the rejected one text, or the other way round")
     if chosen.messages[:-1] != rejected.messages[:-1]:
-        raise ValueError("a chosen and a rejected answer to other messages")
+        raise ValueError("the chosen and the rejected answer belong to different messages")
     return replace(chosen, rejected=rejected)
 
 
@@ -132,7 +141,7 @@ def _answer(entry: Entry, key: str, place: str) -> Record:
             prompt, answer = answer[:-1], answer[-1:]
         return _prompted({"prompt": list(prompt), "completion": answer, "tools": entry.get("tools")}, place)
     if not isinstance(prompt, str):
-        raise ValueError(f"a {key} answer of text without a prompt of text")
+        raise ValueError(f"a {key} answer as text needs a prompt as text")
     return Record(prompt=prompt, completion=_string(entry, key), place=place)
 
 
@@ -148,11 +157,11 @@ def _share_gpt(entry: Entry, place: str) -> Record:
 
 
 def _turn(turn: object) -> Message:
-    """Return a turn of ShareGPT, or one with role and content under its name."""
+    """Return a turn of ShareGPT, or one with role and content under ShareGPT's key."""
     if isinstance(turn, Mapping) and "from" in turn:
         said = turn["from"]
         if said not in _ROLES or not isinstance(turn.get("value"), str):
-            raise ValueError(f"a turn from {said!r}, which is none of {', '.join(_ROLES)} with a value")
+            raise ValueError(f"a turn from {said!r} is not valid; give {', '.join(_ROLES)}, with a value")
         return _message({"role": _ROLES[said], "content": turn["value"], **_less(turn, "from", "value")})
     return _message(turn)
 
@@ -160,7 +169,7 @@ def _turn(turn: object) -> Message:
 def _instruction(entry: Entry, place: str) -> Record:
     asked, given, answer = _string(entry, "instruction"), entry.get("input") or "", _string(entry, "output")
     if not isinstance(given, str):
-        raise ValueError("an input that is no text")
+        raise ValueError("the input is not text")
     system = [Message("system", entry["system"])] if isinstance(entry.get("system"), str) and entry["system"] else []
     whole = f"{asked}\n\n{given}" if given else asked
     prompt = _ALPACA.format(_ALPACA_INPUT if given else "", asked, f"### Input:\n{given}\n\n" if given else "")
@@ -170,28 +179,28 @@ def _instruction(entry: Entry, place: str) -> Record:
 
 def _conversation(messages: tuple[Message, ...], entry: Entry, place: str) -> Record:
     if not any(message.is_learned for message in messages):
-        raise ValueError("messages without an assistant's that is learned")
+        raise ValueError("no message of an assistant is learned")
     tools = _parsed(entry.get("tools") or ())
     if not isinstance(tools, Sequence) or isinstance(tools, str):
-        raise ValueError("tools that are no list")
+        raise ValueError("tools is not a list")
     return Record(messages=messages, tools=tuple(tools), place=place)
 
 
 def _message(turn: object, learned: bool = True) -> Message:
     if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
-        raise ValueError("a message without role and content")
+        raise ValueError("a message has no role or no content")
     content, calls = turn.get("content"), turn.get("tool_calls")
     if isinstance(content, list):
         content = _joined(content)
     if calls and not (isinstance(calls, list) and all(isinstance(call, Mapping) for call in calls)):
-        raise ValueError("tool_calls that are no list of objects")
+        raise ValueError("tool_calls is not a list of objects")
     if content is None and calls:
         content = ""
     if not isinstance(content, str):
-        raise ValueError("a message without role and content")
+        raise ValueError("a message has no role or no content")
     weight = turn.get("weight", 1)
     if not isinstance(weight, int | float) or weight not in (0, 1):
-        raise ValueError(f"a message's weight of {weight!r}: 0 or 1")
+        raise ValueError(f"a message has the weight {weight!r}, which is not 0 or 1")
     more = {key: value for key, value in _less(turn, "role", "content", "weight").items() if value is not None}
     return Message(turn["role"], content, (learned and bool(weight)) or turn["role"] != _ASSISTANT, more)
 
@@ -199,7 +208,7 @@ def _message(turn: object, learned: bool = True) -> Message:
 def _joined(parts: Sequence[object]) -> str:
     texts = [part.get("text") if isinstance(part, Mapping) else part for part in parts]
     if not all(isinstance(text, str) for text in texts):
-        raise ValueError("a part of a message that is no text")
+        raise ValueError("a part of a message is not text")
     return "".join(map(str, texts))
 
 
@@ -209,19 +218,19 @@ def _less(turn: Mapping[str, Any], *keys: str) -> dict[str, Any]:
 
 def _string(entry: Entry, key: str) -> str:
     if not isinstance(entry[key], str):
-        raise ValueError(f"a {key} that is no text")
+        raise ValueError(f"the {key} is not text")
     return str(entry[key])
 
 
 def _list(entry: Entry, key: str) -> list[object]:
     found = _parsed(entry[key])
     if not isinstance(found, list) or not found:
-        raise ValueError(f"{key} that are no list of messages")
+        raise ValueError(f"{key} is not a list of messages")
     return found
 
 
 def _parsed(value: Any) -> Any:
-    """Return a list of objects that is written as JSON in a text, as tables have it, and all else as it is."""
+    """Return the parsed list if the value is a list of objects written as JSON text, as in tables; otherwise the value."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:
@@ -233,7 +242,7 @@ def _parsed(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The keys that an entry has, those that it may have beside them, and how it is read. Alpaca's own file has each record as a text, too."""
+    """The required and optional keys of an entry, and its reader. Alpaca's own file also has each record as a text."""
 
     keys: tuple[str, ...]
     beside: tuple[str, ...]
@@ -250,4 +259,4 @@ _SHAPES = (
 )
 
 COLUMNS = tuple(shape.keys for shape in _SHAPES)
-"""Keys that make a shape, by which a table is told."""
+"""Sets of keys that make a shape, by which a table is recognised."""

@@ -1,6 +1,7 @@
-"""Files of data as people have them, told by what is in them: texts, JSON by lines or in an array, tables, each also compressed by gzip.
+"""Files of data, recognised by their content: texts, JSON by lines or in an array, tables, each optionally compressed
+by gzip.
 
-Entries come one at a time: a file may be larger than the memory.
+Entries come one at a time: a file may be larger than memory.
 """
 
 import codecs
@@ -19,16 +20,16 @@ from port_agent.finetuning.text.shapes import COLUMNS, record_of
 from port_planner.base.units import shown
 
 CHUNK_CHARACTERS = 1 << 15
-"""Of a text that are read and made tokens at once: that takes 300 bytes a character for a moment."""
+"""Characters that are read and tokenized at once, which briefly takes 300 bytes each."""
 
 _CHUNK_BYTES = 1 << 20
-"""Read at once to find where a file is not a valid text."""
+"""Bytes read at once to find where a file is not valid text."""
 
 _BEGIN_CHARACTERS = 1 << 16
-"""By which a file is told."""
+"""Characters at the beginning by which a file is recognised."""
 
 _FIRST_LINES = 100
-"""Of which one is an object where a file has one a line."""
+"""Lines of which one must be an object in a file with one object per line."""
 
 _MAX_SHOWN = 60
 _PARQUET_ROWS = 64
@@ -41,13 +42,13 @@ _OTHERS = {
     b"PK\x03\x04": "an archive, or a document of an office program", b"%PDF": "a PDF", b"SQLite": "a database", b"BZh": "compressed by bzip2",
     b"\xfd7zXZ": "compressed by xz", b"\x28\xb5\x2f\xfd": "compressed by zstd", b"ARROW1": "an Arrow file", b"\x7fELF": "a program",
 }  # fmt: skip
-"""How files begin that are read by nobody here, and what they are."""
+"""First bytes of unsupported files, and what they are."""
 
 _DECODER = json.JSONDecoder()
 
 
 class SourceKind(enum.Enum):
-    """What a file is: one text, a JSON object a line, JSON objects one after the other or in an array, or a table."""
+    """The kind of a file: one text, a JSON object per line, JSON objects in sequence or in an array, or a table."""
 
     TEXT = enum.auto()
     LINES = enum.auto()
@@ -57,7 +58,10 @@ class SourceKind(enum.Enum):
 
 
 def files_of(path: Path) -> list[Path]:
-    """Return the files of a directory and of those in it, by name, without hidden ones; or a file alone. Raises FinetuneError."""
+    """Return the files of a directory and its subdirectories, by name, without hidden ones; or a single file.
+
+    Raises FinetuneError.
+    """
     if not path.is_dir():
         return [path]
     found = sorted(file for file in path.rglob("*") if file.is_file())
@@ -68,7 +72,10 @@ def files_of(path: Path) -> list[Path]:
 
 
 def source_kind(path: Path) -> SourceKind:
-    """Return what a file is. Raises FinetuneError for what is not read, with how it begins and what is."""
+    """Return the kind of a file.
+
+    Raises FinetuneError for an unsupported one, with its first bytes and what is supported.
+    """
     start = next(_read(path, lambda stream: iter((stream.read(8),))))
     other = next((what for magic, what in _OTHERS.items() if start.startswith(magic)), None)
     if other is not None:
@@ -77,14 +84,15 @@ def source_kind(path: Path) -> SourceKind:
         return SourceKind.PARQUET
     begin = next(text_parts(path, lambda stream: iter((stream.read(_BEGIN_CHARACTERS),))))
     if "\0" in begin:
-        raise FinetuneError(f"{path} is no text: it has bytes of 0; give UTF-8 text, JSON lines, CSV or Parquet")
+        raise FinetuneError(f"{path} is not text: it has bytes of 0; give UTF-8 text, JSON lines, CSV or Parquet")
     suffix = Path(path.stem).suffix if path.suffix == ".gz" else path.suffix
     first = begin.lstrip().partition("\n")[0]
     delimiter = _delimiter(first)
     if suffix in _TABLE_SUFFIXES or _is_header(first, delimiter):
         if not delimiter:
             raise FinetuneError(
-                f"{path} begins with {shown(first[:_MAX_SHOWN])}, and a table's first line names its columns: {' or '.join(map(', '.join, COLUMNS))}"
+                f"{path} begins with {shown(first[:_MAX_SHOWN])}, but a table's first line must name its columns: "
+                f"{' or '.join(map(', '.join, COLUMNS))}"
             )
         return SourceKind.TABLE
     if suffix in _JSON_SUFFIXES:
@@ -96,9 +104,9 @@ def source_kind(path: Path) -> SourceKind:
 
 
 def entries(path: Path, kind: SourceKind) -> Iterator[tuple[str, object]]:
-    """Yield where each entry of a file stands and what it is, a ValueError for one that is broken.
+    """Yield each entry of a file with its location; a broken one is a ValueError.
 
-    Raises FinetuneError where the file cannot be read.
+    Raises FinetuneError if the file cannot be read.
     """
     if kind is SourceKind.LINES:
         lines = enumerate(map(_line, text_parts(path, iter)), 1)
@@ -112,10 +120,10 @@ def entries(path: Path, kind: SourceKind) -> Iterator[tuple[str, object]]:
 
 
 def text_parts(path: Path, parts: Callable[[IO[str]], Iterator[Any]]) -> Iterator[Any]:
-    """Yield parts of a text file, as `parts` reads them. Raises FinetuneError where it cannot be read."""
+    """Yield parts of a text file, as `parts` reads them. Raises FinetuneError if it cannot be read."""
 
     def decoded(stream: IO[bytes]) -> Iterator[Any]:
-        # with or without the mark that editors on Windows put first
+        # with or without a byte order mark, which editors on Windows write
         with io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
             yield from parts(text)
 
@@ -123,11 +131,11 @@ def text_parts(path: Path, parts: Callable[[IO[str]], Iterator[Any]]) -> Iterato
         yield from _read(path, decoded)
     except UnicodeDecodeError as error:
         (place,) = _read(path, _first_other_byte)
-        raise FinetuneError(f"{path} is no UTF-8 text (byte {place}); convert it") from error
+        raise FinetuneError(f"{path} is not valid UTF-8 (byte {place}); convert it") from error
 
 
 def _read(path: Path, parts: Callable[[IO[bytes]], Iterator[Any]]) -> Iterator[Any]:
-    """Yield parts of a file's content, without its compression. Raises FinetuneError where it cannot be read."""
+    """Yield parts of a file's content, decompressed. Raises FinetuneError if it cannot be read."""
     try:
         with path.open("rb") as stream:
             packed = stream.read(len(_GZIP)) == _GZIP
@@ -140,7 +148,7 @@ def _read(path: Path, parts: Callable[[IO[bytes]], Iterator[Any]]) -> Iterator[A
 
 
 def _first_other_byte(stream: IO[bytes]) -> Iterator[int]:
-    """Yield where the first byte lies that is of no UTF-8 text, maybe of a character that the file ends within."""
+    """Yield the offset of the first byte that is not UTF-8, including that of a character that the file ends within."""
     decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
     while chunk := stream.read(_CHUNK_BYTES):
         begun = len(decoder.getstate()[0])
@@ -153,7 +161,7 @@ def _first_other_byte(stream: IO[bytes]) -> Iterator[int]:
     yield done - len(decoder.getstate()[0])
 
 
-# -- how a file is told
+# -- how a file is recognised
 
 
 def _is_json(line: str) -> bool:
@@ -172,7 +180,7 @@ def _has_shape(line: str) -> bool:
 
 
 def _begins_with_objects(begin: str, *, shaped: bool = False) -> bool:
-    """Return whether a text begins with a JSON object, in an array or not; `shaped`: one of a shape that is read."""
+    """Return whether a text begins with a JSON object, in an array or not; `shaped`: one with a known shape."""
     rest = begin.lstrip()
     rest = rest[1:].lstrip() if rest.startswith("[") else rest
     if not rest.startswith("{"):
@@ -182,12 +190,12 @@ def _begins_with_objects(begin: str, *, shaped: bool = False) -> bool:
         if shaped:
             record_of(entry)
     except (ValueError, RecursionError):
-        return not shaped and len(begin) == _BEGIN_CHARACTERS  # it may be longer than what was read
+        return not shaped and len(begin) == _BEGIN_CHARACTERS  # it may be longer than the part that was read
     return True
 
 
 def _delimiter(line: str) -> str | None:
-    """Return what stands between the columns that a line names, None where it names none of a shape."""
+    """Return the delimiter between the columns that a line names; None if it does not name those of a shape."""
     for delimiter in _DELIMITERS:
         names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
         if any({*columns} <= {*names} for columns in COLUMNS) and all(
@@ -198,7 +206,7 @@ def _delimiter(line: str) -> str | None:
 
 
 def _is_header(line: str, delimiter: str | None) -> bool:
-    """Return whether a line with columns of a shape is the first of a table, and not of a text that begins like one."""
+    """Return whether a line with columns of a shape is a table's header, and not the first line of a similar text."""
     names = line.split(delimiter) if delimiter else []
     return len(names) > 1 and all(name.strip('"').isidentifier() for name in names)
 
@@ -207,7 +215,7 @@ def _is_header(line: str, delimiter: str | None) -> bool:
 
 
 def _line(line: str) -> object:
-    """Return the entry of a line, "" where it is blank."""
+    """Return the entry of a line, or "" for a blank line."""
     text = line.strip()
     if not text:
         return ""
@@ -218,12 +226,12 @@ def _line(line: str) -> object:
 
 
 def _broken(error: Exception, text: str) -> ValueError:
-    what = "nested too deep" if isinstance(error, RecursionError) else str(error)
+    what = "nested too deeply" if isinstance(error, RecursionError) else str(error)
     return ValueError(f"{what} in {shown(text[:_MAX_SHOWN])}")
 
 
 def _checked(entry: Any) -> Any:
-    """Return an entry that has whole characters only. Raises ValueError."""
+    """Return an entry without lone surrogates. Raises ValueError."""
     try:
         json.dumps(entry, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
@@ -232,7 +240,7 @@ def _checked(entry: Any) -> Any:
 
 
 def _objects(stream: IO[str]) -> Iterator[object]:
-    """Yield JSON objects that stand one after the other or in an array; what cannot be read ends them, as a ValueError."""
+    """Yield JSON objects in sequence or in an array; the first unreadable one ends them, as a ValueError."""
     text, more = "", True
     while True:
         text = text.lstrip(" \t\r\n,") if text.strip(" \t\r\n,[]") else ""
@@ -269,9 +277,9 @@ def _rows(stream: IO[str]) -> Iterator[object]:
         if not cells:
             continue
         if len(cells) != len(names):
-            yield ValueError(f"{len(cells)} cells under {len(names)} columns")
+            yield ValueError(f"{len(cells)} cells for {len(names)} columns")
         elif [cell.strip() for cell in cells] == names:
-            yield ValueError("the names of the columns once more, as where tables are joined")
+            yield ValueError("the column names again, as in concatenated tables")
         else:
             yield dict(zip(names, cells, strict=True))
 
@@ -280,7 +288,7 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, object]]:
     try:
         from pyarrow import ArrowException, parquet
     except ImportError as error:
-        raise FinetuneError(f"{path} is a Parquet file, which pyarrow reads: pip install pyarrow") from error
+        raise FinetuneError(f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow") from error
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=_PARQUET_ROWS):
             yield from batch.to_pylist()

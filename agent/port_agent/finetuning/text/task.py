@@ -1,7 +1,7 @@
-"""What a model learns: to go on with text, to answer, to find masked words, or to choose a label.
+"""What a model learns: to continue text, to answer, to find masked words, or to choose a label.
 
-transformers is loaded where it is asked, so that a process without torch may ask (`port_agent.finetuning.text.process`); one that trains
-has it from `port_agent.finetuning.inputs.libraries`.
+transformers is loaded when it is needed, so that a process without torch may ask
+(`port_agent.finetuning.text.process`); one that trains has it from `port_agent.finetuning.inputs.libraries`.
 """
 
 import enum
@@ -18,7 +18,7 @@ from port_planner.base.units import shown
 
 
 class TaskKind(enum.StrEnum):
-    """The kinds; the value says it to the user."""
+    """The kinds of task; the value names it to the user."""
 
     CAUSAL_LM = "the next token"
     SEQ2SEQ_LM = "the answer to a prompt"
@@ -36,12 +36,15 @@ class Task:
 
     @property
     def encoder_alone(self) -> bool:
-        """Whether the model sees a text as a whole and writes none."""
+        """Whether the model reads a text as a whole and writes none."""
         return self.kind in (TaskKind.MASKED_LM, TaskKind.CLASSIFICATION)
 
 
 def read_config(folder: Path) -> Any:
-    """Return a directory's configuration; code that it has is not run. Raises FinetuneError for a kind that transformers does not know."""
+    """Return a directory's configuration without running its code.
+
+    Raises FinetuneError for a kind that transformers does not know.
+    """
     import transformers
     from huggingface_hub.errors import StrictDataclassError
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
@@ -50,20 +53,22 @@ def read_config(folder: Path) -> Any:
     if kind not in CONFIG_MAPPING:
         own = ", and code of its own (auto_map) is not run" if has_own_code(folder) else ""
         raise FinetuneError(
-            f"{folder} is a {shown(kind)}, which transformers {transformers.__version__} does not know{own}; take a model that it knows, a "
-            "newer transformers, or run your own script with `port-agent exec`"
+            f"{folder} is a {shown(kind)}, which transformers {transformers.__version__} does not know{own}; use a "
+            "model that it knows, a newer transformers, or run your own script with `port-agent exec`"
         )
     try:
         return transformers.AutoConfig.from_pretrained(folder, local_files_only=True, trust_remote_code=False)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, StrictDataclassError) as error:
         reason = " ".join(str(error).split())
-        raise FinetuneError(f"{folder / CONFIG} is none of a {kind} ({reason}); download it again") from error
+        raise FinetuneError(
+            f"{folder / CONFIG} is not a valid configuration of a {kind} ({reason}); download it again"
+        ) from error
 
 
 def task_of(folder: Path, records: Collection[Record] = ()) -> Task:
-    """Return what the model of a directory learns of records; an encoder, of none, finds masked tokens.
+    """Return what the model of a directory learns from records; an encoder without records finds masked tokens.
 
-    Raises FinetuneError for a kind of model that has nothing to predict, and for records of which only some have labels.
+    Raises FinetuneError for a kind of model that has nothing to predict, and if only some records have labels.
     """
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -77,7 +82,7 @@ def task_of(folder: Path, records: Collection[Record] = ()) -> Task:
         if config.decoder_start_token_id is None:
             raise FinetuneError(
                 f"{folder / CONFIG} does not say what the decoder of this {kind} begins with (decoder_start_token_id); add the "
-                "token's number that it was trained with"
+                "number of the token that it was trained with"
             )
         return Task(TaskKind.SEQ2SEQ_LM, int(config.decoder_start_token_id))
     if kind in MODEL_FOR_MASKED_LM_MAPPING_NAMES and not getattr(config, "is_decoder", False):
@@ -85,7 +90,7 @@ def task_of(folder: Path, records: Collection[Record] = ()) -> Task:
         return Task(TaskKind.CLASSIFICATION, labels=labels) if labels else Task(TaskKind.MASKED_LM)
     if kind not in MODEL_FOR_CAUSAL_LM_MAPPING_NAMES:
         raise FinetuneError(
-            f"{folder} is a {kind}, which transformers knows no causal language model of; run your own script "
+            f"{folder} is a {kind}, for which transformers has no causal language model; run your own script "
             "with `port-agent exec`"
         )
     return Task(TaskKind.CAUSAL_LM)
@@ -101,7 +106,7 @@ def _labels(folder: Path, kind: str, records: Collection[Record]) -> tuple[str, 
     if other:
         raise FinetuneError(
             f"{folder} is a {kind}, an encoder: it writes no text, and {other} of {len(records)} records have prompts or messages; give "
-            'records with "text", and "label" where it is to choose one'
+            'records with "text", and "label" if it is to choose one'
         )
     if labelled and labelled < len(records):
         raise FinetuneError(
@@ -114,6 +119,6 @@ def _labels(folder: Path, kind: str, records: Collection[Record]) -> tuple[str, 
 
 
 def head_settings(task: Task) -> dict[str, Any]:
-    """Return the settings of a configuration that a task's labels make; none where it has no labels."""
+    """Return the configuration settings for a task's labels; none if it has no labels."""
     names = dict(enumerate(task.labels))
     return {"id2label": names, "label2id": {name: number for number, name in names.items()}} if names else {}

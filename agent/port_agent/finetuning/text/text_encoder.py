@@ -1,8 +1,8 @@
-"""Text as tokens: the whole is made tokens once, and what is learned of it is cut from them by characters.
+"""Text as tokens: the whole text is tokenized once, and its learned parts are located by characters.
 
-Pieces that are made tokens apart are other tokens: SentencePiece puts a space before each, and a byte-level BPE would have joined letters
-across the border. So the tokens of a text are always the tokenizer's for all of it. A file that is too long for one call is read in windows
-that overlap, joined where both have the same tokens for a while.
+Parts that are tokenized separately give different tokens: SentencePiece puts a space before each, and a byte-level BPE
+would have joined letters across the border. So the tokens of a text are always the tokenizer's for all of it. A file
+that is too long for one call is read in overlapping windows, joined where both have the same tokens for a while.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -12,26 +12,26 @@ from typing import Any
 from port_agent.finetuning.inputs.options import FinetuneError
 
 _PROBE = "a"
-"""Made tokens with and without the tokenizer's marks, to see where it puts which."""
+"""Tokenized with and without the tokenizer's marks, to see which marks it adds where."""
 
 _OVERLAP_CHARACTERS = 2048
-"""Of two windows: many times the longest token."""
+"""Overlap of two windows: many times the longest token."""
 
 _AGREEING_TOKENS = 32
-"""Before and after the place where two windows are joined, the same in both."""
+"""Tokens before and after a joint that both windows must agree on."""
 
 Span = tuple[int, int]
-"""Of characters: the first, and the one behind the last."""
+"""Characters: the first, and the one after the last."""
 
 _Token = tuple[int, int, int]
-"""Its number, and its characters in the whole text."""
+"""A token's number, and its characters in the whole text."""
 
 
 @dataclass(frozen=True, slots=True)
 class LearnedText:
-    """A text with the characters that are learned of it, and whether the tokenizer's begin and end belong around it, once.
+    """A text with its learned spans, and whether the tokenizer's begin and end marks belong around it, once.
 
-    A template writes its own marks; `ended` where it ends an answer with nothing.
+    A template writes its own marks; `ended`: whether it ended an answer with nothing.
     """
 
     text: str
@@ -42,9 +42,9 @@ class LearnedText:
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """The tokens of a whole text, which of them are learned, and how many borders of what is learned lie within a token.
+    """The tokens of a whole text, which of them are learned, and how many borders of learned spans lie within a token.
 
-    Such a token is learned: it has characters of the answer.
+    Such a token is learned, because it has characters of the answer.
     """
 
     tokens: list[int]
@@ -53,10 +53,10 @@ class EncodedText:
 
 
 class TextEncoder:
-    """A tokenizer as it is seen to work. `begin`, `end`: the marks that a text has around it, the end of a text last, where there is one."""
+    """A tokenizer and its marks. `begin`, `end`: the marks around a text, the end of a text last, if there is one."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """Raise FinetuneError where the tokenizer makes other tokens of a text beside its marks."""
+        """Raise FinetuneError if the tokenizer's marks change the other tokens of a text."""
         self._tokenizer = tokenizer
         self.begin, self.marks_behind = self._marks()
         last = tokenizer.eos_token_id
@@ -84,7 +84,9 @@ class TextEncoder:
         return EncodedText(tokens, learned, spanned)
 
     def document(self, parts: Iterable[str]) -> Iterator[list[int]]:
-        """Yield the tokens of a text that comes in parts, some at a time, as they are of the whole, between its marks."""
+        """Yield the tokens of a text that comes in parts, some at a time, equal to those of the whole, between its
+        marks.
+        """
         first, last = True, list[int]()
         for tokens in self.undivided(parts):
             if first:
@@ -97,8 +99,8 @@ class TextEncoder:
             yield self.end
 
     def undivided(self, parts: Iterable[str]) -> Iterator[list[int]]:
-        """Yield the tokens of a text that comes in parts as they are of the whole, without marks."""
-        if not self._tokenizer.is_fast:  # says of no token where it lies
+        """Yield the tokens of a text that comes in parts, equal to those of the whole, without marks."""
+        if not self._tokenizer.is_fast:  # the tokenizer does not report the location of tokens
             yield self._tokenizer("".join(parts), add_special_tokens=False)["input_ids"]
             return
         window, begin = "", 0
@@ -108,7 +110,7 @@ class TextEncoder:
             shift = begin + len(window) + len(part) - len(text)
             found = self._located(text, shift)
             joint = _joint(held, found) if window else (0, 0)
-            if joint is None:  # they agree nowhere: one window of both
+            if joint is None:  # they agree nowhere: use one window for both
                 text, shift = window + part, begin
                 found = self._located(text, shift)
                 joint = _same_begin(held, found) if begin else (0, 0)
@@ -125,7 +127,9 @@ class TextEncoder:
         return [(t, first + shift, end + shift) for t, (first, end) in zip(found["input_ids"], places, strict=True)]
 
     def _border(self, text: str, border: int, tokens: Sequence[int], located: Sequence[_Token]) -> tuple[int, int]:
-        """Return how many tokens lie before a character, and how many begin before it: one more where a token lies on both sides."""
+        """Return how many tokens lie before a character, and how many begin before it: one more if a token lies on both
+        sides.
+        """
         if border in (0, len(text)):
             count = len(tokens) if border else 0
             return count, count
@@ -134,7 +138,7 @@ class TextEncoder:
         met = any(end == border for _, _, end in located) and any(first == border for _, first, _ in located)
         if located and (before < begun or (before == begun and met)):
             return before, begun
-        # beside space of which no token says that it has it: where the text until there, alone, has other tokens
+        # next to a space that no token claims: compare with the tokens of the text up to there
         alone = self._tokenizer(text[:border], add_special_tokens=False)["input_ids"]
         same = zip(alone, tokens, strict=False)
         common = next((place for place, (a, b) in enumerate(same) if a != b), min(len(alone), len(tokens)))
@@ -147,15 +151,16 @@ class TextEncoder:
             if whole[begin : begin + len(plain)] == plain:
                 return whole[:begin], whole[begin + len(plain) :]
         raise FinetuneError(
-            f"the tokenizer makes tokens {whole} of {_PROBE!r} with its marks and {plain} without: what it puts around a text cannot be told; "
-            "take the tokenizer that came with the model"
+            f"the tokenizer makes tokens {whole} of {_PROBE!r} with its marks and {plain} without: its marks cannot "
+            "be determined; use the tokenizer that came with the model"
         )
 
 
 def _joint(held: Sequence[_Token], found: Sequence[_Token]) -> tuple[int, int] | None:
-    """Return from where on the tokens of a window are taken instead of those before, by places in both; None where they nowhere agree.
+    """Return the place in both windows from which the tokens of the second replace those of the first; None if they
+    agree nowhere.
 
-    In the middle of the longest run of tokens that they have in common.
+    It is the middle of the longest run of tokens that they have in common.
     """
     places = {token: place for place, token in enumerate(held)}
     best, length, run, before = None, 0, 0, -1
@@ -169,11 +174,14 @@ def _joint(held: Sequence[_Token], found: Sequence[_Token]) -> tuple[int, int] |
 
 
 def _same_begin(held: Sequence[_Token], found: Sequence[_Token]) -> tuple[int, int]:
-    """Return from where on the tokens of a wider window are taken: where those that are held begin. Raises FinetuneError."""
+    """Return the places from which the tokens of a wider window are taken: where the held ones begin.
+
+    Raises FinetuneError.
+    """
     try:
         return 0, found.index(held[0])
     except ValueError as error:
         raise FinetuneError(
-            f"a text has no place within {found[-1][2] - found[0][1]:,} characters at which the tokenizer can be stopped and gone on with; put "
+            f"a text cannot be divided for the tokenizer anywhere within {found[-1][2] - found[0][1]:,} characters; put "
             "line breaks into it"
         ) from error

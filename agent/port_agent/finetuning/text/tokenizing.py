@@ -1,7 +1,7 @@
 """Data as tokens, by the model's own tokenizer: in this process, or in one of its own that ends with its memory.
 
-A vocabulary of 150,000 takes 60 MiB in a process, and 230 more while it is read: more than what is trained. So the one that trains has a
-process before it do that, which has no torch, and keeps tokens alone.
+A vocabulary of 150,000 takes 60 MiB in a process, and 230 more while it is loaded, which is more than the trained
+state. So before training, another process without torch tokenizes the data, and only the tokens are kept.
 """
 
 import pickle
@@ -29,16 +29,19 @@ from port_agent.system.python_process import one_thread_environment
 
 _PROCESS = "port_agent.finetuning.text.process"
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error"}
-"""Or it says that torch is not there."""
+"""Otherwise it warns that torch is missing."""
 
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
-"""What a process ends with that the kernel ended for its memory."""
+"""Exit codes of a process that the kernel killed for its memory use."""
 
 
 @dataclass(frozen=True, slots=True)
 class TokenizedData:
-    """The data of a fine-tuning. `records`, `broken`: lines of its file, and those left away, the first of them `first_broken`."""
+    """The data of a fine-tuning.
+
+    `records`, `broken`: lines of its file, and those left out, the first of them `first_broken`.
+    """
 
     task: Task
     split: Split
@@ -49,12 +52,12 @@ class TokenizedData:
     prompt: "array[int]"
     """The sample's tokens."""
     notes: tuple[str, ...] = ()
-    """For people: what is not learned of the data as it is, in numbers."""
+    """Notes for people on data that is not learned as it is, in numbers."""
     examples: tuple[Example, ...] = ()
 
 
 class TokenizerProtocol(Protocol):
-    """What a fine-tuning asks of a tokenizer; all raise FinetuneError."""
+    """What a fine-tuning needs of a tokenizer; all methods raise FinetuneError."""
 
     def tokenized(self) -> TokenizedData:
         """Return the data as tokens."""
@@ -74,12 +77,12 @@ class TokenizerHere:
         self._tokenizer: Any = None
 
     def tokenized(self, file: SequenceFile | None = None, saved_in: str | None = None) -> TokenizedData:
-        """Return the data as tokens, kept in a file, one of its own where it gets none; write the tokenizer to a directory, where one is given.
+        """Return the data as tokens, kept in `file` or a new one; write the tokenizer to a directory if one is given.
 
         Raises FinetuneError and OSError.
         """
         options = self._options
-        read_config(Path(options.model))  # before a tokenizer is looked for by it
+        read_config(Path(options.model))  # before the tokenizer is loaded
         tokenizer = self._loaded()
         if saved_in is not None:
             self.save(saved_in)
@@ -112,7 +115,9 @@ class TokenizerHere:
 
 
 def _prompt(tokenizer: Any, options: FinetuneOptions, task: Task, *, as_chat: bool) -> list[int]:
-    """Return the tokens that a model goes on after for the sample: a question in the chat template where the data has conversations."""
+    """Return the tokens that a model continues for the sample: a question in the chat template if the data has
+    conversations.
+    """
     if options.sample is None:
         return []
     if task.decoder_start is not None:
@@ -123,31 +128,34 @@ def _prompt(tokenizer: Any, options: FinetuneOptions, task: Task, *, as_chat: bo
         text = ConversationWriter.of(tokenizer, options).question(options.sample) if as_chat else options.sample
     except UnwrittenError as error:
         raise FinetuneError(
-            f"the chat template does not write --sample as a question ({error}); leave it away"
+            f"the chat template does not write --sample as a question ({error}); leave it out"
         ) from error
     return TextEncoder(tokenizer).encode(LearnedText(text, (), begun=not as_chat, ended=False)).tokens
 
 
 def _notes(data: Records, split: Split, options: FinetuneOptions, task: Task) -> Iterator[str]:
-    """Yield what of the data is left away."""
+    """Yield notes on the data that is left out."""
     if data.broken:
-        yield f"{', '.join(options.data)}: {data.broken} broken entries are left away, the first: {data.first_broken}"
+        yield f"{', '.join(options.data)}: {data.broken} broken entries are left out, the first: {data.first_broken}"
     if data.left:
-        yield f"{len(data.left)} files are left away, the first: {data.left[0]}"
+        yield f"{len(data.left)} files are left out, the first: {data.left[0]}"
     if data.unread:
         keys = ", ".join(f"{key} ({count:,})" for key, count in sorted(data.unread.items()))
-        yield f"keys that are not read, of so many records: {keys}"
+        yield f"unused keys, with the number of their records: {keys}"
     if data.labels and not task.labels:
-        yield f"{data.labels:,} records have a label, and this model learns {task.kind.value}: the labels are not read"
+        yield f"{data.labels:,} records have a label, and this model learns {task.kind.value}: the labels are not used"
     if split.unwritten:
         yield (
-            f"{split.unwritten} conversations are left away, which the tokenizer's chat template does not write as they are, the first: "
-            f"{split.first_unwritten}"
+            f"{split.unwritten} conversations are left out because the tokenizer's chat template does not write them "
+            f"as they are, the first: {split.first_unwritten}"
         )
 
 
 class TokenizerProcess:
-    """A model's tokenizer in a process of its own, each time. The first, before anything is trained, also writes what `save` copies."""
+    """A model's tokenizer in a process of its own for each request.
+
+    The first, before training, also writes what `save` copies.
+    """
 
     def __init__(self, options: FinetuneOptions) -> None:
         self._options = options
@@ -156,7 +164,7 @@ class TokenizerProcess:
         self._saved = str(Path(self._folder.name) / "tokenizer")
 
     def tokenized(self) -> TokenizedData:
-        """Return the data as tokens, found once. Raises FinetuneError."""
+        """Return the data as tokens, computed once. Raises FinetuneError."""
         if self._tokenized is None:
             file = SequenceFile.beside(Path(self._options.out))
             self._tokenized = self._run("tokenized", file, self._saved, inherited=(file.descriptor,))
@@ -167,7 +175,10 @@ class TokenizerProcess:
         return str(self._run("decode", list(tokens)))
 
     def save(self, folder: str) -> None:
-        """Write the tokenizer to a directory: another process beside one that trains would pass its budget. Raises FinetuneError, OSError."""
+        """Write the tokenizer to a directory: another process during training would exceed the budget.
+
+        Raises FinetuneError, OSError.
+        """
         self.tokenized()
         shutil.copytree(self._saved, folder, dirs_exist_ok=True)
 
@@ -182,14 +193,14 @@ class TokenizerProcess:
             raise FinetuneError(
                 f"the process that reads the tokenizer of {self._options.model} ended with {error.code} ({error.last_line}); {remedy}"
             ) from error
-        answer = pickle.loads(output)  # our own process wrote it
+        answer = pickle.loads(output)  # written by our own process
         if isinstance(answer, FinetuneError):
             raise answer
         return answer
 
 
 def load_tokenizer(folder: Path) -> Any:
-    """Return the directory's tokenizer. Raises FinetuneError where its files are damaged."""
+    """Return the directory's tokenizer. Raises FinetuneError if its files are damaged."""
     from transformers import AutoTokenizer
 
     try:

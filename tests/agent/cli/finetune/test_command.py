@@ -65,7 +65,7 @@ def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
     assert untimed(mine.stdout.splitlines()) == untimed(alone)
     assert (tmp_path / "mine" / WEIGHTS).read_bytes() == (tmp_path / "plain" / WEIGHTS).read_bytes()
     ours = [line for line in mine.stderr.splitlines() if line.startswith("port-agent: ")]
-    assert "2 broken entries are left away" in ours[0] and "of 800.0 MiB" in ours[-1]
+    assert "2 broken entries are left out" in ours[0] and "of 800.0 MiB" in ours[-1]
 
 
 @pytest.mark.parametrize(
@@ -79,13 +79,13 @@ def test_in_a_budget_it_has_the_bits_of_the_recipe_without(
         ),
         (
             ("model", "--data", "data.jsonl", "--autocast", "--base", "nf4"),
-            "--autocast casts weights, and those on a grid are decoded as the model's own",
+            "--autocast casts weights, and quantized weights are decoded to the model's own type",
         ),
         (
             ("model", "--data", "data.jsonl", "--full", "--base", "nf4"),
-            "--full trains all weights, and those of --base",
+            "--full trains all weights, and --base freezes them",
         ),
-        (("model", "--data", "data.jsonl", "--full", "--federated"), "--federated sends adapters to and fro"),
+        (("model", "--data", "data.jsonl", "--full", "--federated"), "--federated exchanges adapters"),
         (("model", "--data", "data.jsonl", "--federated"), "--federated is for a job of the agent; add --submit"),
         (
             ("model", "--data", "data.jsonl", "--base", "int4"),

@@ -39,24 +39,26 @@ def test_it_says_what_is_trained_what_stays_and_why() -> None:
     out = shown(FOUND)
     assert "llama, 1,100.0 million weights as bfloat16" in out
     assert "LoRA of rank 8 on q_proj, v_proj: 1.13 million numbers in float32; all else is frozen" in out
-    assert "2.1 GiB in 2 files, mapped and read where they lie, never copied or written" in out
-    assert "loading puts 54.0 MiB of them together" in shown(replace(FOUND, merged_bytes=54 * MIB))
-    assert "12 records, without 2 broken lines and 1 too long prompts" in out and "25 of 4 x 1 sequences" in out
+    assert "2.1 GiB in 2 files, mapped and read in place, never copied or written" in out
+    assert "loading merges 54.0 MiB of them" in shown(replace(FOUND, merged_bytes=54 * MIB))
+    assert (
+        "12 records, without 2 broken lines and 1 prompts that are too long" in out and "25 of 4 x 1 sequences" in out
+    )
     assert "110.0 MiB: of 2.0 GiB that a step multiplies by, stay in memory" in out
-    assert "600.0 MiB: all that a step makes fits; frozen weights beyond the rest are read again" in out
+    assert "600.0 MiB: all of a step's tensors fit; frozen weights that do not fit are read again" in out
     assert "reads up to 14.8 GiB again and writes 0 B or more" in out and "goes on from its checkpoint" not in out
-    assert "600.0 MiB: 20.0 MiB of what a step makes does not fit" in shown(replace(FOUND, written_bytes=80 * MIB))
-    assert "one by one: there is no room" in out and "kept for the backward pass: of the longest batch" in out
+    assert "600.0 MiB: 20.0 MiB of a step's tensors do not fit" in shown(replace(FOUND, written_bytes=80 * MIB))
+    assert "one at a time: there is no room" in out and "kept for the backward pass: of the longest batch" in out
     by_layers = shown(replace(FOUND, by_layers=True, written_bytes=20 * MIB))
-    assert "layer by layer: there is no room" in by_layers and "what each layer is given of all batches" in by_layers
-    assert "600.0 MiB: 20.0 MiB of what a step makes does not fit" in by_layers
-    assert "on 64 of the longest batch's rows at a time: too much" in out and "rows at a time:" not in shown(
+    assert "layer by layer: there is no room" in by_layers and "the inputs of each layer for all batches" in by_layers
+    assert "600.0 MiB: 20.0 MiB of a step's tensors do not fit" in by_layers
+    assert "on 64 rows of the longest batch at a time: too much" in out and "rows at a time:" not in shown(
         replace(FOUND, head_rows=0)
     )
     assert "one by one" not in shown(replace(FOUND, accumulate=1))
-    assert "600.0 MiB: all fits" in shown(replace(FOUND, read_bytes=0))
+    assert "600.0 MiB: everything fits" in shown(replace(FOUND, read_bytes=0))
     full = shown(replace(FOUND, frozen_bytes=0, done=True), replace(OPTIONS, lora_rank=None))
-    assert "all: 1.13 million" in full and "what is trained lives in memory and in the page file" in full
+    assert "all: 1.13 million" in full and "trained weights are kept in memory and in the page file" in full
     assert "goes on from its checkpoint" in full and "a model and the tokenizer: /out" in full
     grid = shown(replace(FOUND, grid="nf4", quantized_layers=154, quantized_bytes=550 * MIB))
     assert "154 linear layers as nf4, 550.0 MiB, in MODEL/.port-agent, which is written once" in grid
@@ -109,4 +111,4 @@ def test_it_does_not_go_with_what_runs(other: str, tmp_path: Path, capsys: pytes
     out = str(tmp_path / "out")
     assert main(["finetune", "model", "--data", "d", "--out", out, "--ram", "700M", "--explain", other]) == 2
     output, errors = capsys.readouterr()
-    assert output == "" and "--explain trains nothing; leave --submit" in errors
+    assert output == "" and "--explain trains nothing; leave out --submit" in errors

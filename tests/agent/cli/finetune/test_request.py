@@ -80,9 +80,9 @@ def test_an_earlier_adapter_is_trained_as_it_is(tmp_path: Path) -> None:
     ("words", "said"),
     [
         (("--full", "--alpha", "8"), "--alpha is for adapters, and --full has none"),
-        (("--from", ".", "--rslora"), "--from trains an adapter as it is; leave --rslora away"),
+        (("--from", ".", "--rslora"), "--from trains an adapter as it is; leave out --rslora"),
         (("--patience", "2"), "--patience counts what --eval-every measures"),
-        (("--eval-every", "2", "--held-out", "0"), "--eval-every measures what is held out, and --held-out is 0"),
+        (("--eval-every", "2", "--held-out", "0"), "--eval-every measures held-out data, and --held-out is 0"),
         (("--float32",), "--float32 is for the result of --full"),
         (("--federated", "--submit", "--from", "."), "--federated begins with an adapter of its own"),
         (("--dpo", "--dropout", "0.1"), "--dpo compares answers with those of the model without its adapters"),

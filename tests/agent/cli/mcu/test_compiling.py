@@ -64,7 +64,7 @@ def test_compile_reports_each_layer_and_chooses_a_rate(tmp_path: Path, capsys: p
     assert set(found["layers"][0]["costs"]) == {"mkr1000", "nrf52840"}
     assert main(["mcu", *words]) == 0
     said, page = capsys.readouterr().out, (tmp_path / "out" / "report.html").read_text()
-    assert "on samples held out" in said and "clipped" in said and page.count("<tr>") == 1 + len(found["layers"])
+    assert "on held-out samples" in said and "clipped" in said and page.count("<tr>") == 1 + len(found["layers"])
 
 
 @pytest.mark.process
@@ -81,7 +81,10 @@ def test_a_rate_that_nobody_named_is_measured_where_there_are_samples(
     (unmeasured,) = run_json(capsys, *words, "--no-choose-rate")
     assert "learning_rate" not in unmeasured and main(["mcu", *words, "--no-choose-rate"]) == 0
     said = capsys.readouterr().out
-    assert "learning rate 0.03 by default, not measured on your samples" in said and "this is another model" not in said
+    assert (
+        "learning rate 0.03 by default, not measured on your samples" in said
+        and "this is a different model" not in said
+    )
     (tmp_path / "project.py").write_text(UNTRAINED)
     assert "learning_rate" not in run_json(capsys, *words)[0]
 
@@ -96,9 +99,9 @@ def test_compile_gives_low_bytes_to_as_many_layers_as_fit(tmp_path: Path, capsys
     assert whole["without_low_bytes"] == []
     assert main(["mcu", *words, "6000", "--page", "psram"]) == 0
     said = capsys.readouterr().out
-    assert "no low bytes, which do not fit: " in said and "6,000 B" not in said
+    assert "low bytes do not fit for " in said and "6,000 B" not in said
     (some,) = run_json(capsys, *words, "6000", "--page", "psram")
-    assert len(some["without_low_bytes"]) == said.split("no low bytes")[1].split(";")[0].count(",")
+    assert len(some["without_low_bytes"]) == said.split("low bytes do not fit")[1].split(";")[0].count(",")
     assert some["plan"]["ram_bytes"] <= 6000
 
 
@@ -131,7 +134,7 @@ def test_compile_chooses_channels_and_pages(tmp_path: Path, capsys: pytest.Captu
     assert main(["mcu", *words[:4], "--page", "sd"]) == 2 and "give --ram too" in capsys.readouterr().err
     assert main(["mcu", *words, "--ram", str(needed - 2000), "--page", "psram"]) == 0
     said = capsys.readouterr().out
-    assert "pages read" in said and "two copies of what is trained" in said and "written per sample" in said
+    assert "pages read" in said and "two copies of the trained parameters" in said and "written per sample" in said
 
 
 @pytest.mark.slow

@@ -67,7 +67,7 @@ def test_a_position_belongs_to_data_seed_and_rate(
     lines = run_json(capsys, *words, "--data", str(other), "--keep-weights")
     assert lines[-1]["steps"] == 160 and [line["step"] for line in lines if line["event"] == "step"][-1] == 160
     assert main(["mcu", *words, "--data", str(other)]) == 0
-    assert "all 160 samples were trained before" in capsys.readouterr().out
+    assert "all 160 samples are already trained" in capsys.readouterr().out
 
 
 def test_train_a_part_of_the_samples(

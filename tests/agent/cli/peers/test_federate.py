@@ -31,7 +31,7 @@ def test_a_federation_in_words() -> None:
         "  weights: /state/global.safetensors; on each device: port-agent result digits -o FILE",
     ]
     waiting = {**RUN, "training": [], "waits": "1 of 2 devices are ready; cellar: not charging", "history": []}
-    assert _lines(waiting)[1] == "  waits: 1 of 2 devices are ready; cellar: not charging"
+    assert _lines(waiting)[1] == "  waiting: 1 of 2 devices are ready; cellar: not charging"
 
 
 def test_one_federation_is_drawn(tmp_path: Path) -> None:
@@ -40,7 +40,7 @@ def test_one_federation_is_drawn(tmp_path: Path) -> None:
     assert "digits: 1 of 20 rounds" in drawn and "round 1: shed, no reply in time" in drawn
     with pytest.raises(UsageError, match="name its JOB, of digits, digits"):
         _plot([RUN, RUN], tmp_path / "rounds.svg")
-    with pytest.raises(UsageError, match="leads no such federation"):
+    with pytest.raises(UsageError, match="does not lead this federation"):
         _plot([], tmp_path / "rounds.svg")
 
 
@@ -73,7 +73,7 @@ def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture
             note = capsys.readouterr()
             return note.out + note.err
 
-        assert command("submit", str(bundle), "--name", "alone").startswith("Job 1 (alone) is in line")
+        assert command("submit", str(bundle), "--name", "alone").startswith("Job 1 (alone) is queued")
         assert "waits for rounds" in command("submit", str(bundle), "--federated")
         assert "submit it with --federated here and there" in command("federate", "start", "alone", "--rounds", "2")
         for words, refusal in (
@@ -82,11 +82,11 @@ def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture
             (["--strategy", "fedavgm", "--clip", "1"], "--strategy fedavgm does not go with --secure or --clip"),
             (
                 ["--strategy", "fedadam", "--server-momentum", "0.5"],
-                "--server-momentum is no number of --strategy fedadam",
+                "--server-momentum does not apply to --strategy fedadam",
             ),
             (["--epsilon-budget", "8"], "without --noise every round spends all"),
             (["--secure"], "give --min-devices 3"),
-            (["--min-share", "2"], "at most 1, not 2"),
+            (["--min-share", "2"], "--min-share is 2"),
         ):
             assert refusal in command("federate", "start", "gestures0", "--rounds", "2", *words)
         assert "Leading a federation of job 2 (gestures0), 3 rounds" in command(

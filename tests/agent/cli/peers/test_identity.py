@@ -16,7 +16,7 @@ def test_exported_and_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str
     new.mkdir()
     lock = LockFile(new / LOCK_NAME)
     assert lock.try_lock() and main(["identity", "import", file, "--state-dir", str(new)]) == 2
-    assert "an agent runs with" in capsys.readouterr().err and not (new / "identity.pem").exists()
+    assert "an agent is running with" in capsys.readouterr().err and not (new / "identity.pem").exists()
     lock.close()
     assert main(["identity", "import", file, "--state-dir", str(new)]) == 0
     assert f"This device is {own.id} now, and trusts 0 paired devices" in capsys.readouterr().out
@@ -24,4 +24,4 @@ def test_exported_and_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_there_is_none_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["identity", "export", str(tmp_path / "backup"), "--state-dir", str(tmp_path)]) == 2
-    assert "identity.pem: no such file; `port-agent pair` makes" in capsys.readouterr().err
+    assert "identity.pem: no such file; `port-agent pair` creates" in capsys.readouterr().err

@@ -88,7 +88,7 @@ def test_a_code_that_nobody_types(tmp_path: Path) -> None:
     [
         (["--at", "10.0.0.2"], "--at goes with a code"),
         (["482-193-059", "--for", "5min"], "--for is for the device that shows the code"),
-        (["--for", "2h"], "an hour at most"),
+        (["--for", "2h"], "at most an hour"),
         (["482-193"], "not a valid pairing code"),
     ],
 )

@@ -29,14 +29,14 @@ SEEN = {
 def test_nobody_and_nothing(shown: Any) -> None:
     assert "discovery is off; set discover = true" in shown(peers_screen(OFF))
     out = shown(peers_screen(ON))
-    assert "no other agent was heard of" in out and "attic (ab), announced nowhere" in out
+    assert "no other agent seen" in out and "attic (ab), announced nowhere" in out
 
 
 def test_other_agents_are_shown_as_they_call_themselves(shown: Any) -> None:
     peers = [SEEN, {**SEEN, "last_seen_s": 30}]
     out = shown(peers_screen({**ON, "interfaces": ["eth0"], "peers": peers}))
     assert out.count("[bold]evil[/bold]") == 2 and "now" in out and "30.0 s ago" in out and "announced on eth0" in out
-    assert "not paired: anybody can claim these" in out
+    assert "not paired; these names are unverified" in out
 
 
 def test_a_paired_device_with_what_it_does(shown: Any) -> None:
@@ -45,7 +45,7 @@ def test_a_paired_device_with_what_it_does(shown: Any) -> None:
     )
     for word in ("cellar", "Pi 5", "yes", "training", "[b]birds[/b] 26 %", "4.2", "3.0 s ago", "O2JMHLJ"):
         assert word in out
-    assert "evil" not in out and "of but the paired" in out, "listed once"
+    assert "evil" not in out and "no agents seen besides the paired ones" in out, "listed once"
     assert "attic (this device)" in out and "energy today of 1 of 2 devices: 4.2" in out and "estimated" not in out
     assert "its id: X-Y" in out and "call at port 9478" in out
 
@@ -56,7 +56,7 @@ def test_jobs_rounds_and_energy_of_all(shown: Any) -> None:
     own = {**OFF["own"], "today_joules": 1800.0, "job": "moths", "progress": 0.5}
     out = shown(peers_screen({**OFF, "own": own, "paired": [PAIRED], "federations": [led, waiting]}))
     assert "birds: this device leads, 2 of 9 rounds, loss 0.2500; round 3 on attic, cellar" in out
-    assert "bees: this device leads, 0 of 9 rounds; waits: 1 of 3 devices are ready" in out
+    assert "bees: this device leads, 0 of 9 rounds; waiting: 1 of 3 devices are ready" in out
     assert "moths 50 %" in out and "energy today of 2 of 2 devices: 6.0" in out and "(estimated in part)" in out
 
 
@@ -71,7 +71,7 @@ def test_a_paired_device_that_is_gone_says_since_when_and_why(shown: Any) -> Non
     }
     out = shown(peers_screen({**OFF, "paired": [gone], "history": [{"at": 0.0, "text": "paired with cellar"}]}))
     assert (
-        "gone" in out
+        "offline" in out
         and "s ago" in out
         and "(estimated)" in out
         and "on battery" in out
@@ -87,5 +87,8 @@ def test_what_paired_devices_may_have_of_this_one(shown: Any) -> None:
     out = shown(peers_screen({**OFF, "shares": True, "solves": True, "takes_jobs": True}))
     told = {"introduces": True, "introducer": "attic", "introducer_trouble": "no answer"}
     chosen = shown(peers_screen({**OFF, **told, "paired": [{**PAIRED, "introduced_by": "X"}, PAIRED]}))
-    assert "introduces paired devices that chose it" in chosen and "others to it: 1 so far; not heard" in chosen
-    assert "may have its costs and plans" in out and "may have it solve their plans" in out
+    assert (
+        "introduces paired devices to each other" in chosen
+        and "others to this device: 1 so far; currently unreachable" in chosen
+    )
+    assert "may read its costs and plans" in out and "may have it solve their plans" in out

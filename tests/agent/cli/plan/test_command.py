@@ -106,7 +106,7 @@ def test_files_that_do_not_exist(
     monkeypatch.chdir(tmp_path)
     with pytest.raises(SystemExit, match="2"):
         main(words)
-    assert "No such file or directory; name a file" in capsys.readouterr().err
+    assert "No such file or directory; name an existing file" in capsys.readouterr().err
 
 
 @pytest.mark.process
@@ -119,7 +119,7 @@ def test_more_cores_than_there_are(
 ) -> None:
     monkeypatch.chdir(planned[0])
     assert main([*words, "--cpus", "9999"]) == 2
-    assert "--cpus 9999: this process may use 1 to " in capsys.readouterr().err
+    assert "--cpus 9999: this process has " in capsys.readouterr().err
 
 
 @pytest.mark.process

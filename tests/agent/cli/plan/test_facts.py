@@ -43,7 +43,7 @@ def test_the_price_of_wear_is_told_apart_from_joules_that_are_spent() -> None:
         "fine_bound_joules": None,
     }
     assert _overhead(facts) == (
-        "1.72 J per step beyond keeping everything, and 585.00 J that the wear of what is written is charged with; no plan of "
+        "1.72 J per step beyond keeping everything, and 585.00 J charged for the wear of written bytes; no plan of "
         "these stages needs less than 679.00 mJ, wear included (gap 99%)"
     )
     free = facts | {"overhead_joules": 1.0, "wear_joules": 0.0, "bound_joules": None}

@@ -102,7 +102,9 @@ def test_show_says_what_runs_in_pieces_and_marks_it(
     words = " ".join(shown.replace("│", " ").split())
     assert "in pieces relu to mm (2 operators) along dimension 0 of [8, 4] in 2 pieces" in words, said
     assert ("in 2 pieces, summed in another order" in words) is reordered
-    assert ("1 chain of operators sums over its pieces: other last digits than plain PyTorch's" in words) is reordered
+    assert (
+        "1 chain of operators sums over its tiles, so last digits differ from plain PyTorch's" in words
+    ) is reordered
     page = (tmp_path / "plan.html").read_text()
     assert "operators in pieces" in page and "along dimension 0 of [8, 4]: piece 2 of 2" in page and "1 chain" in page
     assert ("piece 2 of 2, summed in another order" in page) is reordered

@@ -131,7 +131,7 @@ def test_adapters_of_one_batch_are_trained_without_writing(tmp_path: Path) -> No
     [
         ("gpt2", {"resid_pdrop": 0.1}, r"dropout \(dropout, resid_dropout\) draws random numbers"),
         ("llama", {"attention_dropout": 0.1}, r"dropout \(attention_dropout\) draws random numbers"),
-        ("t5", {}, "no single stack of layers"),
+        ("t5", {}, "not a single stack of layers"),
     ],
 )
 def test_what_cannot_run_so_is_named(kind: str, settings: dict[str, Any], why: str) -> None:
@@ -159,13 +159,13 @@ class _Between(torch.nn.Module):
         self.layer, self.what = layer, what
 
     def forward(self, hidden: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
-        if self.what == "writes over":
+        if self.what == "overwrites":
             hidden.mul_(1.5)
         given = self.layer(hidden, *args, **kwargs)
-        return (given, given) if self.what == "gives other" else given
+        return (given, given) if self.what == "does not return hidden rows" else given
 
 
-@pytest.mark.parametrize("what", ["writes over", "gives other"])
+@pytest.mark.parametrize("what", ["overwrites", "does not return hidden rows"])
 def test_layers_that_do_more_are_named_and_nothing_is_left(what: str) -> None:
     model = model_of("llama", adapted=False)
     model.model.layers[1] = _Between(model.model.layers[1], what)
@@ -180,7 +180,7 @@ def test_a_model_that_looks_at_its_layers_otherwise_is_named() -> None:
     seen: list[torch.Tensor] = []
     model.model.layers[0].register_forward_hook(lambda _, __, output: seen.append(output.detach()))
     model.model.norm.forward = lambda hidden: norm(hidden + seen[-1][:, : hidden.shape[1]] if seen else hidden)
-    with pytest.raises(NotByLayersError, match="its head is given more"):
+    with pytest.raises(NotByLayersError, match="its head receives more"):
         by_layers(model, batches_of())
 
 

@@ -45,7 +45,7 @@ def test_what_cannot_run_by_layers_runs_one_by_one_and_is_refused_where_it_was_a
     for model, task, why in ((dropping, CAUSAL, "dropout"), (llama, Task(TaskKind.MASKED_LM), "encoder")):
         chosen = accumulation_of(model, OPTIONS, task, 500 * MIB, 1)
         assert not chosen.by_layers and why in chosen.why
-        with pytest.raises(FinetuneError, match=f"{why}.*leave --accumulate-by away"):
+        with pytest.raises(FinetuneError, match=f"{why}.*leave out --accumulate-by"):
             accumulation_of(model, replace(OPTIONS, accumulate_by=MicroBatchOrder.LAYERS), task, 1, 1)
 
 

@@ -224,7 +224,7 @@ def test_a_head_that_is_trained_runs_at_once_or_is_refused() -> None:
     tokens, labels = data(1)
     assert torch.isfinite(LearnedLoss(model)(tokens, labels, gradient_of=3))
     assert model.get_base_model().lm_head.weight.grad is not None
-    with pytest.raises(FinetuneError, match=r"cannot run on 32 rows at a time.*leave --head-rows away"):
+    with pytest.raises(FinetuneError, match=r"cannot run on 32 rows at a time.*leave out --head-rows"):
         LearnedLoss(model, head_rows=32)(tokens, labels)
 
 

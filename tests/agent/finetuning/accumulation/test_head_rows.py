@@ -74,7 +74,7 @@ def test_where_all_differ_it_is_refused_by_name_and_what_fits_is_not_compared(ot
     other_bits_below(32, 16)
     rows = HeadRows(torch.empty(500, 32), None, most=32)
     with pytest.raises(
-        FinetuneError, match=r"256 rows has other bits in blocks of 32 or 16 rows on this device.*--ram"
+        FinetuneError, match=r"256 rows has different bits in blocks of 32 or 16 rows on this device.*--ram"
     ):
         rows.blocks(256)
     assert rows.blocks(32) == [(0, 32)]

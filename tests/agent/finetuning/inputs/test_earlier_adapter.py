@@ -28,7 +28,7 @@ def test_its_settings_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize("changed", [{"peft_type": "IA3"}, {"target_modules": ".*"}])
 def test_other_adapters_are_refused(changed: dict[str, Any], tmp_path: Path) -> None:
     (tmp_path / "adapter_config.json").write_text(json.dumps({**CONFIG, **changed}))
-    with pytest.raises(FinetuneError, match="of adapters that finetune does not train"):
+    with pytest.raises(FinetuneError, match="describes adapters that finetune does not train"):
         adapter_settings(tmp_path)
 
 
@@ -36,5 +36,5 @@ def test_what_is_no_adapter_is_named(tmp_path: Path) -> None:
     with pytest.raises(FinetuneError, match="No such file or directory; give the directory of an adapter"):
         adapter_settings(tmp_path)
     (tmp_path / "adapter_config.json").write_text('{"r": "x"}')
-    with pytest.raises(FinetuneError, match="does not say what adapter it is of"):
+    with pytest.raises(FinetuneError, match="does not describe an adapter"):
         adapter_settings(tmp_path)

@@ -58,9 +58,9 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "missing shard": (shards, "lacks 1 of 2 weight files, 'model-2.safetensors' first"),
     "cut short": (cut, "the download was cut short; repeat it"),
     "no tokenizer": (no_tokenizer, "has no tokenizer"),
-    "pickles": (only_pickles, r"has no model.safetensors and no .*; pytorch_model\.bin is none of these"),
-    "codes": (quantised, "says that its weights are quantised .*; take the model that they were made of, in floats"),
-    "wrong dtype": (of_8_bits, r"holds lm_head.weight as F8_E4M3, and training takes weights of BF16, F16, F32, F64"),
+    "pickles": (only_pickles, r"has no model.safetensors and no .*; pytorch_model\.bin is not one of these"),
+    "codes": (quantised, "says that its weights are quantized .*; use the original model in floats"),
+    "wrong dtype": (of_8_bits, r"holds lm_head.weight as F8_E4M3, and training needs weights of BF16, F16, F32, F64"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "No such file.*hf download NAME"),
     "config is not valid JSON": (lambda folder: (folder / "config.json").write_text("{"), "is not valid JSON"),
     "config of nothing": (lambda folder: (folder / "config.json").write_text("[]"), "names no model_type"),
@@ -93,7 +93,7 @@ def test_other_weights_beside_those_that_are_loaded_are_left_alone(model: Path, 
 def test_weights_are_stored_as_is_said_or_named(model: Path) -> None:
     check_stored_as(model, "BF16")
     with pytest.raises(
-        FinetuneError, match=r"--base f16 is for weights that are stored so, and lm_head.weight in .* is BF16"
+        FinetuneError, match=r"--base f16 is for weights stored in that type, and lm_head.weight in .* is BF16"
     ):
         check_stored_as(model, "F16")
 

@@ -63,7 +63,7 @@ def test_a_user_who_is_gone_is_named(tmp_path: Path) -> None:
     worker = start_worker([*FINETUNE_WORKER, *told.words()], limit_bytes=700 << 20)
     (failed,) = worker.events()
     assert isinstance(failed, TrainingFailed) and worker.process.returncode == ExitCode.IMPOSSIBLE
-    assert failed.message == "user no-such-user, who submitted the job, is not there any more; submit it anew"
+    assert failed.message == "user no-such-user, who submitted the job, no longer exists; submit the job again"
 
 
 def runs_for(user: str) -> bool:

@@ -48,11 +48,11 @@ def test_it_is_computed_once(folder: Path) -> None:
     _, notes = quantized(folder)
     path = folder / ".port-agent" / "nf4.safetensors"
     before = path.stat().st_mtime_ns
-    assert "is not there: 14 linear layers are put on the nf4 grid, once" in notes[0]
+    assert "does not exist: 14 linear layers are quantized to nf4, once" in notes[0]
     os.utime(folder / "model.safetensors")  # the same bytes, copied again
     _, notes = quantized(folder)
     assert path.stat().st_mtime_ns == before and len(notes) == 1
-    assert "million weights lie on the nf4 grid" in notes[0]
+    assert "million weights are quantized to nf4" in notes[0]
 
 
 def test_it_is_made_anew_where_the_model_changed(folder: Path) -> None:
@@ -62,7 +62,7 @@ def test_it_is_made_anew_where_the_model_changed(folder: Path) -> None:
     weights[f"{name}.weight"] *= 2
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
     model, notes = quantized(folder)
-    assert "was made of another model.safetensors" in notes[0]
+    assert "was made from a different model.safetensors" in notes[0]
     weight = weights[f"{name}.weight"]
     again = QuantizedLinear(Quantization.NF4, *encode_weight(Quantization.NF4, weight), None, weight.dtype).decoded()
     assert torch.equal(model.get_submodule(name).decoded(), again)
@@ -94,6 +94,6 @@ def test_a_model_without_such_layers_is_refused(folder: Path) -> None:
 def test_where_it_cannot_be_written_the_remedy_is_said(folder: Path) -> None:
     (folder / ".port-agent").write_text("")
     with pytest.raises(
-        FinetuneError, match=r"nf4\.safetensors of .* cannot be written \(.*\); make room there, or copy"
+        FinetuneError, match=r"nf4\.safetensors of .* cannot be written \(.*\); free some space there, or copy"
     ):
         quantized(folder)

@@ -125,7 +125,7 @@ def test_a_weight_on_the_grid_stays_where_it_is(quantization: Quantization) -> N
 def test_what_is_no_number_is_refused(number: float, quantization: Quantization) -> None:
     weight = torch.ones(2, 256)
     weight[1, 3] = number
-    with pytest.raises(ValueError, match="infinite or no number"):
+    with pytest.raises(ValueError, match="infinite or not a number"):
         encode_weight(quantization, weight)
 
 

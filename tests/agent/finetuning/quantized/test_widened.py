@@ -112,7 +112,7 @@ def test_a_weight_that_is_only_shown_is_never_computed_with() -> None:
         lambda: shown[0],
         lambda: shown + 1,
     ):
-        with pytest.raises(RuntimeError, match="stays in the 16 bits of its file; call its layer"):
+        with pytest.raises(RuntimeError, match="stays in 16 bits in its file; call its layer"):
             compute()
 
 
@@ -129,7 +129,7 @@ def test_other_layers_are_refused_by_name_where_they_are_large(monkeypatch: pyte
     model = Model()
     monkeypatch.setattr("port_agent.finetuning.quantized.widened._MAX_COPIED_BYTES", 512)
     with pytest.raises(
-        FinetuneError, match=r"others of this mixture take 1\.0 KiB in 32 bits \(experts \[4, 8, 8\] first\)"
+        FinetuneError, match=r"other layers of this mixture take 1\.0 KiB in 32 bits \(experts \[4, 8, 8\] first\)"
     ):
         widen(model, Model())
     monkeypatch.undo()

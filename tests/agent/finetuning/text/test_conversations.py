@@ -78,7 +78,7 @@ def test_the_whole_message_goes_to_the_template(tokenizer: Any, monkeypatch: pyt
 
 
 def test_what_the_template_leaves_away_is_refused_or_counted(tokenizer: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnwrittenError, match="leaves away what an answer says: 'weather'"):
+    with pytest.raises(UnwrittenError, match="leaves out part of an answer: 'weather'"):
         written(tokenizer, calls())
     writer = ConversationWriter(tokenizer, DAY)
     named = Message("user", "to be", more={"name": "Hamlet", "id": 3})
@@ -185,7 +185,7 @@ def test_what_a_template_cannot_write_is_said(tokenizer: Any, monkeypatch: pytes
     for template, said in (
         ("{{ raise_exception('roles must alternate') }}", "roles must alternate"),
         ("{{ messages[0].content + 1 }}", "can only concatenate str"),
-        ("{{ messages | length }}", "asks for an answer otherwise than it writes it"),
+        ("{{ messages | length }}", "prompt for an answer differs"),
     ):
         monkeypatch.setattr(tokenizer, "chat_template", template)
         with pytest.raises(UnwrittenError, match=said):

@@ -50,7 +50,7 @@ def test_broken_lines_are_counted_and_the_first_is_named(tmp_path: Path) -> None
     path.write_text('{"text": "a"}\n{"prompt": "p"}\n{broken\n[]\n{"messages": [{"role": "user", "content": "u"}]}\n')
     found = Records(path)
     assert tuple(found) == (Record(text="a"),) and found.broken == 4
-    assert found.first_broken.startswith("line 2: none of the shapes that are read, with the keys 'prompt'")
+    assert found.first_broken.startswith("line 2: not a known shape of record; its keys are 'prompt'")
 
 
 @pytest.mark.slow
@@ -59,10 +59,10 @@ def test_broken_lines_are_counted_and_the_first_is_named(tmp_path: Path) -> None
     [
         (b"", "nothing to train on"),
         (b"{\n", "nothing to train on; 1 entries are broken, the first: line 1"),
-        (b'{"messages": [{"role": "user"}]}', "a message without role and content"),
-        (b"\xff\xfe", r"no UTF-8 text \(byte 0\)"),
-        (b'{"text": "a"}\n' * 99999 + b"\xc3", r"no UTF-8 text \(byte 1399986\)"),
-        (b'{"text": "a"}\n' * 99999 + b"\xc3(", r"no UTF-8 text \(byte 1399986\)"),
+        (b'{"messages": [{"role": "user"}]}', "a message has no role or no content"),
+        (b"\xff\xfe", r"not valid UTF-8 \(byte 0\)"),
+        (b'{"text": "a"}\n' * 99999 + b"\xc3", r"not valid UTF-8 \(byte 1399986\)"),
+        (b'{"text": "a"}\n' * 99999 + b"\xc3(", r"not valid UTF-8 \(byte 1399986\)"),
     ],
 )
 def test_data_that_cannot_be_used(content: bytes, message: str, tmp_path: Path) -> None:
@@ -94,8 +94,8 @@ def test_several_files_and_directories_are_read_together(tmp_path: Path) -> None
     (tmp_path / "more.jsonl").write_text('{"text": "four"}\n[]\n')
     found = Records(folder, tmp_path / "more.jsonl")
     assert ["".join(parts_of(record)) for record in found] == ["one", "two", "four"]
-    assert len(found.left) == 1 and "c.png is no UTF-8 text (byte 0)" in found.left[0]
-    assert found.first_broken == "more.jsonl line 2: no object"
+    assert len(found.left) == 1 and "c.png is not valid UTF-8 (byte 0)" in found.left[0]
+    assert found.first_broken == "more.jsonl line 2: not a JSON object"
     (tmp_path / "empty").mkdir()
     with pytest.raises(FinetuneError, match="empty has no files"):
         Records(tmp_path / "empty")

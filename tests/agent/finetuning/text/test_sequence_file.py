@@ -79,9 +79,9 @@ def test_a_flipped_bit_a_full_disk_and_a_closed_folder_are_said(tmp_path: Path) 
     (byte,) = os.pread(found.file.descriptor, 1, found.begins[1] + 9)
     os.pwrite(found.file.descriptor, bytes((byte ^ 1,)), found.begins[1] + 9)
     assert found[0] == sequence(0)
-    with pytest.raises(FinetuneError, match="holds other bytes than were written"):
+    with pytest.raises(FinetuneError, match="no longer holds the bytes that were written"):
         found[1]
     with largest_file(20), pytest.raises(FinetuneError, match="File too large after 20 bytes"):
         stored(tmp_path, 2)
-    with pytest.raises(FinetuneError, match="give an --out where there is room"):
+    with pytest.raises(FinetuneError, match="give an --out with enough free space"):
         SequenceFile.beside(Path("/proc/self/out"))

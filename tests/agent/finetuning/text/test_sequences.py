@@ -101,9 +101,9 @@ def test_pairs_and_single_answers_are_told_apart(tokenizer: Any) -> None:
     single = Record(prompt="to", completion=" be", place="line 4")
     with pytest.raises(FinetuneError, match="line 3 has a chosen and a rejected answer; give --dpo"):
         split_sequences([pair], tokenizer, options(), CAUSAL)
-    with pytest.raises(FinetuneError, match="--dpo learns which of two answers is preferred, and line 4 has one"):
+    with pytest.raises(FinetuneError, match="--dpo learns which of two answers is preferred, and line 4 has only one"):
         split_sequences([pair, single], tokenizer, options(dpo=0.1), CAUSAL)
-    with pytest.raises(FinetuneError, match="--dpo is for models that go on with text alone"):
+    with pytest.raises(FinetuneError, match="--dpo is only for models that continue text"):
         split_sequences([pair], tokenizer, options(dpo=0.1), Task(TaskKind.SEQ2SEQ_LM, 1))
 
 
@@ -113,7 +113,7 @@ def test_answers_that_are_cut_are_counted(tokenizer: Any) -> None:
     whole = len(tokenizer("to be" + TEXT)["input_ids"]) + 1
     (note,) = split.notes
     assert note == (
-        f"1 of 2 answers are cut at --seq-len 16: {whole - 16} tokens are not learned; --seq-len {-(-whole // 32) * 32} learns all"
+        f"1 of 2 answers are cut at --seq-len 16: {whole - 16} tokens are not learned; --seq-len {-(-whole // 32) * 32} keeps all"
     )
     enough = options(sequence_tokens=-(-whole // 32) * 32)
     assert split_sequences([long, short], tokenizer, enough, CAUSAL).notes == ()
@@ -157,10 +157,10 @@ def test_a_prompt_that_fills_a_sequence_is_skipped_and_counted(tokenizer: Any) -
     assert (len(split.train), split.skipped) == (1, 1)
     (note,) = split.notes
     enough = int(note.partition("16; --seq-len ")[2].partition(" ")[0])
-    assert note.startswith("1 records are left away, whose prompt alone fills --seq-len 16; ")
+    assert note.startswith("1 records are left out because their prompt alone fills --seq-len 16; ")
     assert split_sequences([long, short], tokenizer, options(sequence_tokens=enough), CAUSAL).notes == ()
     with pytest.raises(
-        FinetuneError, match=f"1 of 1 records have a prompt of 16 tokens or more; --seq-len {enough} learns all"
+        FinetuneError, match=f"1 of 1 records have a prompt of 16 tokens or more; --seq-len {enough} keeps all"
     ):
         split_sequences([long], tokenizer, options(), CAUSAL)
 
@@ -207,7 +207,7 @@ def test_a_conversation_of_several_sequences_is_skipped_where_none_has_room(
     short = split_sequences([Record(messages=TALK)], tokenizer, options(sequence_tokens=32), CAUSAL)
     assert (len(short.train), short.skipped) == (1, 0), "the first answer has room"
     assert short.notes[0].startswith(
-        "1 later answers of conversations are left away: what is before each fills --seq-len"
+        "1 later answers of conversations are left out because the text before each fills --seq-len"
     )
     with pytest.raises(FinetuneError, match="1 of 1 records have a prompt of 4 tokens or more"):
         split_sequences([Record(messages=TALK)], tokenizer, options(sequence_tokens=4), CAUSAL)
@@ -221,7 +221,7 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
 
 def test_a_label_that_is_not_trained_is_named(tokenizer: Any) -> None:
     known, other = Record(text="to be", label="a"), Record(text="or", label="b", place="line 2")
-    with pytest.raises(FinetuneError, match=r"the label 'b' \(line 2\) is none of those that are trained"):
+    with pytest.raises(FinetuneError, match=r"the label 'b' \(line 2\) is not one of the trained labels"):
         split_sequences([known], tokenizer, options(), Task(TaskKind.CLASSIFICATION, labels=("a",)), [other])
 
 
@@ -253,7 +253,7 @@ def test_a_text_for_an_encoder_is_cut_in_parts_of_which_other_tokens_are_masked_
 @pytest.mark.parametrize(
     ("changed", "most", "mask", "said"),
     [
-        ({"sample": "to be"}, 512, 5, "is an encoder and writes no text; leave --sample away"),
+        ({"sample": "to be"}, 512, 5, "is an encoder and writes no text; leave out --sample"),
         ({}, 12, 5, "--seq-len 16 is more than the 12 tokens that this model reads at once"),
         ({}, 512, None, "has no mask token, so no words can be masked; give records a label"),
     ],

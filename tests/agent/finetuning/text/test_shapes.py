@@ -44,24 +44,24 @@ def test_an_instruction_is_a_conversation_and_a_prompt() -> None:
 @pytest.mark.parametrize(
     ("entry", "reason"),
     [
-        ([], "no object"),
-        ({"words": 1}, "none of the shapes that are read, with the keys 'words'"),
+        ([], "not a JSON object"),
+        ({"words": 1}, "not a known shape of record; its keys are 'words'"),
         ({"text": "a", "prompt": "p", "completion": "c"}, "both text and prompt with completion: give one"),
-        ({"text": "a", "label": 0.5}, "the label 0.5: labels are classes"),
-        ({"text": 3}, "a text that is no text"),
-        ({"messages": []}, "messages that are no list of messages"),
-        ({"messages": [USER]}, "without an assistant's that is learned"),
-        ({"messages": [USER, {**ANSWER, "weight": 0}]}, "without an assistant's that is learned"),
-        ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "weight of 0.5"),
-        ({"messages": [{"role": "user", "content": None}, ANSWER]}, "a message without role and content"),
+        ({"text": "a", "label": 0.5}, "the label 0.5 is not valid"),
+        ({"text": 3}, "the text is not text"),
+        ({"messages": []}, "messages is not a list of messages"),
+        ({"messages": [USER]}, "no message of an assistant is learned"),
+        ({"messages": [USER, {**ANSWER, "weight": 0}]}, "no message of an assistant is learned"),
+        ({"messages": [USER, {**ANSWER, "weight": 0.5}]}, "weight 0.5"),
+        ({"messages": [{"role": "user", "content": None}, ANSWER]}, "a message has no role or no content"),
         (
             {"messages": [{"role": "user", "content": [{"type": "image"}]}, ANSWER]},
-            "a part of a message that is no text",
+            "a part of a message is not text",
         ),
-        ({"messages": [USER, {**ANSWER, "tool_calls": "x"}]}, "tool_calls that are no list of objects"),
-        ({"messages": [USER, ANSWER], "tools": "x"}, "tools that are no list"),
+        ({"messages": [USER, {**ANSWER, "tool_calls": "x"}]}, "tool_calls is not a list of objects"),
+        ({"messages": [USER, ANSWER], "tools": "x"}, "tools is not a list"),
         ({"conversations": [{"from": "dog", "value": "u"}]}, "a turn from 'dog'"),
-        ({"instruction": "i", "input": 3, "output": "o"}, "an input that is no text"),
+        ({"instruction": "i", "input": 3, "output": "o"}, "the input is not text"),
     ],
 )
 def test_what_is_wrong_with_an_entry_is_said(entry: object, reason: str) -> None:
@@ -88,14 +88,14 @@ def test_a_pair_of_answers_is_the_preferred_one_with_the_other() -> None:
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"chosen": "b", "rejected": "c"}, "a chosen answer of text without a prompt of text"),
+        ({"chosen": "b", "rejected": "c"}, "a chosen answer as text needs a prompt as text"),
         ({"prompt": "a", "chosen": "b", "rejected": [{"role": "assistant", "content": "c"}]}, "or the other way round"),
         (
             {
                 "chosen": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}],
                 "rejected": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "c"}],
             },
-            "to other messages",
+            "to different messages",
         ),
     ],
 )

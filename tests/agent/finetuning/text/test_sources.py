@@ -62,7 +62,7 @@ def test_a_table_is_told_by_its_columns(tmp_path: Path) -> None:
             delimiter.join(("prompt", "completion", "id")) + "\n" + delimiter.join(("p", "c", "1")) + "\n\nx\n"
         )
         found = read(path)
-        assert found[0] == {"prompt": "p", "completion": "c", "id": "1"} and str(found[1]) == "1 cells under 3 columns"
+        assert found[0] == {"prompt": "p", "completion": "c", "id": "1"} and str(found[1]) == "1 cells for 3 columns"
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     with pytest.raises(
         FinetuneError,
@@ -83,7 +83,7 @@ def test_parquet_is_read_where_pyarrow_is_there(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(FinetuneError, match=r"a\.bin cannot be read"):
         read(path)
     monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(FinetuneError, match="which pyarrow reads: pip install pyarrow"):
+    with pytest.raises(FinetuneError, match="which needs pyarrow: pip install pyarrow"):
         read(path)
 
 
@@ -92,8 +92,8 @@ def test_parquet_is_read_where_pyarrow_is_there(tmp_path: Path, monkeypatch: pyt
     [
         (b"%PDF-1.7", "is a PDF; convert it to UTF-8 text"),
         (b"PK\x03\x04", "is an archive, or a document of an office program"),
-        (b"\xff\xfea\0", r"no UTF-8 text \(byte 0\)"),
-        (b"a\0b", "is no text: it has bytes of 0"),
+        (b"\xff\xfea\0", r"not valid UTF-8 \(byte 0\)"),
+        (b"a\0b", "is not text: it has bytes of 0"),
         (b"\x1f\x8b\x08\0\0\0", "give a file of texts or records"),
     ],
 )
@@ -108,7 +108,9 @@ def test_entries_that_cannot_be_read_are_broken_alone(tmp_path: Path) -> None:
     path.write_text('{"text": "\\ud83d"}\n' + '{"a":' * 100_000 + "\n{}\nnull\n" + json.dumps(B))
     lone, deep, *others = read(path)
     assert (
-        str(lone).startswith("half a character") and str(deep).startswith("nested too deep") and others == [{}, None, B]
+        str(lone).startswith("half a character")
+        and str(deep).startswith("nested too deeply")
+        and others == [{}, None, B]
     )
     (tmp_path / "a.json").write_text('[{"text": "b"}, {"text": "c"')
     good, cut = read(tmp_path / "a.json")
@@ -120,7 +122,7 @@ def test_the_header_of_a_table_is_no_row_where_tables_were_joined(tmp_path: Path
     path.write_text("text,label\na,1\ntext, label\nb,0\n")
     first, again, second = read(path)
     assert (first, second) == ({"text": "a", "label": "1"}, {"text": "b", "label": "0"})
-    assert isinstance(again, ValueError) and "names of the columns once more" in str(again)
+    assert isinstance(again, ValueError) and "column names again" in str(again)
 
 
 def test_hidden_files_of_a_directory_are_none(tmp_path: Path) -> None:

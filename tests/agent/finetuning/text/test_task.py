@@ -54,7 +54,7 @@ def test_code_of_a_models_own_is_not_run_nor_needed_where_transformers_knows_the
 
 def test_a_configuration_of_nonsense_is_named(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama", "hidden_size": "wide"}))
-    with pytest.raises(FinetuneError, match=r"config.json is none of a llama \(.*hidden_size"):
+    with pytest.raises(FinetuneError, match=r"config.json is not a valid configuration of a llama \(.*hidden_size"):
         task_of(tmp_path)
 
 
@@ -62,5 +62,5 @@ def test_a_model_that_is_no_language_model_is_refused(tmp_path: Path) -> None:
     config = BertConfig(vocab_size=9, hidden_size=8, num_hidden_layers=1, num_attention_heads=1, intermediate_size=8)
     BertModel(config).save_pretrained(tmp_path)
     (tmp_path / "config.json").write_text((tmp_path / "config.json").read_text().replace('"bert"', '"vit"'))
-    with pytest.raises(FinetuneError, match="is a vit, which transformers knows no causal language model of"):
+    with pytest.raises(FinetuneError, match="is a vit, for which transformers has no causal language model"):
         task_of(tmp_path)

@@ -47,10 +47,10 @@ def test_what_is_left_away_is_noted(command: FinetuneOptions, tmp_path: Path) ->
     data.write_text('{"text": "to be", "label": 1, "id": 3}\n{"text": "or not"}\n[]\n')
     notes = TokenizerHere(replace(command, data=(str(data),))).tokenized().notes
     assert [note.partition(":")[0] for note in notes[1:]] == [
-        "keys that are not read, of so many records",
+        "unused keys, with the number of their records",
         "1 records have a label, and this model learns the next token",
     ]
-    assert "1 broken entries are left away, the first: line 3: no object" in notes[0]
+    assert "1 broken entries are left out, the first: line 3: not a JSON object" in notes[0]
 
 
 def test_what_is_wrong_is_said_by_name(

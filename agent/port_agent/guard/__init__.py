@@ -1,11 +1,11 @@
-"""Guarded memory: tensors keep their addresses, and the protection of their pages says what is resident.
+"""Guarded memory: tensors keep their addresses, and page protection decides what is resident.
 
-The C part is preloaded with the allocator (`port_agent.malloc`): memory that torch's CPU allocator asks for is dirty, clean or
-away, and whoever touches what is away, operator or not, faults and finds it there. `guard.h` is the interface and its terms.
-`arena.c`: addresses; `frames.c`: pages that move from block to block; `store.c`: the page file; `guard.c`: who stays and who
-leaves; `faults.c`: the handler, and the program's own; `kernel_calls.c`: buffers handed to the kernel. `processes.c`: those that
-share a budget, `program_starts.c`: how they come to it, `service.c`: the thread that measures while nothing else does; `probe.c`: a
-trial.
+The C part is preloaded with the allocator (`port_agent.malloc`). Memory that torch's CPU allocator requests is dirty,
+clean or paged out. Whoever touches a paged-out block, an operator or not, faults and finds its contents there.
+`guard.h` is the interface and defines its terms. `arena.c`: addresses; `frames.c`: pages that move from block to block;
+`store.c`: the page file; `guard.c`: which blocks stay and which are evicted; `faults.c`: the fault handler, and the
+program's own; `kernel_calls.c`: buffers handed to the kernel. `processes.c`: processes that share a budget,
+`program_starts.c`: how they join it, `service.c`: the thread that measures; `probe.c`: a self-test.
 """
 
 from port_agent.guard.memory import (

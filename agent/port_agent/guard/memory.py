@@ -1,4 +1,4 @@
-"""Start, read and steer the guarded memory of a process."""
+"""Start, read and control the guarded memory of a process."""
 
 import contextlib
 import ctypes
@@ -16,9 +16,9 @@ from port_agent.malloc import PreloadMode, preload_environment, preload_mode
 INTERFACE_VERSION = 4
 """GUARD_INTERFACE_VERSION in guard.h."""
 SMALLEST_BLOCK_BYTES = 64 << 10
-"""Tensors from this size on are guarded, unless the budget is tiny."""
+"""Tensors of this size and larger are guarded, unless the budget is tiny."""
 _SMALLEST_SHARE = 64
-"""Under a tiny budget smaller ones are guarded, too: from this part of it on."""
+"""Under a tiny budget smaller tensors are guarded, too: those of at least this fraction of it."""
 _UNLIMITED = 2**64 - 1
 _PENDING_CALL = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
@@ -26,40 +26,40 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 @dataclass(frozen=True, slots=True)
 class GuardCounters:
-    """What happened since the start; bytes are of whole pages. In the order of `struct guard_counters`."""
+    """Counters since the start, in the order of `struct guard_counters`; bytes are of whole pages."""
 
     resident_bytes: int
     peak_resident_bytes: int
     limit_bytes: int
-    """2**64 - 1: none."""
+    """2**64 - 1 means no limit."""
     live_bytes: int
     """Of blocks in use, resident or not."""
     live_blocks: int
     read_faults: int
-    """Accesses that brought a block."""
+    """Accesses that brought a block in."""
     write_faults: int
-    """First writes to a block whose page is up to date."""
+    """First writes to a block whose page was up to date."""
     fault_ns: int
-    """Spent in both, by all threads together."""
+    """Time spent in both kinds of fault, by all threads together."""
     read_bytes: int
     """From the page file."""
     written_bytes: int
     """To the page file."""
     revived_bytes: int
-    """Came back before their pages were given to another block."""
+    """Bytes that came back before their pages were given to another block."""
     moved_bytes: int
     """Pages that went from one block to another."""
     fresh_bytes: int
     """Pages taken from the kernel."""
     over_bytes: int
-    """The most by which what had to be resident passed the limit."""
+    """The most by which what had to be resident exceeded the limit."""
     kernel_calls: int
-    """System calls whose buffers were brought and kept."""
+    """System calls whose buffers were made resident and kept."""
     file_bytes: int
     """Reserved in the page file."""
     peak_live_bytes: int
     rest_bytes: int
-    """Of the process beside blocks: Python, libraries, what the program keeps."""
+    """Memory of the process besides blocks: Python, libraries, and the program's own objects."""
     peak_rest_bytes: int
 
 
@@ -68,19 +68,19 @@ class PauseState(enum.IntEnum):
 
     RUNS = 0
     HELD = 1
-    """Who touches a tensor waits."""
+    """Whoever touches a tensor waits."""
     RELEASED = 2
-    """And nothing of tensors is resident."""
+    """In addition, no tensor memory is resident."""
 
 
 class MappingKind(enum.Enum):
-    """What lies below whole pages of a private mapping of a file. As `enum mapping_kind`."""
+    """What lies below whole pages of a private mapping of a file, as `enum mapping_kind`."""
 
     NONE = 0
     """Another block, or more mappings than can be watched."""
     FILE_PAGES = 1
     OWN_MEMORY = 2
-    """They were written: a block like others."""
+    """They were written: a block like any other."""
 
 
 class _RawCounters(ctypes.Structure):
@@ -91,7 +91,7 @@ class GuardedMemory:
     """The guarded memory that this process was started with; see `active_guard`."""
 
     def __init__(self, process: ctypes.CDLL) -> None:
-        self._process = process  # without the GIL: a call may wait for a page
+        self._process = process  # called without the GIL: a call may wait for a page
         for name in ("bring", "write_back", "evict"):
             function = getattr(process, f"port_guard_{name}")
             function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_bool
@@ -118,7 +118,7 @@ class GuardedMemory:
 
     @classmethod
     def of_this_process(cls) -> Self | None:
-        """Return it if it was started in this process, in a version that this code knows."""
+        """Return it if this process was started with it, in a version that this code supports."""
         if sys.platform != "linux":
             return None
         process = ctypes.CDLL(None)
@@ -134,91 +134,99 @@ class GuardedMemory:
         return GuardCounters(**{name: getattr(raw, name) for name in GuardCounters.__dataclass_fields__})
 
     def set_limit(self, limit_bytes: int) -> None:
-        """Keep at most so many bytes of tensors resident from now on."""
+        """Keep at most this many bytes of tensors resident from now on."""
         self._process.port_guard_set_limit(limit_bytes)
 
     def set_process_limit(self, limit_bytes: int) -> None:
-        """Keep the resident memory of the whole process below so many bytes: tensors leave for what the rest takes."""
+        """Keep the resident memory of the whole process below this many bytes: tensors are evicted to make space for
+        the rest.
+        """
         self._process.port_guard_set_process_limit(limit_bytes)
 
     def bring(self, address: int) -> bool:
-        """Have the block at `address` resident; return False where none lies there."""
+        """Make the block at `address` resident; return False if there is none."""
         return bool(self._process.port_guard_bring(address))
 
     def write_back(self, address: int) -> bool:
-        """Write the block at `address` to its page, so that it can leave for nothing; return whether it was dirty."""
+        """Write the block at `address` to its page, so that it can be evicted at no cost; return whether it was dirty."""
         return bool(self._process.port_guard_write_back(address))
 
     def evict(self, address: int) -> bool:
-        """Have the block at `address` leave; return whether it is away."""
+        """Evict the block at `address`; return whether it is paged out."""
         return bool(self._process.port_guard_evict(address))
 
     def usable_bytes(self, address: int) -> int:
-        """Return how many bytes the block that begins at `address` has, in whole pages; 0 where none begins there."""
+        """Return the bytes of the block that begins at `address`, in whole pages; 0 if none begins there."""
         return int(self._process.port_guard_usable(address))
 
     def watch(self, address: int, nbytes: int) -> MappingKind:
-        """Watch whole pages of a private mapping of a file: from their next write on they are a block like others."""
+        """Watch whole pages of a private mapping of a file: after their next write they are a block like any other."""
         return MappingKind(self._process.port_guard_watch(address, nbytes))
 
     def take_from_file(self, address: int) -> bool:
-        """Have watched pages at `address`, which are or were written, be a block like others; return whether one is there."""
+        """Turn watched pages at `address` that are or were written into a block like any other; return whether there is
+        one.
+        """
         return bool(self._process.port_guard_take_from_file(address))
 
     def is_of_file(self, address: int) -> bool:
-        """Return whether watched pages at `address` are still what their file holds."""
+        """Return whether watched pages at `address` still equal their file."""
         return bool(self._process.port_guard_is_of_file(address))
 
     def drop_pages(self, address: int) -> bool:
-        """Give back watched pages that their file holds; return whether it does."""
+        """Release watched pages that equal their file; return whether they do."""
         return bool(self._process.port_guard_drop_pages(address))
 
     def seal(self, address: int) -> int | None:
-        """Close a block for writing until somebody does, and return how often that happened before.
+        """Write-protect a block until its next write, and return the number of earlier writes; None if that is
+        impossible.
 
-        None where it cannot be closed: no block lies there, or a system call writes it.
+        It is impossible if there is no block, or while a system call writes to it.
         """
         writes = int(self._process.port_guard_seal(address))
         return None if writes < 0 else writes
 
     def unwritten(self, address: int, writes: int) -> bool:
-        """Return whether nobody wrote a block since `seal` returned `writes`."""
+        """Return whether a block was not written since `seal` returned `writes`."""
         return bool(self._process.port_guard_unwritten(address, writes))
 
     def drop(self, address: int, writes: int) -> bool:
-        """Give up what a block holds, unless somebody wrote it since `seal` returned `writes`, or it is away.
+        """Discard a block's contents, unless it was written since `seal` returned `writes`, or is paged out.
 
-        Whoever touches it before `fill` ends the process, by name.
+        An access before `fill` ends the process with an error that names it.
         """
         return bool(self._process.port_guard_drop(address, writes))
 
     def fill(self, address: int, source: int, nbytes: int) -> bool:
-        """Have a block that was dropped hold `nbytes` from `source`; return whether it was.
+        """Fill a block that was dropped with `nbytes` from `source`; return whether it was dropped.
 
-        A block at `source` that has the same size gives up its pages: it must not be touched afterwards.
+        A block at `source` of the same size gives up its pages and must not be touched afterwards.
         """
         return bool(self._process.port_guard_fill(address, source, nbytes))
 
     def held_bytes(self) -> int:
-        """Return what blocks that are resident hold now."""
+        """Return the bytes that resident blocks hold now."""
         return int(self._process.port_guard_held_bytes())
 
     def call_when_near(self, what: Callable[[], None]) -> None:
-        """Have the main thread call `what` between two of its lines, once blocks hold half of the limit. It must not raise."""
+        """Make the main thread call `what` between two of its lines once blocks hold half of the limit.
+
+        `what` must not raise.
+        """
 
         def call(_: int | None) -> int:
             what()
             return 0
 
-        self._when_near = _PENDING_CALL(call)  # kept for as long as it may be called
+        self._when_near = _PENDING_CALL(call)  # kept alive for as long as it may be called
         self._process.port_guard_call_when_near(ctypes.pythonapi.Py_AddPendingCall, self._when_near)
 
     def trim(self) -> None:
-        """Give back to the system what no block holds."""
+        """Return unused memory to the system."""
         self._process.port_guard_trim()
 
     def measure_live_bytes(self) -> int:
-        """Return the bytes of blocks in use, resident or not; from now on `peak_live_bytes` tells the most that they were."""
+        """Return the bytes of blocks in use, resident or not, and restart the peak that `peak_live_bytes` returns."""
         return int(self._process.port_guard_measure_live_bytes())
 
     def peak_live_bytes(self) -> int:
@@ -226,19 +234,19 @@ class GuardedMemory:
         return int(self._process.port_guard_peak_live_bytes())
 
     def read_part(self, block: int, start: int, target: int, nbytes: int) -> bool:
-        """Copy a part of a block into memory, from its page where it is away; return False where no such part is.
+        """Copy a part of a block into memory, from its page if it is paged out; return False if there is no such part.
 
         `start` is a multiple of 1 MiB, and so is the part's end, unless the block ends there.
         """
         return bool(self._process.port_guard_copy(block, start, target, nbytes, False))
 
     def write_part(self, block: int, start: int, source: int, nbytes: int) -> bool:
-        """As `read_part`, from memory into the block."""
+        """Copy from memory into a part of a block; otherwise as `read_part`."""
         return bool(self._process.port_guard_copy(block, start, source, nbytes, True))
 
     @contextlib.contextmanager
     def bearing_away(self) -> Iterator[None]:
-        """Have blocks that this thread allocates hold nothing and take no memory: `write_part` writes what they hold."""
+        """Create the blocks that this thread allocates paged out, without contents or memory: `write_part` fills them."""
         self._process.port_guard_bear_away(True)
         try:
             yield
@@ -246,23 +254,24 @@ class GuardedMemory:
             self._process.port_guard_bear_away(False)
 
     def pause(self) -> None:
-        """Have everything leave. From now on, whoever touches what is away waits."""
+        """Evict everything. From now on, whoever touches a paged-out block waits."""
         self._process.port_guard_pause()
 
     def resume(self) -> None:
-        """Let those that wait go on."""
+        """Let the waiting threads continue."""
         self._process.port_guard_resume()
 
     def watch_line(self, descriptor: int, held: bytes = b"", released: bytes = b"") -> None:
-        """Have the commands of `port_agent.worker.protocol` that come there and that nobody reads obeyed all the same; -1: no more.
+        """Execute the commands of `port_agent.worker.protocol` that arrive on this line even if nobody reads them; -1:
+        stop doing so.
 
-        `held` and `released` are the answers.
+        `held` and `released` are the answers to send.
         """
         self._process.port_guard_watch_line(descriptor, held, released)
 
     @contextlib.contextmanager
     def obeying(self) -> Iterator[None]:
-        """Have what is on the line left to this thread for a block, but for a command to go on."""
+        """Leave the commands on the line to this thread during a block, except the command to continue."""
         self._process.port_guard_line_is_obeyed(True)
         try:
             yield
@@ -270,14 +279,16 @@ class GuardedMemory:
             self._process.port_guard_line_is_obeyed(False)
 
     def hold_and_say(self) -> None:
-        """Have whoever touches a tensor wait, in all processes, and the line `held` sent when this one does. Returns at once.
+        """Make whoever touches a tensor wait, in all processes, and send the line `held` when this process does.
 
-        Who calls this may not get to run again before all go on: one that waits may have the interpreter's lock.
+        Returns at once.
+
+        The caller may not run again before all continue, because a waiting thread may hold the interpreter's lock.
         """
         self._process.port_guard_pause_and_say(PauseState.HELD)
 
     def release_and_say(self) -> None:
-        """Have all tensors leave besides, and the line `released` sent when this process's have."""
+        """In addition, evict all tensors, and send the line `released` when those of this process are evicted."""
         self._process.port_guard_pause_and_say(PauseState.RELEASED)
 
 
@@ -290,8 +301,8 @@ def active_guard() -> GuardedMemory | None:
 def guard_environment(page_dir: Path, *, tensor_bytes: int | None, process_bytes: int | None) -> dict[str, str]:
     """Return the variables to add to a new process's environment so that its tensors are guarded.
 
-    `tensor_bytes`: of tensors that may be resident; None: no limit but what `set_process_limit` says later. `process_bytes`: what
-    the allocator of everything else may hold, as in `preload_environment`. Empty where the library cannot be preloaded.
+    `tensor_bytes`: limit for resident tensors; None: no limit until `set_process_limit` sets one. `process_bytes`:
+    limit of the allocator for everything else, as in `preload_environment`. Empty if the library cannot be preloaded.
     """
     if preload_mode() is not PreloadMode.PRELOAD:
         return {}
@@ -305,6 +316,6 @@ def guard_environment(page_dir: Path, *, tensor_bytes: int | None, process_bytes
 
 
 def smallest_block_bytes(tensor_bytes: int | None) -> int:
-    """Return from which size on tensors are guarded under a limit for them; None: there is none."""
+    """Return the smallest size of guarded tensors under a limit, in bytes; None: there is no limit."""
     share = SMALLEST_BLOCK_BYTES if tensor_bytes is None else tensor_bytes // _SMALLEST_SHARE
     return max(min(SMALLEST_BLOCK_BYTES, share), _PAGE)

@@ -1,4 +1,4 @@
-"""Whether guarded memory works on this machine: tried in a process of its own."""
+"""Whether guarded memory works on this machine, tested in a process of its own."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from port_agent.guard.memory import guard_environment
 from port_agent.malloc import PreloadMode, preload_mode, preload_trouble
 
 PATIENCE_S = 30.0
-"""Two MiB written and read take 0.05 s here; an SD card that is busy takes seconds."""
+"""Writing and reading two MiB takes 0.05 s here; a busy SD card takes seconds."""
 MIN_MAPPINGS = 65530
 """The kernel's default. Blocks whose pages have different protection are a mapping each."""
 _USERFAULTFD = Path("/dev/userfaultfd")
@@ -30,23 +30,23 @@ print(json.dumps({"wrong": wrong, **({} if guard is None else
 
 @dataclass(frozen=True, slots=True)
 class GuardProbe:
-    """What was found."""
+    """The result of the test."""
 
     trouble: str
-    """Why guarded memory does not work here, or nothing."""
+    """Why guarded memory does not work here; empty if it works."""
     moves_pages: bool
-    """Whether pages go from block to block (MREMAP_DONTUNMAP, Linux 5.7) rather than back to the kernel and fresh from it."""
+    """Whether pages move from block to block (MREMAP_DONTUNMAP, Linux 5.7) instead of going back to the kernel."""
     page_bytes: int
     max_mappings: int | None
     """`vm.max_map_count`; None: unknown."""
     seccomp: bool
-    """Whether system calls are filtered; the trial ran under the same filter."""
+    """Whether system calls are filtered; the test ran under the same filter."""
     userfaultfd: bool
     """Whether this user may open /dev/userfaultfd."""
 
 
 def probe_guard(page_dir: Path) -> GuardProbe:
-    """Try it, with a page file in `page_dir`."""
+    """Test guarded memory, with a page file in `page_dir`."""
     trouble, moves_pages = _tried(page_dir)
     return GuardProbe(
         trouble=trouble,
@@ -74,12 +74,12 @@ def _tried(page_dir: Path) -> tuple[str, bool]:
             check=False,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return f"the trial did not end ({error})", False
+        return f"the test did not end ({error})", False
     if ran.returncode < 0:
-        return f"the trial was ended by {signal.Signals(-ran.returncode).name}", False
+        return f"the test was killed by {signal.Signals(-ran.returncode).name}", False
     if ran.returncode:
         said = ran.stderr.strip().splitlines()
-        return said[-1] if said else f"the trial ended with status {ran.returncode}", False
+        return said[-1] if said else f"the test ended with status {ran.returncode}", False
     return _judged(json.loads(ran.stdout), ran.stderr.strip())
 
 
@@ -88,7 +88,7 @@ def _judged(found: dict[str, int | None], said: str) -> tuple[str, bool]:
     if wrong is None or wrong < 0:
         return said or "no memory could be guarded", False
     if wrong or not faults:
-        return f"{wrong} words came back with other values in {faults} faults", False
+        return f"{wrong} words came back with different values in {faults} faults", False
     return "", bool(found["moved_bytes"])
 
 

@@ -1,6 +1,7 @@
-"""The processes inside one budget: memory that their libraries share, made before the program starts and read at its end.
+"""The processes inside one budget: memory that their libraries share, created before the program starts and read at its
+end.
 
-It is a file without a name, which the program's own process holds: gone with the last of them, however they end.
+It is an unnamed file held by the program's own process, so it vanishes with the last of them, however they end.
 """
 
 import contextlib
@@ -26,20 +27,20 @@ _UNLIMITED = 2**64 - 1
 _STARTED, _GUARDED, _ENDED = 1, 2, 3
 _FILE = "port-agent-processes"
 _LOW_DESCRIPTORS = 64
-"""Programs count on small numbers."""
+"""Programs rely on small descriptor numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProcessUse:
-    """What one process took, of those inside a budget."""
+    """What one process inside a budget took."""
 
     pid: int
     name: str
     """Its command, or the beginning of it."""
     guarded: bool
-    """Whether the budget held for it; otherwise it was measured from outside."""
+    """Whether the budget was enforced for it; otherwise it was measured from outside."""
     peak_bytes: int
-    """Of its own part: pages that processes share are divided among them."""
+    """Its own share: pages that processes share are divided among them."""
     read_faults: int
     write_faults: int
     read_bytes: int
@@ -80,7 +81,7 @@ class _Table(ctypes.Structure):
 
 
 class ProcessTable:
-    """The processes of one budget, as they say themselves what they take. Raises OSError where the file is not there."""
+    """The processes of one budget, as they themselves report. Raises OSError if the file does not exist."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -92,12 +93,14 @@ class ProcessTable:
     def create(
         cls, page_dir: Path, name: str, *, ram_bytes: int | None, tensor_bytes: int | None, followed: bool = False
     ) -> Self:
-        """Make it for a program that this process becomes, whose children have their pages in `page_dir`.
+        """Create the table for a program that this process becomes, whose children page to `page_dir`.
 
-        `name`: what the program is called, its command mostly. `followed`: its own tensors are not guarded.
+        `name`: the program's name, usually its command. `followed`: its own tensors are not guarded.
         """
         low = os.memfd_create(_FILE, os.MFD_CLOEXEC)
-        descriptor = fcntl.fcntl(low, fcntl.F_DUPFD, _LOW_DESCRIPTORS)  # stays open in what this process becomes
+        descriptor = fcntl.fcntl(
+            low, fcntl.F_DUPFD, _LOW_DESCRIPTORS
+        )  # stays open in the program that this process becomes
         os.close(low)
         os.truncate(descriptor, ctypes.sizeof(_Table))
         made = cls(Path(f"/proc/{os.getpid()}/fd/{descriptor}"))
@@ -118,9 +121,12 @@ class ProcessTable:
 
     @classmethod
     def of_program(cls, pid: int) -> Self:
-        """Return that of a program that runs. Raises FileNotFoundError where the process has none, OSError where it may not be seen."""
+        """Return the table of a running program.
+
+        Raises FileNotFoundError if the process has none, OSError if it may not be read.
+        """
         for path in Path(f"/proc/{pid}/fd").iterdir():
-            with contextlib.suppress(FileNotFoundError):  # closed since
+            with contextlib.suppress(FileNotFoundError):  # closed in the meantime
                 if path.readlink().name.startswith(f"memfd:{_FILE}"):
                     return cls(path)
         raise FileNotFoundError(f"process {pid} shares no budget")
@@ -131,17 +137,19 @@ class ProcessTable:
         return self._path
 
     def environment(self) -> dict[str, str]:
-        """Return the variables to add to those of a process that is inside this budget, with its library preloaded."""
+        """Return the variables to add for a process inside this budget, with its library preloaded."""
         return {VARIABLE: str(self._path)}
 
     def account_by(self, words: Sequence[str]) -> None:
-        """Have a command run at the program's end where another program has taken its place, which knows nothing of this."""
+        """Set the command to run at the program's end if another program, which does not know of this table, replaced
+        it.
+        """
         line = b"".join(os.fsencode(word) + b"\0" for word in words)
         if len(line) < 2 * _PATH_BYTES:
             ctypes.memmove(ctypes.addressof(self._table) + _Table.accounting.offset, line, len(line))
 
     def accounted(self) -> None:
-        """Note that what the program took is said."""
+        """Record that the program's figures were reported."""
         self._table.accounted = 1
 
     @property
@@ -151,27 +159,27 @@ class ProcessTable:
 
     @property
     def peak_bytes(self) -> int:
-        """Return the most that all processes held together."""
+        """Return the peak of all processes together, in bytes."""
         return int(self._table.peak_bytes)
 
     @property
     def peak_tensor_bytes(self) -> int:
-        """Return the most that the tensors of all processes took together."""
+        """Return the peak of the tensors of all processes together, in bytes."""
         return int(self._table.peak_tensor_bytes)
 
     @property
     def rest_bytes(self) -> int:
-        """Return the most that was not tensors, of all processes together."""
+        """Return the peak of memory other than tensors, of all processes together, in bytes."""
         return int(self._table.rest_bytes)
 
     @property
     def needed_bytes(self) -> int:
-        """Return how large the budget should have been; 0 where it sufficed."""
+        """Return the budget that would have sufficed, in bytes; 0 if this one did."""
         return int(self._table.needed_bytes)
 
     @property
     def forgotten(self) -> int:
-        """Return how many processes there were of which no figures are left."""
+        """Return the number of processes whose figures were lost."""
         return int(self._table.forgotten)
 
     def program(self) -> ProcessUse | None:
@@ -179,43 +187,43 @@ class ProcessTable:
         return next((use for use in self._uses() if use.pid == self._table.first_pid), None)
 
     def children(self) -> tuple[ProcessUse, ...]:
-        """Return those of all others, in the order of their slots."""
+        """Return the figures of all other processes, in the order of their slots."""
         return tuple(use for use in self._uses() if use.pid != self._table.first_pid)
 
     def _uses(self) -> list[ProcessUse]:
         return [_use_of(slot) for slot in self._table.slots if _STARTED <= slot.state <= _ENDED]
 
     def pause(self) -> None:
-        """Have all processes stop: from now on whoever touches a tensor waits, and what is resident of tensors leaves."""
+        """Pause all processes: from now on whoever touches a tensor waits, and resident tensors are evicted."""
         self._table.paused = PauseState.RELEASED
 
     def resume(self) -> None:
-        """Let all go on."""
+        """Let all processes continue."""
         self._table.paused = 0
 
     @property
     def held(self) -> bool:
-        """Return whether all that have tensors have stopped."""
+        """Return whether all processes that have tensors have paused."""
         return all(slot.pause >= PauseState.HELD for slot in self._pausable())
 
     @property
     def released(self) -> bool:
-        """Return whether nothing of tensors is resident."""
+        """Return whether no tensor is resident."""
         return all(slot.pause == PauseState.RELEASED for slot in self._pausable())
 
     @property
     def now_bytes(self) -> int:
-        """Return what all processes hold now."""
+        """Return the bytes that all processes hold now."""
         return sum(int(slot.now_bytes) for slot in self._table.slots if _STARTED <= slot.state < _ENDED)
 
     @property
     def tensor_bytes(self) -> int:
-        """Return what of tensors is resident now, in all processes."""
+        """Return the bytes of tensors resident now, in all processes."""
         return sum(int(slot.tensor_bytes) for slot in self._table.slots if _STARTED <= slot.state < _ENDED)
 
     @property
     def written_bytes(self) -> int:
-        """Return what all processes wrote to their page files."""
+        """Return the bytes that all processes wrote to their page files."""
         return sum(int(slot.written_bytes) for slot in self._table.slots)
 
     def _pausable(self) -> list[Any]:

@@ -1,1 +1,1 @@
-"""What is wrong with this device, since when, and what helps."""
+"""What is wrong with this device, since when, and how to fix it."""

@@ -1,4 +1,4 @@
-"""What is wrong, as declared conditions: code, severity, since when, and what to do about it.
+"""Declared health conditions: code, severity, since when, and the remedy.
 
 A condition is shown only after it has lasted `visible_after_s`, so that a sensor that misses one reading raises no
 alarm; it disappears as soon as it is cleared.
@@ -28,7 +28,7 @@ class Condition:
     remedy: str
     visible_after_s: float = 0.0
     hidden_by: tuple[str, ...] = ()
-    """Codes of conditions that explain this one; while one of them shows, this one stays quiet."""
+    """Codes of conditions that explain this one; while one of them is shown, this one is hidden."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ CONDITIONS = {
         Condition(
             "config",
             Severity.ERROR,
-            "the configuration was refused",
+            "the configuration was rejected",
             "{reason}; the previous settings stay in force",
             "correct the named line and run `port-agent reload`",
         ),
@@ -89,42 +89,43 @@ CONDITIONS = {
             Severity.ERROR,
             "the state directory cannot be written",
             "{reason}",
-            "free space or make {path} writable; nothing is trained until then",
+            "free space or make {path} writable; no job trains until then",
         ),
         Condition(
             "database",
             Severity.WARNING,
             "the job database was damaged",
-            "it was moved to {aside} and rebuilt from what could be read of it and the jobs' manifests; history may be lost, "
-            "and everything is paused in case a pause of yours was",
-            "`port-agent resume` goes on; check the storage (SD cards wear out); delete the moved file when it is no longer of interest",
+            "it was moved to {aside} and rebuilt from its readable parts and the jobs' manifests; history may be lost, "
+            "and everything is paused in case you had paused it",
+            "`port-agent resume` continues; check the storage (SD cards wear out); delete the moved file when you no "
+            "longer need it",
         ),
         Condition(
             "job-set-aside",
             Severity.ERROR,
             "a stored job cannot be restored",
             "job {job}: {reason}; its files are untouched in {directory}",
-            "an agent of the version that stored it may restore it; `port-agent cancel {id}` removes it with its files",
+            "the agent version that stored it may be able to restore it; `port-agent cancel {id}` removes it with its files",
         ),
         Condition(
             "state-damaged",
             Severity.WARNING,
             "the state of a job was damaged",
-            "job {job}: {reason}; it goes on from step {step}, {lost}",
+            "job {job}: {reason}; it continues from step {step}, {lost}",
             "copy your data off the medium and replace it (SD cards wear out); the job's numbers stay exact",
         ),
         Condition(
             "clock-jumped",
             Severity.INFO,
             "the clock jumped",
-            "by {jump}; time windows and deadlines were worked out again",
+            "by {jump}; time windows and deadlines were computed again",
             "none needed if it was set by NTP or by hand; a clock that keeps jumping needs a battery",
         ),
         Condition(
             "clock-unset",
             Severity.WARNING,
             "the clock is not set",
-            "it shows {shown}; time windows and deadlines mean nothing until it is right",
+            "it shows {shown}; time windows and deadlines are meaningless until it is right",
             "connect the network for NTP, or set it: timedatectl set-time",
             visible_after_s=30.0,
         ),
@@ -132,7 +133,7 @@ CONDITIONS = {
             "no-memory-limit",
             Severity.WARNING,
             "memory limits cannot be enforced by the kernel",
-            "{reason}; a second belt (RLIMIT_DATA) and a lower priority are used instead",
+            "{reason}; RLIMIT_DATA and a lower priority are used instead",
             "run under systemd with Delegate=yes on cgroup v2; on a Pi add cgroup_enable=memory to /boot/firmware/"
             "cmdline.txt, on old systems systemd.unified_cgroup_hierarchy=1",
         ),
@@ -140,14 +141,14 @@ CONDITIONS = {
             "no-allocator",
             Severity.WARNING,
             "the worker runs without its allocator",
-            "{reason}; glibc's own is used instead: the same peak memory, slower steps",
+            "{reason}; glibc's is used instead, with the same peak memory and slower steps",
             "install PORT agent again on this machine, with a C compiler (Debian: apt-get install gcc libc6-dev)",
         ),
         Condition(
             "restart-needed",
             Severity.INFO,
             "a setting waits for a restart",
-            "{settings} changed in the configuration; the agent still runs with what it was started with",
+            "{settings} changed in the configuration; the agent still uses the earlier values",
             "systemctl restart port-agent (or stop and run it again); no committed step is lost",
         ),
         Condition(
@@ -155,7 +156,7 @@ CONDITIONS = {
             Severity.ERROR,
             "a job was given up",
             "job {job}: {reason}",
-            "see `port-agent logs {id}`; after a correction `port-agent resume {id}` tries again",
+            "see `port-agent logs {id}`; after fixing the cause, `port-agent resume {id}` tries again",
         ),
         Condition(
             "job-failing",
@@ -185,7 +186,7 @@ CONDITIONS = {
             Severity.WARNING,
             "a worker ran out of memory",
             "job {job} was stopped at {limit}; {action}",
-            "plan again with more head room if this repeats",
+            "plan again with more headroom if this repeats",
         ),
         Condition(
             "deadline-missed",
@@ -199,14 +200,14 @@ CONDITIONS = {
         Condition(
             "worker-stuck",
             Severity.WARNING,
-            "a worker stands still",
-            "job {job} has not reported or computed anything for {silent}; it is killed and started again if that lasts",
-            "none needed: no committed step is lost; look for a dying disk or a debugger if it repeats",
+            "a worker is stuck",
+            "job {job} has not reported or computed anything for {silent}; if this continues it is killed and restarted",
+            "none needed: no committed step is lost; if it repeats, check for a failing disk or an attached debugger",
         ),
         Condition(
             "worker-unresponsive",
             Severity.WARNING,
-            "a worker did not obey in time",
+            "a worker did not respond in time",
             "job {job} did not answer {command} within {limit}; it was {action}",
             "none needed: no committed step is lost; report it if it repeats",
         ),
@@ -214,35 +215,39 @@ CONDITIONS = {
             "long-operator",
             Severity.INFO,
             "an attached program stopped late",
-            "job {job}: {operator} went on for {waited} after the program was told to stop",
-            "an operator cannot be interrupted; smaller batches have shorter ones",
+            "job {job}: {operator} ran on for {waited} after the program was told to pause",
+            "an operator cannot be interrupted; smaller batches have shorter operators",
         ),
         Condition(
             "packing-overflow",
             Severity.INFO,
             "tensors are denser than planned",
-            "job {job}: in step {step} {count} tensors needed more room packed than the plan keeps for them and went to flash",
-            "nothing is lost, but flash is written: after three such steps the job goes on with a plan that keeps more room; plan it again if this lasts",
+            "job {job}: in step {step} {count} tensors needed more memory when packed than the plan reserves and "
+            "were written to flash",
+            "nothing is lost, but flash is written; after three such steps the job continues with a plan that "
+            "reserves more; plan it again if this continues",
         ),
         Condition(
             "device-over-plan",
             Severity.WARNING,
             "a job takes more of a device's memory than its plan",
             "job {job}: by step {step} its tensors had taken {excess} more of the device's memory than the plan leaves them",
-            "nothing stopped it, so leave the machine room, and plan the job again; say what torch and which device this was",
+            "nothing stopped it, so keep memory free on this machine and plan the job again; report the torch "
+            "version and the device",
         ),
         Condition(
             "slow-release",
             Severity.INFO,
-            "an attached program gives its memory back slowly",
-            "job {job}: its memory was not back {limit} after it was told to stop",
-            "its tensors are written to its page file: a faster --page-dir or a smaller --ram; or its user has stopped it",
+            "an attached program releases its memory slowly",
+            "job {job}: its memory was not released {limit} after it was told to",
+            "its tensors are written to its page file: use a faster --page-dir or a smaller --ram; its user may also "
+            "have stopped it",
         ),
         Condition(
             "flash-budget",
             Severity.INFO,
             "today's flash write budget is used up",
-            "{written} were written today, allowed are {budget}",
+            "{written} were written today, {budget} are allowed",
             "raise storage.flash_writes_per_day, or plan with less paging",
         ),
         Condition(
@@ -258,7 +263,7 @@ CONDITIONS = {
             Severity.WARNING,
             "data of earlier rounds is trained on again",
             "job {job}: {reason}",
-            "cancel the job if it must not be; the storage wears out or lost its power (SD cards do)",
+            "cancel the job if that is not acceptable; the storage is wearing out or lost power (as SD cards do)",
         ),
         Condition(
             "no-meter",
@@ -295,29 +300,29 @@ CONDITIONS = {
             Severity.WARNING,
             "other agents cannot be discovered",
             "{reason}",
-            "see `port-agent doctor`; discover = false under [peers] in config.toml turns it off. Training goes on",
+            "see `port-agent doctor`; discover = false under [peers] in config.toml turns it off. Training continues",
         ),
         Condition(
             "no-fleet",
             Severity.WARNING,
             "paired devices cannot be reached",
             "{reason}",
-            "see `port-agent peers`; training goes on",
+            "see `port-agent peers`; training continues",
         ),
         Condition(
             "loop-stalled",
             Severity.WARNING,
-            "the supervisor was held up",
-            "its loop stood still for {stall}",
-            "the machine may have slept; otherwise look for a dying disk",
+            "the supervisor was blocked",
+            "its event loop was blocked for {stall}",
+            "the machine may have been suspended; otherwise check for a failing disk",
         ),
     )
 }
-"""Every kind of trouble this program knows; a report of another code is a programming error."""
+"""All conditions that this program knows; reporting another code is a programming error."""
 
 
 def remedy_of(code: str, **values: object) -> str:
-    """Return what helps against a condition; `values` are those that its remedy names."""
+    """Return the remedy of a condition; `values` are those that the remedy names."""
     return CONDITIONS[code].remedy.format(**values)
 
 
@@ -346,7 +351,7 @@ class HealthBoard:
         lasts_s: float | None = None,
         **values: object,
     ) -> None:
-        """Say that a condition holds; `since` stays that of the first report. `lasts_s` clears it by itself."""
+        """Report that a condition holds; `since` stays that of the first report. `lasts_s` clears it automatically."""
         expires = None if lasts_s is None else now_s + lasts_s
         known = self._open.get((code, key))
         if known is None:
@@ -355,7 +360,7 @@ class HealthBoard:
             known.values, known.expires_s = values, expires
 
     def clear(self, code: str, key: str = "") -> None:
-        """Say that a condition no longer holds."""
+        """Report that a condition no longer holds."""
         self._open.pop((code, key), None)
 
     def keep_only(self, code: str, keys: set[str]) -> None:
@@ -369,7 +374,7 @@ class HealthBoard:
         return (code, key) in self._open
 
     def items(self, now_s: float) -> list[HealthItem]:
-        """Return what shows now, the worst first."""
+        """Return the items to show now, the worst first."""
         for name, entry in list(self._open.items()):
             if entry.expires_s is not None and entry.expires_s <= now_s:
                 del self._open[name]

@@ -1,6 +1,6 @@
 """Examine the device: sensors, permissions, flash speed, control groups, clock.
 
-Each finding with its cure.
+Each finding comes with its remedy.
 """
 
 import asyncio
@@ -40,15 +40,15 @@ from port_planner.ir.arithmetic import FLOAT32_INSTEAD
 from port_planner.ir.device_kinds import BACKEND_GROUP
 
 FLASH_TEST_BYTES = 16 << 20
-"""Enough to leave an SD card's buffer, little enough for its life: one 4 GB card survives this a million times."""
+"""Enough to exceed an SD card's buffer, yet negligible wear: a 4 GB card survives this a million times."""
 SLOW_WRITE_BYTES_PER_S = 5 << 20
 """Below this a checkpoint of 50 MB takes ten seconds."""
 
 
 PROBE_BYTES, PROBE_SHARE = 64 << 20, 0.5
-"""What `port_agent.backend.examine` takes of a device's memory, and from which share of it on a count has noticed."""
+"""Device memory that `port_agent.backend.examine` takes, and the share of it that must appear in a count."""
 _EXAMINE_PATIENCE_S = 300.0
-"""torch alone takes ten seconds on a Pi; the first use of a GPU some more; it is begun three times for each device."""
+"""torch alone takes ten seconds on a Pi, and the first use of a GPU longer; it starts three times for each device."""
 _TORCH_REPORT = "port_agent.health.torch_report"
 
 
@@ -62,7 +62,7 @@ class Verdict(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One finding; `cure` is empty when there is nothing to do."""
+    """One finding; `cure` is empty if there is nothing to do."""
 
     name: str
     verdict: Verdict
@@ -99,9 +99,9 @@ def _sensors(state_dir: Path, config: Config) -> Iterator[Check]:
     sysfs, proc, dev = config.options.sensor_roots
     platform = this_platform(sysfs, proc, dev, ups_amperes(config.energy, sysfs.parent))
     asked = sensor_options(state_dir, config.policy)
-    asyncio.run(platform.refresh())  # this runs in a thread of the agent, or in a process without a loop
+    asyncio.run(platform.refresh())  # this runs in a thread of the agent, or in a process without an event loop
     platform.read(asked, OwnUse(), time.monotonic())
-    time.sleep(0.6)  # the share of the CPU is a difference of two readings
+    time.sleep(0.6)  # the share of the CPU is the difference of two readings
     facts = platform.read(asked, OwnUse(), time.monotonic())
     battery = "" if facts.battery_percent is None else f", battery {facts.battery_percent:.0f} %"
     if facts.power is Power.UNKNOWN:
@@ -120,8 +120,8 @@ def _sensors(state_dir: Path, config: Config) -> Iterator[Check]:
     else:
         yield Check("temperature", Verdict.GOOD, f"{facts.temperature_c:.1f} °C")
     if facts.throttle.now is Answer.UNKNOWN:
-        cure = "none needed where the temperature is known; on a Pi give the agent's user the group video, for vcgencmd"
-        yield Check("throttling", Verdict.NOTE, "nothing tells whether the clock is limited", cure)
+        cure = "not needed if the temperature is known; on a Pi add the agent's user to the group video, for vcgencmd"
+        yield Check("throttling", Verdict.NOTE, "no sensor reports whether the clock is throttled", cure)
     else:
         yield Check("throttling", Verdict.GOOD, f"{facts.throttle.now.value} {facts.throttle.detail}".strip())
     for fault in facts.faults:
@@ -130,27 +130,27 @@ def _sensors(state_dir: Path, config: Config) -> Iterator[Check]:
 
 
 def check_idle_signals(idle_signals: tuple[IdleSignal, ...]) -> Iterator[Check]:
-    """Say what each signal thinks of the device being left alone; one that answers is enough."""
+    """Check each signal of whether the device is idle; one that answers is enough."""
     known = any(signal.idle is not Answer.UNKNOWN for signal in idle_signals)
     for signal in idle_signals:
         finding = f"{signal.idle.value} ({signal.detail})"
         if signal.idle is not Answer.UNKNOWN:
             yield Check(f"idle: {signal.name}", Verdict.GOOD, finding)
         elif known:
-            yield Check(f"idle: {signal.name}", Verdict.NOTE, finding, "none needed: another of them answers")
+            yield Check(f"idle: {signal.name}", Verdict.NOTE, finding, "not needed: another signal answers")
     if not known:
         detail = "; ".join(f"{signal.name}: {signal.detail}" for signal in idle_signals) or "no sensor for it"
-        cure = "set idle_for = 0 under [when] in config.toml to train without asking; a kernel with psi=1 can tell"
-        yield Check("idle", Verdict.BAD, f"nothing tells whether the device is in use ({detail})", cure)
+        cure = "set idle_for = 0 under [when] in config.toml to train without this check; a kernel with psi=1 has such a signal"
+        yield Check("idle", Verdict.BAD, f"no signal shows whether the device is in use ({detail})", cure)
 
 
 def check_sleep(platform: Platform, policy: Policy) -> Check:
-    """Try whether sleep can be held off."""
+    """Test whether the agent can inhibit sleep."""
     if not policy.keep_awake:
-        return Check("sleep", Verdict.GOOD, "not held off (when.keep_awake = false)")
+        return Check("sleep", Verdict.GOOD, "not inhibited (when.keep_awake = false)")
     command = platform.awake_command("sleep")
     if command is None:
-        return Check("sleep", Verdict.NOTE, f"cannot be held off: {NO_INHIBITOR}")
+        return Check("sleep", Verdict.NOTE, f"cannot be inhibited: {NO_INHIBITOR}")
     try:
         asyncio.run(run_command(*command, "true"))
     except OSError as error:
@@ -158,12 +158,12 @@ def check_sleep(platform: Platform, policy: Policy) -> Check:
             "install polkitd, which reads /usr/share/polkit-1/rules.d/port-agent.rules; for a machine that never sleeps by itself set "
             "keep_awake = false under [when] in config.toml"
         )
-        return Check("sleep", Verdict.NOTE, f"cannot be held off ({error})", cure)
-    return Check("sleep", Verdict.GOOD, "can be held off while a job may run on external power")
+        return Check("sleep", Verdict.NOTE, f"cannot be inhibited ({error})", cure)
+    return Check("sleep", Verdict.GOOD, "can be inhibited while a job may run on external power")
 
 
 def check_cores(sysfs_root: Path) -> Iterator[Check]:
-    """Name the kinds of cores; nothing where the kernel does not list them."""
+    """Report the kinds of cores; nothing if the kernel does not list them."""
     clusters = read_clusters(Tree(sys=sysfs_root))
     if not clusters:
         return
@@ -173,7 +173,7 @@ def check_cores(sysfs_root: Path) -> Iterator[Check]:
 
 
 def check_power_mode(root: Path = Path("/")) -> Iterator[Check]:
-    """Name the power mode that a Jetson is in; nothing on other machines."""
+    """Report the power mode of a Jetson; nothing on other machines."""
     from port_agent.energy.sources.jetson_power_mode import power_mode
 
     mode = power_mode(root)
@@ -181,12 +181,12 @@ def check_power_mode(root: Path = Path("/")) -> Iterator[Check]:
         yield Check(
             "power mode",
             Verdict.GOOD,
-            f"{mode}; speed and watts of bundles and board files are those of the mode they were made in",
+            f"{mode}; speed and watts in bundles and board files are those of the mode in which they were made",
         )
 
 
 def check_energy(config: Config, root: Path = Path("/")) -> Iterator[Check]:
-    """Test every power source; those that this machine does not have are left out."""
+    """Test every power source; those that this machine lacks are left out."""
     from port_agent.energy.sources.power_models import model_of
     from port_agent.energy.sources.registry import EnergyConfig, diagnose
 
@@ -204,12 +204,12 @@ def check_energy(config: Config, root: Path = Path("/")) -> Iterator[Check]:
 
 
 def _nearest(path: Path) -> Path:
-    """Return the path, or the folder nearest to it that is there: it lies on the same file system."""
+    """Return the path, or its nearest existing parent, which is on the same file system."""
     return next(folder for folder in (path, *path.absolute().parents) if not _missing(folder))
 
 
 def _missing(path: Path) -> bool:
-    """Return whether nothing is there; what may not be looked at is not missing."""
+    """Return whether nothing is there; a path that may not be examined is not missing."""
     try:
         path.stat()
     except OSError as error:
@@ -219,7 +219,7 @@ def _missing(path: Path) -> bool:
 
 def _no_state_directory(state_dir: Path) -> Check:
     cure = (
-        "the agent makes it at its first start (deploy/install.sh, then `systemctl start port-agent`; or `port-agent run "
+        "the agent creates it at its first start (deploy/install.sh, then `systemctl start port-agent`; or `port-agent run "
         "--foreground --state-dir DIR`); `port-agent doctor --state-dir DIR` examines another"
     )
     return Check("state directory", Verdict.NOTE, f"{state_dir} does not exist yet; flash is not measured", cure)
@@ -253,7 +253,7 @@ def _flash(state_dir: Path) -> Check:
 
 @contextlib.contextmanager
 def _as_owner(directory: Path) -> Iterator[None]:
-    """Let root make files in a directory as its owner does, in this thread alone: setfsuid(2).
+    """Let root create files in a directory as its owner would, in this thread alone: setfsuid(2).
 
     Raises OSError.
     """
@@ -272,11 +272,11 @@ def _as_owner(directory: Path) -> Iterator[None]:
 
 
 def _flash_seconds(directory: Path) -> tuple[float, float]:
-    """Return the seconds of writing (with fsync) and of reading `FLASH_TEST_BYTES`, around the page cache.
+    """Return the seconds of writing (with fsync) and of reading `FLASH_TEST_BYTES`, bypassing the page cache.
 
-    In a file without a name, so that nobody can put another in its place. Raises OSError.
+    The file is unnamed, so that nobody can replace it. Raises OSError.
     """
-    block = mmap.mmap(-1, 1 << 20)  # page-aligned, as O_DIRECT wants it
+    block = mmap.mmap(-1, 1 << 20)  # page-aligned, as O_DIRECT requires
     block.write(os.urandom(1 << 20))
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         descriptor = file.fileno()
@@ -326,7 +326,7 @@ def _clock() -> Check:
         return Check("clock", Verdict.NOTE, f"{time.ctime()}; timedatectl: {error}")
     if done.stdout.strip() == "yes":
         return Check("clock", Verdict.GOOD, f"{time.ctime()}, synchronised")
-    cure = "timedatectl set-ntp true; without it windows and deadlines are only as right as the clock"
+    cure = "timedatectl set-ntp true; without it windows and deadlines are only as accurate as the clock"
     return Check("clock", Verdict.NOTE, f"{time.ctime()}, not synchronised", cure)
 
 
@@ -340,7 +340,7 @@ def _serial_ports() -> Check:
 
 
 def _devices(options: AgentOptions) -> Iterator[Check]:
-    """Say of each GPU what it is to a plan; nothing, and no process is started, where there is no sign of one."""
+    """Report what each GPU offers to a plan; nothing, and no process is started, if there is no sign of one."""
     platform = this_platform(options.sysfs_root, options.proc_root, options.dev_root)
     facts = platform.read(SensorOptions(Path("/")), OwnUse(), time.monotonic())
     signs = {*(facts.devices or ()), *entry_points(group=BACKEND_GROUP).names}
@@ -354,45 +354,43 @@ def _devices(options: AgentOptions) -> Iterator[Check]:
         )
         return
     for sign in sorted(signs - {report["kind"] for report in reports}):
-        cure = 'install the torch wheel for it (deploy/README.md, "A GPU"), and give the agent\'s user access to its device nodes'
-        yield Check(f"GPU: {sign}", Verdict.BAD, f"there is one, and torch {version} cannot use it", cure)
+        cure = 'install the torch wheel for this GPU (deploy/README.md, "A GPU"), and give the agent\'s user access to its device nodes'
+        yield Check(f"GPU: {sign}", Verdict.BAD, f"there is a GPU, but torch {version} cannot use it", cure)
     yield from (check_device(report) for report in reports)
 
 
 def _of_a_process_with_torch(module: str) -> Any:
-    """Return what a module of ours prints, which may import torch. Raises ValueError or HelperError."""
+    """Return the output of one of our modules, which may import torch. Raises ValueError or HelperError."""
     return json.loads(run_helper(HelperCommand(module, directory=None), within_s=_EXAMINE_PATIENCE_S))
 
 
 def check_device(report: Mapping[str, Any]) -> Check:
-    """Say what `port_agent.backend.examine` found of a device: whose its memory is, who bounds it, and whose bits repeat."""
+    """Report what `port_agent.backend.examine` found about a device: its kind of memory, what limits it, and which bits
+    repeat.
+    """
     memory = (
-        "shares the host's memory (--ram is for both)" if report["unified"] else "has memory of its own (--gpu-ram)"
+        "shares the host's memory (--ram covers both)" if report["unified"] else "has memory of its own (--gpu-ram)"
     )
     blind = [name for name, nbytes in report["seen_by"].items() if nbytes < PROBE_SHARE * PROBE_BYTES]
-    counted = (
-        "the kernel counts what is taken there"
-        if not blind
-        else f"{' and '.join(blind)} do not count what is taken there"
-    )
+    counted = "the kernel counts its memory" if not blind else f"{' and '.join(blind)} do not count its memory"
     enforced = ", ".join(f"{bound} {outcome}" for bound, outcome in report["enforced"].items())
     exact = (
-        f"{report['reordered']} operators do not repeat to the bit, `plan` names them"
+        f"{report['reordered']} operators do not repeat to the bit; `plan` names them"
         if report["reordered"]
         else ("operators repeat to the bit")
     )
     finding = (
-        f"{report['name']}, {memory}; context and libraries take {format_bytes(report['outside_bytes'])}; {counted}, plans bound it; "
-        f"tried: {enforced}; {exact}"
+        f"{report['name']}, {memory}; context and libraries take {format_bytes(report['outside_bytes'])}; {counted}, "
+        f"plans limit it; tested: {enforced}; {exact}"
     )
     if not report["bounded"]:
-        cure = "keep well below what the machine has with --ram and --gpu-ram: a step that takes more than its plan says is not stopped there"
+        cure = "keep --ram and --gpu-ram well below the machine's memory: nothing stops a step there that takes more than planned"
         return Check(f"GPU: {report['kind']}", Verdict.BAD, finding, cure)
     return Check(f"GPU: {report['kind']}", Verdict.GOOD, finding)
 
 
 def check_discovery(options: AgentOptions) -> Check:
-    """Try whether a multicast DNS packet comes back to this machine, on each network interface."""
+    """Test whether a multicast DNS packet comes back to this machine, on each network interface."""
     name = "discovery of peers"
     if not options.discover_peers:
         return Check(name, Verdict.GOOD, "off (discover = true under [peers] turns it on)")
@@ -412,7 +410,7 @@ def check_discovery(options: AgentOptions) -> Check:
 
 
 def _worker() -> Iterator[Check]:
-    """Look for torch without importing it (the supervisor never does), and try the worker's allocator."""
+    """Look for torch without importing it (the supervisor never imports it), and test the worker's allocator."""
     from importlib.metadata import PackageNotFoundError, version
 
     from port_agent.malloc import preload_mode, preload_trouble
@@ -434,16 +432,16 @@ def _worker() -> Iterator[Check]:
 
 
 def check_guard(found: GuardProbe) -> Check:
-    """Return what the trial of guarded memory found, and what it works with."""
+    """Report the result of testing guarded memory, and what it works with."""
     name = "guarded memory"
     if found.trouble:
-        cure = "`port-agent exec` without --guard-only follows operators and needs none; a container's seccomp profile may forbid it"
+        cure = "`port-agent exec` without --guard-only intercepts operators and does not need it; a container's seccomp profile may forbid it"
         return Check(name, Verdict.NOTE, f"does not work: {found.trouble}", cure)
     pages = "pages move" if found.moves_pages else "pages are taken fresh (Linux 5.7 moves them)"
     parts = [f"works; {pages}, of {found.page_bytes >> 10} KiB"]
     if found.seccomp:
-        parts.append("system calls are filtered (seccomp), and those that it needs pass")
-    uffd = "may be opened; not used" if found.userfaultfd else "may not be opened"
+        parts.append("system calls are filtered (seccomp), but those that it needs are allowed")
+    uffd = "may be opened but is not used" if found.userfaultfd else "may not be opened"
     parts.append(f"/dev/userfaultfd {uffd}: buffers of io_uring and libaio must not be tensors")
     finding = "; ".join(parts)
     if found.max_mappings is not None and found.max_mappings < MIN_MAPPINGS:
@@ -465,17 +463,19 @@ def _torch_itself() -> Iterator[Check]:
 
 
 def check_torch(found: Mapping[str, Any]) -> Iterator[Check]:
-    """Say what `port_agent.health.torch_report` found: of the private parts, and what bfloat16 costs where it is computed in software."""
+    """Report the findings of `port_agent.health.torch_report`: private parts, and the cost of bfloat16 if it is
+    computed in software.
+    """
     yield check_torch_parts(found)
     if found["bfloat16"] is not None:
         yield Check("bfloat16", Verdict.NOTE, found["bfloat16"], FLOAT32_INSTEAD)
 
 
 def check_torch_parts(found: Mapping[str, Any]) -> Check:
-    """Return which private parts this torch lacks, and what that breaks."""
+    """Report which private parts this torch lacks, and what that breaks."""
     name, missing = "torch's private parts", found["missing"]
     if not missing:
-        return Check(name, Verdict.GOOD, f"all {found['parts']} that are used are as they were")
+        return Check(name, Verdict.GOOD, f"all {found['parts']} that are used are unchanged")
     lacks = "; ".join(f"{part['name']} ({part['trouble']}), without it: {part['breaks']}" for part in missing)
     cure = "install a torch that this version was tested with (torch>=2.13,<2.16), or a later port-agent"
     return Check(name, Verdict.BAD, f"torch {found['version']} lacks {lacks}", cure)

@@ -1,4 +1,7 @@
-"""What the doctor asks of torch. As a program it prints one JSON object: what `torch_compat.probes` finds, and what bfloat16 costs here."""
+"""What the doctor asks of torch.
+
+As a program it prints one JSON object: the result of `torch_compat.probes`, and the cost of bfloat16 here.
+"""
 
 import json
 import sys
@@ -10,7 +13,7 @@ from port_planner.torch_compat.probes import parts_report
 
 
 def main() -> None:
-    """Print what was found; `bfloat16` is null where the processor has instructions for it."""
+    """Print the findings; `bfloat16` is null if the processor has instructions for it."""
     cost = cost_of_software(torch.bfloat16) if in_software(torch.bfloat16) else None
     sys.stdout.write(json.dumps({**parts_report(), "bfloat16": cost}) + "\n")
 

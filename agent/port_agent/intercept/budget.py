@@ -40,12 +40,12 @@ from port_planner.base.units import SizeError, parse_bytes, parse_duration, show
 
 _SMALLEST_FRACTION = 64
 _SMALLEST_OF_ALL_BYTES = 256
-"""Under a tiny budget smaller storages are followed too: a 64th of it, but not less than this."""
+"""Under a tiny budget smaller storages are followed, too: from a 64th of it, but not below this."""
 
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a followed program took and what was moved for it; bytes and seconds since the start."""
+    """What a program took and what was moved for it; bytes and seconds since the start."""
 
     ram_bytes: int | None
     tensor_limit_bytes: int | None
@@ -55,9 +55,9 @@ class Report:
     read_bytes: int
     written_bytes: int
     unworn_bytes: int
-    """Of `written_bytes`, those to compressed RAM, which writing does not wear."""
+    """Of `written_bytes`, those to compressed RAM, which writing does not wear out."""
     mapped_bytes: int
-    """Brought in from files that hold weights; nothing is ever written there."""
+    """Read from files that hold weights; these files are never written."""
     recomputed_bytes: int
     stall_seconds: float
     """Seconds that the program waited for pages."""
@@ -67,29 +67,29 @@ class Report:
     segments: int
     """Ends of backward() and of optimizers' steps."""
     deviations: int
-    """Times the program did something that no trace foresaw."""
+    """Times the program did something that no trace predicted."""
     over_bytes: int
-    """The most by which single operators did not fit into the limit."""
+    """The most by which single operators exceeded the limit."""
     plan: str | None
-    """Which search made the plan that decides what leaves (`milp`, `greedy`); None where next use does."""
+    """The search that made the plan for evictions (`milp`, `greedy`); None if next use decides."""
     planned_after_seconds: float | None
-    """From the start until that plan was in force."""
+    """From the start until that plan took effect."""
     predicted_step_seconds: float | None
     step_seconds: float | None
-    """Of one step with the plan: as predicted, waiting for pages included, and as the last one took."""
+    """Seconds of one step with the plan: predicted, waiting for pages included, and measured for the last step."""
     elsewhere: tuple[str, ...]
-    """Devices with memory of their own that the program used: of that nothing is counted, bounded or moved."""
+    """Devices with memory of their own that the program used; nothing there is counted, limited or moved."""
     step_written_bytes: int | None
-    """Of the last step with the plan."""
+    """Written by the last step with the plan."""
     joules: float | None
     energy_source: str | None
-    """`measured by rapl` (all that ran on the processor), or `estimated` from a model of the board (this process)."""
+    """`measured by rapl` (everything that ran on the processor), or `estimated` by a model of the board (this process)."""
     wear_share: float | None
-    """Of the life of the flash that holds the pages, its endurance assumed from its size; None where nobody knows."""
+    """Share of the life of the flash that holds the pages, with an endurance assumed from its size; None if unknown."""
 
 
 class Budget:
-    """See `budget`. Also without `with`, in a notebook: `start()` and `stop()`."""
+    """See `budget`. In a notebook, `start()` and `stop()` work without `with`."""
 
     def __init__(
         self,
@@ -110,26 +110,26 @@ class Budget:
         self._report: Report | None = None
 
     def start(self) -> Self:
-        """Follow this thread, and those it starts, from here on.
+        """Intercept the operators of this thread, and of threads that it starts, from now on.
 
-        Raises PageError, BudgetTooSmallError, or UnsupportedError where it was started already.
+        Raises PageError, BudgetTooSmallError, or UnsupportedError if it is already started.
         """
         if self._running is not None:
-            raise UnsupportedError("this budget was started already; stop() it first")
+            raise UnsupportedError("this budget is already started; call stop() first")
         self._running = _Running(
             self._ram_bytes, self._tensor_bytes, self._page_dir, self._speeds, self._limits, self._wear_joules
         )
         return self
 
     def stop(self, *, restore: bool = True) -> Report:
-        """Bring everything back into RAM, whatever the budget was, and follow no longer.
+        """Bring everything back into RAM, whatever the budget was, and stop intercepting.
 
-        `restore=False` lets everything go instead, for a process that ends: tensors must not be used any more. Raises
-        NotRestorableError where the tensors do not fit into the machine's memory: the budget stays in force then and
-        nothing is lost. Raises PageError where a page cannot be read, UnsupportedError where it was not started.
+        `restore=False` discards everything instead, for a process that ends: tensors must not be used any more. Raises
+        NotRestorableError if the tensors do not fit into the machine's memory; the budget then stays in force and
+        nothing is lost. Raises PageError if a page cannot be read, UnsupportedError if the budget was not started.
         """
         if self._running is None:
-            raise UnsupportedError("this budget was not started")
+            raise UnsupportedError("this budget is not started; call start() first")
         running, self._running = self._running, None
         try:
             running.stop(restore=restore)
@@ -142,12 +142,12 @@ class Budget:
 
     @property
     def interceptor(self) -> Interceptor:
-        """What runs the operators, for who holds them from another thread.
+        """The interceptor that runs the operators, for another thread that pauses them.
 
         Raises UnsupportedError before the start.
         """
         if self._running is None:
-            raise UnsupportedError("this budget was not started")
+            raise UnsupportedError("this budget is not started; call start() first")
         return self._running.interceptor
 
     @property
@@ -156,7 +156,7 @@ class Budget:
         if self._running is not None:
             return self._running.report()
         if self._report is None:
-            raise UnsupportedError("this budget was not started")
+            raise UnsupportedError("this budget is not started; call start() first")
         return self._report
 
     def __enter__(self) -> Self:
@@ -180,24 +180,24 @@ def budget(
     writes_per_step: str | int | None = None,
     wear_joules: float | None = None,
 ) -> Budget:
-    """Give a memory budget to use as `with budget(ram="600M"):` around a training loop.
+    """Return a memory budget to use as `with budget(ram="600M"):` around a training loop.
 
-    `ram`: bytes of resident memory of the whole process ("600M" = 600 MiB), Python and torch included. `tensors` in its
-    place bounds the tensors alone, down to "4K". `page_dir`: where tensors are paged (/var/tmp by default);
-    `read_bytes_per_s`, `write_bytes_per_s` slow the paging down to try a slower medium. A plan for the step that repeats
-    is found for the least energy that takes at most `step_deadline` ("1.5s") and writes at most `writes_per_step`
-    ("100M"); where there is none, none is used. `wear_joules`: what a written byte wears off the medium, as the energy that
-    buys as much; None: as the kind of medium below `page_dir` has it. Raises SizeError and DurationError for what cannot be read; see
-    `Budget.start` for what starting raises.
+    `ram`: bytes of resident memory of the whole process ("600M" = 600 MiB), Python and torch included. `tensors` limits
+    the tensors alone instead, down to "4K". `page_dir`: where tensors are paged (/var/tmp by default).
+    `read_bytes_per_s`, `write_bytes_per_s`: slow paging down to try a slower medium. A plan for the repeating step is
+    searched for the least energy that takes at most `step_deadline` ("1.5s") and writes at most `writes_per_step`
+    ("100M"); if there is none, no plan is used. `wear_joules`: the wear of a written byte, as the energy of the same
+    price; None: that of the kind of medium below `page_dir`. Raises SizeError and DurationError for invalid values; see
+    `Budget.start` for errors of starting.
     """
     if (ram is None) == (tensors is None):
         raise SizeError('give either ram="600M", for the whole process, or tensors="100M", for its tensors alone')
     ram_bytes, tensor_bytes = (None if size is None else parse_bytes(size) for size in (ram, tensors))
     if tensor_bytes == 0:
-        raise SizeError('a budget of nothing for tensors holds none; give at least tensors="4K"')
+        raise SizeError('a budget of 0 bytes holds no tensors; give at least tensors="4K"')
     for name, speed in (("read_bytes_per_s", read_bytes_per_s), ("write_bytes_per_s", write_bytes_per_s)):
         if speed is not None and not (isinstance(speed, int | float) and 0 < speed < math.inf):
-            raise SizeError(f"{name} is {shown(speed)}; give bytes per second above 0, or leave it away")
+            raise SizeError(f"{name} is {shown(speed)}; give bytes per second above 0, or leave it out")
     return Budget(
         ram_bytes,
         tensor_bytes,
@@ -213,22 +213,22 @@ def budget(
 
 
 def report_of_this_process() -> Report:
-    """Return what happened so far under the budget of this process. Raises UnsupportedError where none is active."""
+    """Return what happened so far under the budget of this process. Raises UnsupportedError if none is active."""
     if _Running._of_this_process is None:
-        raise UnsupportedError("no budget is active in this process")
+        raise UnsupportedError("no budget is active in this process; start one with `with budget(ram=...)`")
     return _Running._of_this_process.report()
 
 
 def flash_written_bytes() -> int:
-    """Return what the budget of this process wrote so far to flash that wears out; 0 where nothing does, or none is active."""
+    """Return the bytes that the budget of this process wrote so far to flash that wears out; 0 if there is none."""
     running = _Running._of_this_process
     return 0 if running is None else running.flash_written_bytes()
 
 
 def strict_budget() -> ProcessBudget | None:
-    """Have the RAM budget of this process refuse operators that do not fit (BudgetTooSmallError), and return it.
+    """Make the RAM budget of this process reject operators that do not fit (BudgetTooSmallError), and return it.
 
-    None where none is active, or one for tensors alone.
+    Return None if no budget is active, or one for tensors alone.
     """
     running = _Running._of_this_process
     if running is None or running._process is None:
@@ -238,7 +238,7 @@ def strict_budget() -> ProcessBudget | None:
 
 
 def without_prefetch() -> contextlib.AbstractContextManager[None]:
-    """Let the budget of this process expect nothing in a block that does each time what was never done before; see `Interceptor`."""
+    """Disable prefetching in a block that does something new each time; see `Interceptor`."""
     running = _Running._of_this_process
     return contextlib.nullcontext() if running is None else running.interceptor.without_prefetch()
 
@@ -246,13 +246,13 @@ def without_prefetch() -> contextlib.AbstractContextManager[None]:
 def keeping(
     tensors: Sequence[torch.Tensor], then: Sequence[torch.Tensor] = (), most: float | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """Have the budget of this process keep tensors resident in a block that uses them several times; see `Interceptor`."""
+    """Keep tensors resident in a block that uses them several times; see `Interceptor`."""
     running = _Running._of_this_process
     return contextlib.nullcontext() if running is None else running.interceptor.keeping(tensors, then, most)
 
 
 class _Running:
-    """A program that is being followed."""
+    """A program whose operators are intercepted."""
 
     _of_this_process: "_Running | None" = None
 
@@ -294,7 +294,7 @@ class _Running:
             limit = self._process.tensor_bytes()
         self._residency = Residency(self.table, backing, limit)
         self._limit_at_end: float | None = None
-        """What held until `stop`; None: it still holds."""
+        """What was in force until `stop`; None: it is still in force."""
         if self._process is not None:
             self._residency.before_mapping = self._process.make_way
         wear = wear_joules_per_byte(page_dir) if wear_joules is None else wear_joules
@@ -345,7 +345,7 @@ class _Running:
         self._backing.close()
 
     def flash_written_bytes(self) -> int:
-        """See the function of that name."""
+        """See the function of the same name."""
         paged = self._backing.totals()
         return paged.written_bytes - paged.unworn_bytes if self._wears else 0
 
@@ -381,7 +381,7 @@ class _Running:
             elsewhere=tuple(sorted(self.table.elsewhere)),
         )
 
-    # -- fork: the child may read pages and writes none; the parent never overwrites what the child may read
+    # -- fork: the child may read pages but writes none; the parent never overwrites pages that the child may read
 
     @staticmethod
     def before_fork() -> None:

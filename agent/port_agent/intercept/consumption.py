@@ -1,4 +1,4 @@
-"""What a followed program costs: joules, measured or estimated, and wear of the medium."""
+"""What a program costs under a budget: joules, measured or estimated, and wear of the medium."""
 
 import os
 import time
@@ -20,7 +20,7 @@ _ROOT = Path("/")
 _ASSUMED = FlashPrices()
 
 _READ_EVERY_S = 10.0
-"""Counters wrap, in a minute at the earliest."""
+"""Counters wrap after a minute at the earliest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,15 +29,19 @@ class Energy:
 
     joules: float
     source: str
-    """Who says so: `measured by rapl`, all that ran on the processor meanwhile, or `estimated`, for this process alone."""
+    """The source: `measured by rapl` for everything that ran on the processor meanwhile, or `estimated` for this
+    process alone.
+    """
 
 
 class EnergyUse:
-    """Counts joules from now on: by the processor's counters if readable, else by a model of the board."""
+    """Counts joules from now on: by the processor's counters if readable, otherwise by a model of the board."""
 
     def __init__(self, root: Path = _ROOT) -> None:
         self._began_s, self._began_cpu_s = time.perf_counter(), time.process_time()
-        self._model = _model_of(root)  # now: at the end of a program nothing is loaded for the first time
+        self._model = _model_of(
+            root
+        )  # imported now: at the end of a program nothing should be loaded for the first time
         self._counter: RaplSource | None = None
         self._read_s = now_s()
         try:
@@ -47,12 +51,12 @@ class EnergyUse:
             self._counter = None
 
     def keep_up(self) -> None:
-        """Read the counters before they wrap. To be called often."""
+        """Read the counters before they wrap. Call it often."""
         if self._counter is not None and now_s() - self._read_s > _READ_EVERY_S:
             self._measured()
 
     def total(self, read_bytes: int, written_bytes: int) -> Energy | None:
-        """Return what was used since the start; None where a model of the board cannot be read."""
+        """Return the energy used since the start; None if a model of the board cannot be read."""
         measured = self._measured()
         if measured is not None:
             return Energy(measured, title_of("rapl", Kind.MEASURED.value))
@@ -69,7 +73,7 @@ class EnergyUse:
         return Energy(joules, title_of(ESTIMATED, Kind.ESTIMATED.value))
 
     def _measured(self) -> float | None:
-        """Return the counters' joules; they are given up for good where they fail."""
+        """Return the counters' joules; after a failure they are no longer used."""
         if self._counter is None:
             return None
         self._read_s = now_s()
@@ -88,9 +92,9 @@ def _model_of(root: Path) -> PowerModel | None:
 
 
 def wear_share(page_dir: Path, written_bytes: int, root: Path = _ROOT) -> float | None:
-    """Return which share of its life writing so much takes of the flash under `page_dir`.
+    """Return the share of its life that writing this much takes of the flash under `page_dir`.
 
-    Its endurance is assumed: so many cycles of its size. None where it is no flash, or nobody knows.
+    Its endurance is assumed as a number of cycles of its size. None if it is not flash, or unknown.
     """
     try:
         size = DiskCounter(page_dir, root).flash_bytes()
@@ -100,7 +104,9 @@ def wear_share(page_dir: Path, written_bytes: int, root: Path = _ROOT) -> float 
 
 
 def wear_joules_per_byte(page_dir: Path, prices: FlashPrices = _ASSUMED, root: Path = _ROOT) -> float:
-    """Return the energy that buys what a byte written under `page_dir` wears off; 0 where nothing does, or nobody knows."""
+    """Return the energy with the price of the wear of a byte written under `page_dir`; 0 if there is no wear, or it is
+    unknown.
+    """
     if in_ram(page_dir):
         return 0.0
     try:

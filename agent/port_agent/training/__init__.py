@@ -1,1 +1,1 @@
-"""The torch worker: a bundle's program executed inside its budget, paged, checkpointed."""
+"""The torch worker: executes a bundle's program inside its budget, with paging and checkpoints."""

@@ -1,4 +1,4 @@
-"""Which batches a run takes of the samples that there are, and which of them one program runs together."""
+"""Which batches of the samples a run takes, and which of them one program runs together."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -11,13 +11,14 @@ from port_planner.ir.bundle.data_order import bucket_batches
 from port_planner.ir.bundle.manifest import WHOLE_UPDATE, BucketSize, batch_kind, graph_name
 
 BatchRows = tuple[int, int, torch.Tensor]
-"""Its epoch, its bucket, and its rows of that."""
+"""Its epoch, its bucket, and its rows in that bucket."""
 
 
 class Batching:
-    """The batches of a bundle's job over so many samples of each bucket. `compared`: how many of the first are compared with plain PyTorch's.
+    """The batches of a bundle's job, given the number of samples in each bucket.
 
-    The last, short batch of a bucket is left out where the job says so, and where no plan was made for its size.
+    `compared`: number of first batches that are compared with plain PyTorch's. The last, short batch of a bucket is
+    left out if the job says so, and if no plan was made for its size.
     """
 
     def __init__(self, bundle: Bundle, counts: Sequence[int], compared: int) -> None:
@@ -36,10 +37,11 @@ class Batching:
         """Batches in one pass over the samples."""
 
     def runs(self, step: int, total: int, *, before: int = 0) -> Iterator[Sequence[BatchRows]]:
-        """Yield the batches that run as one, from the one after `step` until `total` are done: each alone, or all of an update.
+        """Yield the batches that run as one, from the one after `step` to `total`: each alone, or all of an update.
 
-        `before`: so many batches of the data were taken before the job's first. An update in the middle of which the comparison with plain
-        PyTorch ends is not run as one: there it has a state, too. Raises DataError where the samples do not make a batch.
+        `before`: batches of the data that were taken before the job's first. An update in which the comparison with
+        plain PyTorch ends is not run as one, because its state is compared in the middle. Raises DataError if the
+        samples do not make a batch.
         """
         manifest = self._manifest
         if self.per_epoch == 0:

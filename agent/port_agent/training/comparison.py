@@ -1,4 +1,4 @@
-"""A bundle's first steps beside what plain PyTorch made of them where the bundle was planned."""
+"""Compare a bundle's first steps with those of plain PyTorch, recorded where the bundle was planned."""
 
 import math
 import platform
@@ -18,18 +18,18 @@ from port_planner.ir.device_kinds import CPU
 from port_planner.ir.torch_device import device_name, generator_states
 
 _SAYS_LITTLE = ("DEFAULT", "NO AVX")
-"""What torch calls the vectors of every Arm core without SVE, whichever kernels it has."""
+"""torch's name for the vectors of every Arm core without SVE, whatever kernels it has."""
 _BLAS = re.compile(r"BLAS_INFO=(\w+)")
 
 Pieces = Callable[[str], Iterable[memoryview]]
 """Gives the bytes of a storage by its key, in row-major order."""
 
 
-_OTHERWISE = "the script does something that the recorded step does not have. Train it with `port-agent exec`, which follows the program itself"
+_OTHERWISE = "the script does something that the recorded step does not do; train it with `port-agent exec`, which runs the program itself"
 
 
 class MismatchError(PortError):
-    """The first steps gave other numbers than plain PyTorch did where the bundle was made."""
+    """The first steps gave different numbers than plain PyTorch did where the bundle was made."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -53,19 +53,20 @@ def generator_checksums(kind: str) -> dict[str, str]:
 
 
 def compare_generators(expected: Mapping[str, str], kind: str) -> None:
-    """Raise MismatchError where torch's generators are not as far as they were in the script alone."""
+    """Raise MismatchError if torch's generators are not in the same state as in the script alone."""
     found = generator_checksums(kind)
     other = [of for of in expected if found.get(of) != expected[of]]
     if other:
         raise MismatchError(
-            f"the random numbers of {', '.join(other)} are not as far as they are after as many updates of the script alone: {_OTHERWISE}"
+            f"the random generators of {', '.join(other)} differ from those after as many updates of the script "
+            f"alone: {_OTHERWISE}"
         )
 
 
 def compare_step(reference: ExpectedResults, step: int, loss: float, pieces: Pieces, kind: str = CPU) -> None:
-    """Compare the loss of step `step`, counted from 1, and after the last of the reference the state.
+    """Compare the loss of step `step`, counted from 1, and after the last recorded step the state.
 
-    `kind`: of the device that it was computed on. Raises MismatchError.
+    `kind`: of the device that computed the step. Raises MismatchError.
     """
     if step > len(reference.losses):
         return
@@ -74,7 +75,7 @@ def compare_step(reference: ExpectedResults, step: int, loss: float, pieces: Pie
         raise _mismatch(
             reference,
             processor(kind),
-            f"step {step} gave the loss {loss!r}, {_whose(reference)} gave {expected!r} where the job was planned (difference "
+            f"step {step} gave the loss {loss!r}; {_whose(reference)} gave {expected!r} where the job was planned (difference "
             f"{abs(loss - expected):.2e})",
         )
     if step < len(reference.losses):
@@ -84,13 +85,13 @@ def compare_step(reference: ExpectedResults, step: int, loss: float, pieces: Pie
         raise _mismatch(
             reference,
             processor(kind),
-            f"after step {step} {len(different)} of {len(reference.checksums)} tensors have other bits than {_whose(reference)} "
-            f"gave where the job was planned, {different[0]} first; the losses were the same",
+            f"after step {step} {len(different)} of {len(reference.checksums)} tensors have different bits than "
+            f"{_whose(reference)} gave where the job was planned, {different[0]} first; the losses were the same",
         )
 
 
 def _whose(reference: ExpectedResults) -> str:
-    return "its operators one by one on their devices" if reference.placed else "plain PyTorch"
+    return "its operators run one at a time on their devices" if reference.placed else "plain PyTorch"
 
 
 def _checksum(pieces: Iterable[memoryview]) -> str:
@@ -103,10 +104,10 @@ def _checksum(pieces: Iterable[memoryview]) -> str:
 def _mismatch(reference: ExpectedResults, here: str, difference: str) -> MismatchError:
     if reference.arithmetic is not None:
         settings = "; ".join(differences(arithmetic(), reference.arithmetic))
-        difference += f" (with torch's {settings} by now)" if settings else ""
+        difference += f" (with torch's {settings} now)" if settings else ""
     if reference.processor in ("", here):
         return MismatchError(f"{difference}: {_OTHERWISE}")
     return MismatchError(
-        f"{difference}; it was planned on {reference.processor}, this is {here}, where small differences are normal: "
+        f"{difference}; it was planned on {reference.processor} and runs on {here}, where small differences are normal; "
         "plan the job on this machine, or train with --verify 0"
     )

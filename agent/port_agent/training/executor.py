@@ -1,7 +1,4 @@
-"""Run a Program: one compute thread here.
-
-Behind it one page thread, and one for updates that run in slices.
-"""
+"""Run a program on one compute thread, with a page thread and a thread for sliced updates behind it."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,17 +34,20 @@ from port_planner.ir.run_op import flatten
 from port_planner.ir.torch_operators import shaped_by_contents
 
 KEPT_BYTES = 1 << 20
-"""So much of what forward and backward change in place (running statistics) is kept for `undo`; ResNet-50 has 0.4 MB."""
+"""Most bytes changed in place by forward and backward (running statistics) that are copied for `undo`; ResNet-50 has
+0.4 MB.
+"""
 
 _PHASES = {Code.RERUN: "recompute", Code.PACK: "pack", Code.UNPACK: "unpack"}
-"""What is no operator of the recorded step, by the names of step events."""
+"""Phases of instructions that are not operators of the recorded step, by the names of step events."""
 
 _AHEAD = 16
-"""A device has at most twice so many operators to do when a step is to pause: those take less than a tenth of a second unless one
-alone takes three milliseconds."""
+"""A device has at most twice this many operators queued when a step is paused: those take less than a tenth of a second
+unless one alone takes three milliseconds.
+"""
 
 _PATIENCE_S = 0.02
-"""So often a wait for an update looks whether the step is to pause."""
+"""How often a wait for an update checks whether the step is to pause."""
 
 
 @dataclass(slots=True)
@@ -63,10 +63,11 @@ class StepReport:
 
 @dataclass(slots=True)
 class _CompiledSoFar:
-    """What the instructions that are compiled leave to those that follow.
+    """State that compiled instructions leave to those that follow.
 
-    `unchanged`: storages of which no copy for `undo` was taken yet. `come_back`: entries of packings that are unpacked again; the others
-    stay packed, by their storage in `staying`. `whole_again`: of these, which are there whole beside it, made again for others.
+    `unchanged`: storages of which no copy for `undo` was taken yet. `come_back`: entries of packings that are unpacked
+    again; the others stay packed, by their storage in `staying`. `whole_again`: those of them that also exist unpacked,
+    recomputed for others.
     """
 
     unchanged: set[int]
@@ -89,8 +90,8 @@ Gate = Callable[[], None]
 class StepContents:
     """What outlives a step, by keys of storages.
 
-    `resident`: tensors that stay in RAM and are used in place; the other persistent storages live in `store`. `newer`: keys of residents
-    that the store has older contents of; None: it may be any of them.
+    `resident`: tensors that stay in RAM and are used in place; the other persistent storages are in `store`. `newer`:
+    keys of resident tensors of which the store has older contents; None: it may be any of them.
     """
 
     constants: Mapping[str, torch.Tensor]
@@ -116,11 +117,10 @@ class Executor:
         teams: CpuTeams | None = None,
         ring: TransferRing | None = None,
     ) -> None:
-        """`backend`: where the step computes; the CPU if it is not said. `watchers`: called once these operators have run.
-        `teams`: of operators that all threads do not compute together; closed by whoever made them. `ring`: that transfers between the
-        host's memory and the device's go through.
+        """`backend`: where the step computes; None for the CPU. `watchers`: called after these operators have run.
 
-        Raises PortError for a step of another device.
+        `teams`: for operators that not all threads compute together; closed by whoever made them. `ring`: for transfers
+        between the host's memory and the device's. Raises PortError for a step of another device.
         """
         self.program, self.graph = program, program.graph
         self.resident, self.pager = contents.resident, pager
@@ -128,7 +128,7 @@ class Executor:
         self.backend = CpuBackend() if backend is None else backend
         if graph.device not in (CPU, self.backend.kind):
             raise PortError(
-                f"this step is for the device {graph.device!r} and is run on {self.backend.kind!r}; plan the job again there"
+                f"this step is for the device {graph.device!r} but runs on {self.backend.kind!r}; plan the job again there"
             )
         self.values = StepValues(graph, self.backend)
         self.paging = StepPaging(program, self.values, contents.store, pager, scratch, contents.newer)
@@ -136,7 +136,7 @@ class Executor:
         self.transfers = StepTransfers(self.values, self.backend, ring)
         self.interrupted = False
         self.changed = False
-        """Whether the present or last step has begun to change persistent storages in a way that `undo` cannot undo."""
+        """Whether the current or last step has begun to change persistent storages in a way that `undo` cannot undo."""
         self.gate: Gate = no_gate
         self.keys = [s.key for s in graph.storages]
         self._constants, self._watchers = contents.constants, watchers
@@ -167,7 +167,7 @@ class Executor:
         """
         if len(scalars) != self.graph.scalars:
             raise GraphChangedError(
-                f"the optimizer gives {len(scalars)} numbers for this step, {self.graph.scalars} were recorded; a "
+                f"the optimizer gives {len(scalars)} numbers for this step, but {self.graph.scalars} were recorded; a "
                 "hyperparameter such as weight_decay was switched on or off: plan the job again"
             )
         self.values.scalars = scalars
@@ -208,9 +208,9 @@ class Executor:
         return StepReport(loss, aux, dict(self._phases), paging, self.packing.stats)
 
     def undo(self) -> None:
-        """Put back what a step that was left changed before its update.
+        """Restore what an abandoned step changed before its update.
 
-        Not to be called once `changed` is set.
+        Must not be called once `changed` is set.
         """
         for s, content in self._kept.items():
             key = self.keys[s]
@@ -223,9 +223,8 @@ class Executor:
         self._kept.clear()
 
     def _small_outside_updates(self) -> frozenset[int]:
-        """Return the persistent storages that only forward and backward write.
-
-        The smallest up to `KEPT_BYTES` in all.
+        """Return the persistent storages that only forward and backward write: the smallest, up to `KEPT_BYTES` in
+        total.
         """
         by_updates = {s for op in self.graph.ops if op.phase is Phase.UPDATE for s in op.writes}
         chosen, total = set(), 0
@@ -239,7 +238,7 @@ class Executor:
         self._kept[s] = whole_bytes(self.values.resident(s)).clone()
 
     def _hold(self) -> None:
-        """Pass the gate; while it is closed no slice of an update starts either, and the device has nothing to do."""
+        """Pass the gate; while it is closed no slice of an update starts either, and the device is idle."""
         self._updates.hold()
         self.transfers.land()
         self.backend.synchronize()
@@ -247,7 +246,7 @@ class Executor:
         self._updates.go_on()
 
     def _keep_pace(self) -> None:
-        """Wait until the device has come to where the host was `_AHEAD` operators ago."""
+        """Wait until the device has reached the operator that the host reached `_AHEAD` operators ago."""
         before, self._pace = self._pace, self.backend.reached()
         before.synchronize()
 
@@ -260,7 +259,7 @@ class Executor:
             self.values.base[s] = self.resident[self.keys[s]]
 
     def _drop_everything(self) -> None:
-        """Let go of every tensor; residents live on in `resident`."""
+        """Release every tensor; resident tensors live on in `resident`."""
         if self.paging.drop():
             self.changed = True
         self.packing.drop()
@@ -297,7 +296,9 @@ class Executor:
         return code
 
     def _ahead_of(self, instruction: Instruction, so_far: "_CompiledSoFar") -> list[Callable[[], None]]:
-        """Return what is done before an instruction: waits for transfers and the device, copies for `undo`, notes of phase and change."""
+        """Return what runs before an instruction: waits for transfers and the device, copies for `undo`, records of
+        phase and change.
+        """
         i, runs = instruction.index, instruction.code in (Code.RUN, Code.RERUN)
         code: list[Callable[[], None]] = [
             _call(self.transfers.wait, target, touched)
@@ -322,7 +323,7 @@ class Executor:
         return code
 
     def _code_of(self, instruction: Instruction, so_far: "_CompiledSoFar") -> list[Callable[[], None]]:
-        """Return what an instruction does itself."""
+        """Return what the instruction itself runs."""
         i = instruction.index
         match instruction.code:
             case Code.RUN:
@@ -331,7 +332,7 @@ class Executor:
             case Code.RERUN:
                 made = so_far.staying.keys() & self.graph.creates[i]
                 so_far.whole_again |= made
-                cleared = [_call(self.values.clear, s) for s in made]  # no stand-in is taken for it
+                cleared = [_call(self.values.clear, s) for s in made]  # no stand-in is used for it
                 return [*cleared, self._in_team(i, self._rerun_op(i))]
             case Code.FREE:
                 return [_call(self._free, i), *self._freed(i, so_far)]
@@ -364,14 +365,16 @@ class Executor:
                 return [_call(self._finish_update, i)]
 
     def _freed(self, s: int, so_far: "_CompiledSoFar") -> list[Callable[[], None]]:
-        """Return what follows where a storage that stays packed is freed: its whole, of which the packed form is left, or that."""
+        """Return what runs when a storage that stays packed is freed: its unpacked form, leaving the packed one, or the
+        packed one.
+        """
         if s in so_far.whole_again:
             so_far.whole_again.discard(s)
             return [_call(self.values.stand_in, s)]
         return [_call(self.packing.forget, so_far.staying.pop(s))] if s in so_far.staying else []
 
     def _touched(self, instruction: Instruction, waits: TransferWaits) -> set[int]:
-        """Return the storages that an instruction needs as they are after transfers, changes or lets go of."""
+        """Return the storages that an instruction needs after their transfers, changes or frees."""
         graph, i = self.graph, instruction.index
         match instruction.code:
             case Code.RUN | Code.RERUN:
@@ -436,7 +439,9 @@ class Executor:
         return run_remembering
 
     def _run_packed(self, index: int, staying: Mapping[int, int]) -> Callable[[], None] | None:
-        """Return what runs an operator on a packed form; None for one that takes its operands as they are, or their shapes."""
+        """Return a function that runs an operator on a packed form; None for one that takes its operands unpacked, or
+        only their shapes.
+        """
         op, graph = self.graph.ops[index], self.graph
         for s, entry in staying.items():
             found = packed_reading(graph, op, s, self.program.packings[entry].codec)
@@ -448,7 +453,9 @@ class Executor:
         return None
 
     def _run_drawing(self, index: int, run: Callable[[], None]) -> Callable[[], None]:
-        """Return what runs a random operator on the numbers that are its own in the order of draws, not of operators."""
+        """Return a function that runs a random operator on the numbers that belong to it in the order of draws, not of
+        operators.
+        """
         generator = self._drawn_from(self.graph.ops[index])
         first = index == min(i for together in self.graph.draws for i in together)
 
@@ -463,7 +470,7 @@ class Executor:
         return run_drawing
 
     def _find_draws(self) -> None:
-        """Note where each random operator's numbers begin, and leave the generator behind the last one's."""
+        """Record where each random operator's numbers begin, and leave the generator after the last one's."""
         for together in self.graph.draws:
             op = self.graph.ops[together[0]]
             state = self._drawn_from(op).generator_state()
@@ -492,7 +499,7 @@ class Executor:
         return rerun
 
     def _drawn_from(self, op: Op) -> Backend:
-        """Return the device whose generator an operator draws from: that of what it makes."""
+        """Return the device whose generator an operator draws from: that of its result."""
         made = (self.graph.values[v].storage for v in op.outputs if v is not None)
         on_device = any(self.graph.storages[s].device != CPU for s in made)
         return self.backend if on_device else CpuBackend()
@@ -500,7 +507,7 @@ class Executor:
     def _bind_outputs(self, op: Op, outputs: tuple[int | None, ...], result: Any, *, check: bool = False) -> None:
         tensors = flatten(result)
         if len(tensors) != len(outputs):
-            raise GraphChangedError(f"{op.name} returned {len(tensors)} tensors, {len(outputs)} were recorded")
+            raise GraphChangedError(f"{op.name} returned {len(tensors)} tensors, but {len(outputs)} were recorded")
         for v, tensor in zip(outputs, tensors, strict=True):
             if v is not None:
                 if check or not self._checked:
@@ -515,8 +522,9 @@ class Executor:
             value = fetch().item()
             if value != expected:
                 raise GraphChangedError(
-                    f"{where}the program reads a tensor's value, which was {expected} when the step was recorded and is {value} now; a plan holds for "
-                    "one value: compute with the tensor by torch's operators, or train with `port-agent exec`, which follows what changes"
+                    f"{where}the program reads a tensor's value, which was {expected} when the step was recorded and "
+                    f"is {value} now; a plan is valid for one value: compute with the tensor by torch's operators, "
+                    "or train with `port-agent exec`, which handles such changes"
                 )
 
         return check
@@ -541,7 +549,7 @@ class Executor:
 
 
 def _close_code() -> None:
-    """Have what an operator generated at its first run count as code: no other thread's operators generate any."""
+    """Count memory that an operator generated at its first run as code: no other thread's operators generate any."""
     allocator = active()
     if allocator is not None:
         allocator.close_code()
@@ -552,4 +560,4 @@ def _call(function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
 
 
 def no_gate() -> None:
-    """Nothing waits."""
+    """Do nothing."""

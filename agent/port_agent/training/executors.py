@@ -1,4 +1,6 @@
-"""What runs a bundle's programs: an executor of each, and what they share of constants, scratch files, teams of threads and transfers."""
+"""What runs a bundle's programs: an executor for each, and their shared constants, scratch files, thread teams and
+transfers.
+"""
 
 import itertools
 from collections.abc import Sequence
@@ -24,9 +26,10 @@ _CONSTANT = storage_key(Role.CONSTANT, "")
 
 
 class Executors:
-    """Executors by the names of graphs, each made when it is first asked for; they pass one gate where the run is interrupted.
+    """Executors by the names of graphs, each made on first use; they pass one gate where the run is interrupted.
 
-    `page_dirs`: a directory on each medium that plans page to, in their order. `probe_packing`: look at what packing tensors would take.
+    `page_dirs`: a directory on each medium that plans page to, in their order. `probe_packing`: measure what packing
+    tensors would take.
     """
 
     def __init__(
@@ -48,7 +51,7 @@ class Executors:
         self.gate: Gate = no_gate
 
     def of(self, name: str) -> Executor:
-        """Return the executor of one graph's program under the present plan. Raises what `Programs.of` does."""
+        """Return the executor of one graph's program under the current plan. Raises what `Programs.of` does."""
         program, key = self._programs.of(name), (self._programs.plan_index, name)
         if key not in self._made or self._made[key].program is not program:
             if name not in self.scratch:
@@ -72,14 +75,14 @@ class Executors:
             executor.interrupted = True
 
     def pass_gate(self) -> None:
-        """Call `gate`, which blocks for a pause and raises to leave; no interruption is left after it."""
+        """Call `gate`, which blocks for a pause and raises to leave; the interruption is then cleared."""
         self.gate()
         self.interrupted = False
         for executor in self._made.values():
             executor.interrupted = False
 
     def close(self) -> None:
-        """Drop scratch files, and end teams and the thread of transfers."""
+        """Delete scratch files, and end teams and the transfer thread."""
         for scratch in itertools.chain(*self.scratch.values()):
             scratch.close()
         self._teams.close()
@@ -88,7 +91,7 @@ class Executors:
 
 
 def _constants(bundle: Bundle) -> dict[str, torch.Tensor]:
-    """Return the constants that graphs use, each where it is used."""
+    """Return the constants that graphs use, each on the device that uses it."""
     devices = {s.key: s.device for graph in bundle.graphs.values() for s in graph.storages}
     sizes = {
         key: member.nbytes for key, member in bundle.tensors.items() if key in devices and key.startswith(_CONSTANT)

@@ -1,6 +1,7 @@
-"""A worker that loads torch while somebody makes what it will train.
+"""A worker that loads torch while its bundle is still being made.
 
-`python -m port_agent.training.loaded_worker --control-fd FD`: once torch is there, it waits for a `TakeWork`, and is `port_agent.training.worker` with its words.
+`python -m port_agent.training.loaded_worker --control-fd FD`: once torch is loaded, it waits for a `TakeWork`, and then
+is `port_agent.training.worker` with those words.
 """
 
 import argparse
@@ -15,7 +16,9 @@ _PROGRAM = "port_agent.training.loaded_worker"
 def main() -> ExitCode:
     """Run the worker and return its exit code."""
     parser = argparse.ArgumentParser(prog=_PROGRAM)
-    parser.add_argument("--control-fd", type=int, required=True, help="the inherited end of the line to the supervisor")
+    parser.add_argument(
+        "--control-fd", type=int, required=True, help="inherited descriptor of the connection to the supervisor"
+    )
     control_fd = parser.parse_args().control_fd
     return run(control_fd, lambda control: TorchOptions.parse(control.take_work(), program=_PROGRAM))
 

@@ -1,4 +1,4 @@
-"""Tensors that need more room packed than their plan keeps for them, or much less of it, step after step."""
+"""Tensors that need more memory when packed than their plan reserves, or much less, step after step."""
 
 import math
 from collections import defaultdict, deque
@@ -10,15 +10,18 @@ from port_planner.ir.graph import StepGraph
 
 WATCHED_STEPS = 4
 OFTEN = 3
-"""An overflow in so many of the last steps is the data's new nature: a batch now and then may spill."""
+"""Overflows in this many of the last steps mean that the data has changed; a single batch may spill."""
 SPARSE_STEPS = 50
-"""Steps on end in which room is left over before it is used otherwise: that hurries nobody, and one dense batch would spill."""
+"""Consecutive steps that leave reserved memory unused before it is used otherwise; one dense batch would then spill."""
 UNUSED = 0.25
-"""Of what is reserved, beyond `MARGIN`: less is not worth another plan."""
+"""Unused share of the reserved memory, beyond `MARGIN`, that justifies another plan."""
 
 
 class PackingDrift:
-    """What overflowed in the last steps of one graph, and what left room. `reserved`: bytes by storage and version; None: not packed."""
+    """What overflowed in the last steps of one graph, and what left memory unused.
+
+    `reserved`: bytes by storage and version; None: not packed.
+    """
 
     def __init__(self, graph: StepGraph, reserved: Mapping[tuple[int, int], int | None]) -> None:
         self._graph = graph
@@ -26,10 +29,10 @@ class PackingDrift:
         self._steps: deque[set[tuple[int, int]]] = deque(maxlen=WATCHED_STEPS)
         self._most: dict[tuple[int, int], int | None] = {}
         self._sparse: dict[tuple[int, int], tuple[int, int]] = {}
-        """Steps on end in which room was left over, and the most bytes that were taken in them."""
+        """Consecutive steps that left reserved memory unused, and the most bytes that were taken in them."""
 
     def note(self, overflows: Iterable[Overflow], sizes: Mapping[tuple[int, int], int]) -> None:
-        """Take notice of a step's overflows, and of the bytes that other contents took."""
+        """Record a step's overflows, and the bytes that other contents took."""
         here = set()
         for one in overflows:
             key = one.storage, one.version
@@ -47,9 +50,9 @@ class PackingDrift:
                 self._sparse[key] = steps + 1, max(most, size)
 
     def take(self) -> dict[tuple[int, int], int | None]:
-        """Return what to reserve from now on, by storage and version, where overflows persist, and look anew.
+        """Return what to reserve from now on, by storage and version, if overflows persist, and reset.
 
-        None: what saves too little to be packed, or cannot be.
+        None: contents that save too little to be packed, or cannot be.
         """
         counts: dict[tuple[int, int], int] = defaultdict(int)
         for step in self._steps:
@@ -63,9 +66,9 @@ class PackingDrift:
         return found
 
     def take_sparser(self) -> dict[tuple[int, int], int | None]:
-        """Return what would do, by storage and version, where much of what is reserved stays unused.
+        """Return what would suffice, by storage and version, if much of the reserved memory stays unused.
 
-        Whether it is used or not, it is named again only where much less does once more.
+        Whether it is adopted or not, it is named again only if much less suffices once more.
         """
         found = {key: _with_margin(most) for key, (steps, most) in self._sparse.items() if steps >= SPARSE_STEPS}
         for key in found:

@@ -1,4 +1,6 @@
-"""What packing would take: sizes and seconds of a running step's own tensors, for the plans that are made after a trial."""
+"""What packing would take: sizes and seconds for a running step's own tensors, for the plans that are made after a dry
+run.
+"""
 
 import math
 import time
@@ -17,18 +19,18 @@ from port_planner.ir.lowering.packables import Packable, packables
 from port_planner.ir.plan import MIN_DECIDED_BYTES
 
 MARGIN = 0.1
-"""Of the items stored: what later batches may have more of them than those that were looked at."""
+"""Margin on stored items, for later batches that have more of them than those measured."""
 
 WORTH_PACKING = 0.9
-"""Of a tensor's size: what saves less is not worth its instructions."""
+"""Share of a tensor's size above which packing is not worth its instructions."""
 
 _SAMPLE_BYTES = 4 << 20
-"""Of a tensor, for its speed: more than a core's own cache, and little beside what a worker holds."""
+"""Bytes of a tensor used to measure speed: more than a core's own cache, and little compared with a worker's memory."""
 
 
 @dataclass(slots=True)
 class _Seen:
-    """The largest packed form of some contents, and the fewest seconds per byte of both directions."""
+    """The largest packed form of some contents, and the fewest seconds per byte in both directions."""
 
     packed_bytes: int = 0
     pack_s: float = math.inf
@@ -36,7 +38,7 @@ class _Seen:
 
 
 class PackingProbe:
-    """Looks at everything of one graph that could be packed, when the operator before its idle time has run."""
+    """Measures everything of one graph that could be packed, after the operator before its idle time has run."""
 
     def __init__(self, graph: StepGraph) -> None:
         self.graph = graph
@@ -46,7 +48,7 @@ class PackingProbe:
             self._after[one.after].append(one)
 
     def watchers(self) -> Mapping[int, Callable[[StepValues], None]]:
-        """Return what is to be called after which operators."""
+        """Return the functions to call after operators."""
         can = packing.available() and self.graph.device == CPU
         return {op: self._watcher(ones) for op, ones in self._after.items()} if can else {}
 
@@ -70,7 +72,7 @@ class PackingProbe:
         packed = block(most)
         size = packing.pack(sample, contents.data_ptr(), packed.data_ptr(), most)
         middle = time.thread_time()
-        if one.codec.comes_back:  # else what runs on the packed form takes no longer than on the items
+        if one.codec.comes_back:  # otherwise what runs on the packed form takes no longer than on the items
             back = block(sample.source_bytes)
             packing.unpack(sample, packed.data_ptr(), size, back.data_ptr())
         share = layout.count / sample.count
@@ -78,7 +80,7 @@ class PackingProbe:
         seen.unpack_s = min(seen.unpack_s, share * (time.thread_time() - middle))
 
     def costs(self) -> tuple[PackingCost, ...]:
-        """Return what was found worth packing; joules are left at 0 for who knows the machine's watts."""
+        """Return what was found worth packing; joules are left at 0 for the caller, who knows the machine's watts."""
         found = (self._cost(one, seen) for one, seen in self._seen.items() if math.isfinite(seen.pack_s))
         return tuple(sorted((cost for cost in found if cost is not None), key=lambda c: (c.storage, c.version)))
 

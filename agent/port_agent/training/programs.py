@@ -1,4 +1,6 @@
-"""The programs of a bundle's graphs under the plan in use; where packed forms need other rooms than were planned, others."""
+"""The programs of a bundle's graphs under the plan in use, or adapted ones if packed forms need different sizes than
+planned.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -17,23 +19,26 @@ from port_planner.ir.plan import Plan
 from port_planner.ir.program import PlanError, Program, host_bytes_of
 
 PackedSizes = Mapping[tuple[int, int], int | None]
-"""By storage and version: the bytes that its packed form needs; None: it is not to be packed."""
+"""By storage and version: the bytes that its packed form needs; None: do not pack it."""
 
 
 class Programs:
-    """What is to be run, by graph; each is lowered and verified when it is first asked for."""
+    """The programs to run, by graph; each is lowered and verified on first use."""
 
     def __init__(self, bundle: Bundle, plan_index: int) -> None:
         self._bundle, self.plan_index = bundle, plan_index
         self._made: dict[tuple[int, str], Program] = {}
         self._drifts: dict[str, PackingDrift] = {}
         self._sizes: dict[str, dict[tuple[int, int], int | None]] = {}
-        """By graph: what packed forms were found to need where it is more than was measured, or much less (`with_packed_sizes`)."""
+        """By graph: measured sizes of packed forms that exceed the planned ones, or are much smaller
+        (`with_packed_sizes`).
+        """
 
     def of(self, name: str) -> Program:
-        """Return the program of one graph under the present plan; a plan over its budget is refused here.
+        """Return the program of one graph under the current plan; a plan over its budget is rejected here.
 
-        Raises GraphChangedError where no graph has this name, and what `lower`, `verify_operands` and `verify_lowered` raise.
+        Raises GraphChangedError if no graph has this name, and what `lower`, `verify_operands` and `verify_lowered`
+        raise.
         """
         key = (self.plan_index, name)
         if key not in self._made:
@@ -46,24 +51,24 @@ class Programs:
         return self._made[key]
 
     def use_plan(self, index: int) -> None:
-        """Switch to another plan of the frontier. Raises PortError where the bundle has no such plan."""
+        """Switch to another plan of the frontier. Raises PortError if the bundle has no such plan."""
         if not 0 <= index < len(self._bundle.plans):
             raise PortError(f"the bundle has no plan {index}; it has {len(self._bundle.plans)}")
         self.plan_index = index
 
     @property
     def peak_bytes(self) -> int:
-        """Of the host's memory, as planned."""
+        """Planned peak of the host's memory, in bytes."""
         programs = [self.of(name) for name in self._bundle.graphs]
         device = next(iter(self._bundle.costs.values())).device
         if device.host is not None:
             return device.host_base_bytes + host_bytes_of(programs)
         return max(program.peak_bytes for program in programs)
 
-    # -- packed forms that need other rooms than were planned
+    # -- packed forms that need different sizes than planned
 
     def note(self, name: str, packing: PackingStats) -> None:
-        """Take note of what the packed forms of a step needed."""
+        """Record what the packed forms of a step needed."""
         program = self.of(name)
         if not program.packings:
             return
@@ -73,10 +78,10 @@ class Programs:
         self._drifts[name].note(packing.overflows, packing.sizes)
 
     def adapt(self) -> str:
-        """Go on with a plan that keeps more room where tensors overflow theirs step after step; return why, if so.
+        """Switch to a plan that reserves more if tensors overflow step after step; return why, or "".
 
-        Or less, where tensors leave much of theirs unused and others can stay in RAM for it. To be called between two steps. What
-        does not fit the budget even so goes on spilling.
+        Switch to one that reserves less if tensors leave much unused and others can stay in RAM instead. Call this
+        between two steps. Whatever still does not fit the budget keeps spilling.
         """
         changed = {"denser": 0, "sparser": 0}
         for name, drift in self._drifts.items():
@@ -87,12 +92,12 @@ class Programs:
         return f"{options} than when the plan was made" if options else ""
 
     def progress(self) -> dict[str, Any]:
-        """Return what a commit says of the rooms that were found."""
+        """Return the sizes found, for a commit."""
         sizes = [[name, *key, nbytes] for name, found in self._sizes.items() for key, nbytes in found.items()]
         return {"packed_rooms": sizes} if sizes else {}
 
     def restore(self, progress: Mapping[str, Any]) -> None:
-        """Take up the rooms of a commit."""
+        """Restore the sizes of a commit."""
         self._sizes = {}
         for name, storage, version, nbytes in progress.get("packed_rooms", ()):
             self._sizes.setdefault(name, {})[storage, version] = nbytes
@@ -100,7 +105,7 @@ class Programs:
             self._forget(name)
 
     def _use_sizes(self, name: str, found: PackedSizes, *, must_pay: bool) -> bool:
-        """Return whether one graph goes on with other rooms for these: where they fit and, if they must pay, anything else is decided."""
+        """Return whether one graph adopts these sizes: if they fit and, if they must pay, change any decision."""
         before = self._sizes.get(name, {})
         sizes = {**before, **found}
         try:
@@ -115,7 +120,7 @@ class Programs:
         return True
 
     def _plan(self, name: str, sizes: PackedSizes | None) -> tuple[CostTable, Plan]:
-        """Return the present plan of one graph, and its costs, with other rooms for packed forms where there are such."""
+        """Return the current plan of one graph, and its costs, with adapted sizes of packed forms if there are any."""
         costs, plan = self._bundle.costs[name], self._bundle.plans[self.plan_index][name]
         return with_packed_sizes(self._bundle.graphs[name], costs, plan, sizes) if sizes else (costs, plan)
 

@@ -1,7 +1,7 @@
-"""Weights of small magnitude set to zero after each update, as a job's schedule says (`port_planner.ir.bundle.pruning`).
+"""Set weights of small magnitude to zero after each update, by a job's schedule (`port_planner.ir.bundle.pruning`).
 
-What is zero stays so by a threshold for each weight tensor, which is found every few updates and kept with the commit: no masks, and a
-training that was killed goes on with the same numbers.
+Zeros stay zero by a threshold for each weight tensor, which is determined every few updates and stored with the commit.
+There are no masks, and a training that was killed continues with the same numbers.
 """
 
 from collections.abc import Iterable
@@ -12,12 +12,15 @@ from port_agent.training.state.resident_state import Persistents
 from port_planner.ir.bundle.pruning import Pruning
 
 _CLASS_BITS = 15
-"""Low bits of a float's magnitude that its class leaves out: classes are 1/256 of their magnitude wide."""
+"""Low bits of a float's magnitude that its class ignores: classes are 1/256 of their magnitude wide."""
 _CLASSES = 1 << 16
 
 
 class WeightPruning:
-    """The pruning of one training. `first`: updates up to this one are left alone, as they are compared with plain PyTorch's."""
+    """The pruning of one training.
+
+    `first`: updates up to this one are not pruned, because they are compared with plain PyTorch's.
+    """
 
     def __init__(self, pruning: Pruning, first: int = 0) -> None:
         self.pruning, self.first = pruning, first
@@ -25,7 +28,7 @@ class WeightPruning:
         """Weight's key -> the magnitude up to which its items are zero."""
 
     def updated(self, update: int, keys: Iterable[str], persistents: Persistents) -> None:
-        """Set to zero what is pruned of these weights after so many updates, wherever they are."""
+        """Prune these weights after `update` updates, wherever they are."""
         if update <= max(self.pruning.begin, self.first):
             return
         for key in keys:

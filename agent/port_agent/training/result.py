@@ -1,4 +1,4 @@
-"""Where the trained weights go: looked at before training, written whole or not at all after it."""
+"""The file of the trained weights: checked before training, written completely or not at all after it."""
 
 import os
 import shutil
@@ -14,26 +14,26 @@ from port_planner.ir.bundle.safetensors_io import encode, tensor_bytes
 
 
 class ResultError(PortError):
-    """The trained weights cannot be written where they are wanted."""
+    """The trained weights cannot be written to their destination."""
 
 
 class ResultPlaceError(ResultError):
-    """Where they are wanted is no place for a file."""
+    """The destination cannot be a file."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 def trained_bytes(bundle: Bundle) -> int:
-    """Return what the trained weights take, without their names."""
+    """Return the bytes of the trained weights, without their names."""
     layouts, tensors = bundle.manifest.layouts, bundle.tensors
     keys = {bundle.result_key(name) for name in bundle.manifest.result}
     return sum(tensor_bytes(layouts[k].dtype, layouts[k].shape) if k in layouts else tensors[k].nbytes for k in keys)
 
 
 def check_result(bundle: Bundle, path: Path) -> None:
-    """Refuse a place where `save_result` would fail after all the training.
+    """Reject a destination where `save_result` would fail after all the training.
 
-    Raises ResultPlaceError for the place, ResultError for its room.
+    Raises ResultPlaceError for the place, ResultError for the space.
     """
     if not path.parent.is_dir():
         raise ResultPlaceError(f"the weights cannot go to {path}: there is no directory {path.parent}; create it")
@@ -43,8 +43,8 @@ def check_result(bundle: Bundle, path: Path) -> None:
     free = shutil.disk_usage(path.parent).free
     if free < trained_bytes(bundle):
         raise ResultError(
-            f"the weights take {format_bytes(trained_bytes(bundle))}, {path.parent} has {format_bytes(free)} free; make "
-            "room or choose another --out"
+            f"the weights take {format_bytes(trained_bytes(bundle))}, but {path.parent} has {format_bytes(free)} "
+            "free; free some space or choose another --out"
         )
 
 
@@ -64,7 +64,7 @@ def save_result(bundle: Bundle, persistents: Persistents, step: int, path: Path)
                 checksum.update(piece)
     except OSError as error:
         raise ResultError(
-            f"the weights ({format_bytes(trained_bytes(bundle))}) could not be written to {path}: {error.strerror}; make "
-            "room or choose another --out, the trained state is safe"
+            f"the weights ({format_bytes(trained_bytes(bundle))}) could not be written to {path}: {error.strerror}; free some "
+            "space or choose another --out; the trained state is safe"
         ) from error
     return checksum.text()

@@ -1,6 +1,5 @@
-"""One run of a worker, from the bundle to the last commit.
-
-What it tells, when it evaluates, switches plans and stops.
+"""One run of a worker, from the bundle to the last commit: what it reports, and when it evaluates, switches plans and
+stops.
 """
 
 import contextlib
@@ -41,7 +40,7 @@ class StateInUseError(PortError):
 def train(given: TorchOptions, control: Control, emit: Emit) -> None:
     """Train as the worker's command line says, obeying `control`.
 
-    Raises LeftOnRequest when it left as asked.
+    Raises LeftOnRequest when it left on request.
     """
     release_code_pages()
     release_blas_buffer()
@@ -60,20 +59,20 @@ def train(given: TorchOptions, control: Control, emit: Emit) -> None:
 
 
 def _lock_state(directory: Path) -> LockFile:
-    """Return the lock of a state directory: two runs in one would take each other's commits for their own."""
+    """Return the lock of a state directory: two runs in one would mistake each other's commits for their own."""
     lock = LockFile(directory / "lock")
     if not lock.try_lock():
         holder = lock.read() or "unknown"
         lock.close()
         raise StateInUseError(
-            f"process {holder} trains in {directory}; wait until it ends, or give this run its own --state-dir"
+            f"process {holder} is training in {directory}; wait until it ends, or give this run its own --state-dir"
         )
     lock.write(str(os.getpid()))
     return lock
 
 
 class _TrainingRun:
-    """One run of a trainer: what its supervisor is told of it, and what it asks for between two steps."""
+    """One run of a trainer: what its supervisor is told, and what it asks for between two steps."""
 
     def __init__(self, trainer: Trainer, given: TorchOptions, control: Control, emit: Emit) -> None:
         self.trainer, self.given, self.control, self.emit = trainer, given, control, emit
@@ -81,7 +80,8 @@ class _TrainingRun:
     def train(self) -> None:
         """Train to the end.
 
-        Raises LeftOnRequest where it left as asked, after which the last commit stands, and others as `Trainer.train` does.
+        Raises LeftOnRequest if it left on request, after which the last commit is valid, and others as `Trainer.train`
+        does.
         """
         if self.given.out:
             check_result(self.trainer.bundle, self.given.out)
@@ -92,7 +92,7 @@ class _TrainingRun:
             if self.control.leaving:
                 self.emit(WorkerLeaving(step=self.trainer.step))
             _keep_no_freed_blocks()
-            with contextlib.suppress(PageError):  # the commit before stands
+            with contextlib.suppress(PageError):  # the previous commit stays valid
                 self.trainer.commit_finished_steps(self.control.leave_within_s, self._committed)
             raise
 
@@ -141,7 +141,7 @@ class _TrainingRun:
             raise LeftOnRequest("left on request")
 
     def _take_plan(self) -> None:
-        """Go on with the plan that was asked for, or with one that keeps what outgrew its room elsewhere."""
+        """Switch to the plan that was asked for, or to one adapted to tensors that outgrew their reserved memory."""
         trainer, switch = self.trainer, self.control.take_plan()
         if switch is not None:
             trainer.use_plan(switch.plan)
@@ -172,9 +172,9 @@ class _TrainingRun:
 
 
 def _limit_cache(trainer: Trainer, *, new_plan: bool = False) -> None:
-    """Report the allocator how much of the budget blocks may take, freed ones kept for reuse included.
+    """Tell the allocator how much of the budget blocks may take, including freed blocks kept for reuse.
 
-    That is what the plan has for them, or what live ones alone took at their peak: part of that is in the plan's base.
+    This is what the plan has for them, or the peak of live ones, part of which is in the plan's base.
     """
     allocator = active()
     if allocator is not None:
@@ -186,7 +186,7 @@ def _limit_cache(trainer: Trainer, *, new_plan: bool = False) -> None:
 
 
 def _keep_no_freed_blocks() -> None:
-    """Have the allocator give back what is freed from now on, and what it had kept for reuse."""
+    """Make the allocator release what is freed from now on, and what it kept for reuse."""
     allocator = active()
     if allocator is not None:
         allocator.set_limit(0)

@@ -1,4 +1,6 @@
-"""Storages of a step that wait packed for their next use, in reserved memory or on flash; what does not fit there goes to flash as it is."""
+"""Storages of a step that are packed between uses, in reserved memory or on flash; what does not fit goes to flash
+unpacked.
+"""
 
 import math
 from collections.abc import Sequence
@@ -21,7 +23,9 @@ from port_planner.ir.lowering.packables import Packable, PackedReading, asked_in
 
 @dataclass(frozen=True, slots=True)
 class Overflow:
-    """Contents that did not fit into what was reserved; `needed_bytes`: what they would have taken, None where they cannot be packed."""
+    """Contents that did not fit into the reserved memory; `needed_bytes`: their packed size, None if they cannot be
+    packed.
+    """
 
     storage: int
     version: int
@@ -30,34 +34,36 @@ class Overflow:
 
 @dataclass(slots=True)
 class PackingStats:
-    """What a step packed: bytes before and after, and of those that needed more than was reserved, which went to flash."""
+    """What a step packed: bytes before and after, and those that exceeded the reserved memory and went to flash."""
 
     source_bytes: int = 0
     packed_bytes: int = 0
     spilled_bytes: int = 0
     overflows: list[Overflow] = field(default_factory=list)
     sizes: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Bytes that contents took packed, by storage and version."""
+    """Packed bytes of contents, by storage and version."""
 
 
 def layout_of(what: Packable | PackingCost, graph: StepGraph) -> Layout:
-    """Return how the contents of a storage are packed; `source_bytes` is not their size where they are no items of that codec's size."""
+    """Return how the contents of a storage are packed; `source_bytes` is not their size if they do not have items of
+    that codec's size.
+    """
     count = graph.storages[what.storage].nbytes // what.item_bytes
     interval = asked_interval(graph, what.storage) if what.codec is Codec.INSIDE else None
     return Layout(what.codec, count, what.item_bytes, interval or (0.0, 0.0))
 
 
 class StepPacking:
-    """The packing of one program. Raises PortError where it cannot be done in this installation or with these directories."""
+    """The packing of one program. Raises PortError if this installation or these directories cannot do it."""
 
     def __init__(self, costs: Sequence[PackingCost], values: StepValues, paging: StepPaging) -> None:
         self.costs, self.values, self.paging = costs, values, paging
         self.stats = PackingStats()
         self._layouts = [self._layout(cost) for cost in costs]
         self._packed: dict[int, tuple[torch.Tensor, int]] = {}
-        """Entry -> packed form and its size; an entry that was spilled is not here."""
+        """Entry -> packed form and its size; a spilled entry is absent."""
         self._paged: dict[int, tuple[Slot, int]] = {}
-        """Entry -> where its packed form lies, and its size."""
+        """Entry -> where its packed form is, and its size."""
         self._writes: dict[int, Transfer] = {}
         self._reads: dict[int, tuple[Transfer, torch.Tensor, int]] = {}
         if costs and not packing.available():
@@ -67,7 +73,8 @@ class StepPacking:
             )
         if costs and values.graph.device != CPU:
             raise PortError(
-                f"this plan packs tensors, which only the CPU does, and runs on {values.graph.device}; plan the job again there"
+                f"this plan packs tensors, which only the CPU can do, but runs on {values.graph.device}; plan the "
+                "job again there"
             )
         if costs and not paging.scratch:
             raise PortError("this plan packs tensors and needs a directory for what does not fit; give --page-dir")
@@ -77,16 +84,16 @@ class StepPacking:
         layout = layout_of(cost, self.values.graph)
         if layout.source_bytes != nbytes:
             raise PortError(
-                f"storage {cost.storage} has {nbytes} bytes, which are no items of {cost.item_bytes} to pack as "
-                f"{cost.codec.value}; plan the job again"
+                f"storage {cost.storage} has {nbytes} bytes, which is not a multiple of {cost.item_bytes}, so it "
+                f"cannot be packed as {cost.codec.value}; plan the job again"
             )
         return layout
 
     def pack(self, entry: int, *, stays: bool = False) -> None:
-        """Pack a resident storage; the caller lets go of it then. What does not fit into what was reserved goes to flash.
+        """Pack a resident storage, which the caller then frees. What exceeds the reserved memory goes to flash.
 
-        `stays`: it is read packed. Raises PackingOverflowError, UnsuitableDataError then, for its size follows from the step, unless
-        torch can compute on what went to flash in the memory of the result.
+        `stays`: it is read packed. Then raises PackingOverflowError, UnsuitableDataError, because its size follows from
+        the step, unless torch can compute on what went to flash in the memory of the result.
         """
         cost, layout = self.costs[entry], self._layouts[entry]
         source, target = self.values.whole(cost.storage), block(cost.reserved_bytes)
@@ -109,7 +116,10 @@ class StepPacking:
         self._packed[entry] = target, size
 
     def write(self, entry: int, target: int) -> None:
-        """Begin to write a packed form to a paging target; the transfer holds its memory. One that was spilled is there."""
+        """Begin to write a packed form to a paging target; the transfer holds its memory.
+
+        A spilled one is there already.
+        """
         if entry in self._packed:
             packed, size = self._packed.pop(entry)
             slot = self.paging.packed_slot(entry, target)
@@ -137,7 +147,7 @@ class StepPacking:
             self._packed[entry] = target, size
 
     def failed_write(self) -> Exception | None:
-        """Return why a write failed, if one did."""
+        """Return why a write failed, or None."""
         for transfer in self._writes.values():
             transfer.finished.wait()
         return next((t.error for t in self._writes.values() if t.error is not None), None)
@@ -157,7 +167,7 @@ class StepPacking:
     def computed(
         self, entry: int, reading: PackedReading, gradient: torch.Tensor, shape: Sequence[int]
     ) -> torch.Tensor:
-        """Return what an operator makes of a gradient and a packed form: a tensor of this shape, its bits torch's own."""
+        """Return an operator's result from a gradient and a packed form: a tensor of this shape, with torch's bits."""
         if entry not in self._packed:
             return self._computed_on_items(entry, gradient, shape)
         packed, size = self._packed[entry]
@@ -174,7 +184,7 @@ class StepPacking:
         return result
 
     def _computed_on_items(self, entry: int, gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        """Return what torch makes of a gradient and items of which one is NaN, read into the result's own memory."""
+        """Return torch's result from a gradient and items of which one is NaN, read into the result's own memory."""
         slot, layout = self.paging.slot(self.costs[entry].storage), self._layouts[entry]
         target = block(slot.nbytes)
         self.paging.pager.wait(self.paging.pager.receive(slot, target))
@@ -183,15 +193,15 @@ class StepPacking:
         return items
 
     def forget(self, entry: int) -> None:
-        """Let go of a packed form that is not unpacked; of one that was spilled nothing is held."""
+        """Release a packed form that is not unpacked; nothing of a spilled one is in memory."""
         self._packed.pop(entry, None)
 
     def begin(self) -> None:
-        """Count anew, for the next step."""
+        """Reset the counters for the next step."""
         self.stats = PackingStats()
 
     def drop(self) -> None:
-        """Let every transfer under way end and forget what is packed."""
+        """Let every transfer in progress end and discard what is packed."""
         for transfer in (*self._writes.values(), *(t for t, _, _ in self._reads.values())):
             transfer.finished.wait()
         self._writes.clear()

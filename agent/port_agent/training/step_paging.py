@@ -1,4 +1,4 @@
-"""Whole storages of a step on their way to flash and back; where each of them lies there."""
+"""Whole storages of a step on their way to flash and back, and where each of them is stored there."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -19,14 +19,14 @@ from port_planner.ir.lowering.packables import number_bytes
 from port_planner.ir.program import Code, Program
 
 Wait = Callable[[], None]
-"""Returns once something is done, or lets the device's computing wait for it."""
+"""Returns once something is done, or makes the device's computation wait for it."""
 
 
 class StepPaging:
     """The reads and writes of one program.
 
-    Persistent storages live in `store`, temporaries in `scratch`, one page file per paging target. Raises PortError where the
-    program pages to a target that has none.
+    Persistent storages are in `store`, temporaries in `scratch`, one page file per paging target. Raises PortError if
+    the program pages to a target that does not exist.
     """
 
     def __init__(
@@ -38,7 +38,7 @@ class StepPaging:
         scratch: Sequence["Scratch"],
         newer: set[str] | None = None,
     ) -> None:
-        """`newer`: keys of persistent storages that the store has older contents of; None: it may be any of them."""
+        """`newer`: keys of persistent storages of which the store has older contents; None: it may be any of them."""
         self.program, self.storages, self.values = program, program.graph.storages, values
         self.store, self.pager, self.scratch = store, pager, scratch
         self._changes = {s for op in program.graph.ops for s in op.writes}
@@ -47,39 +47,39 @@ class StepPaging:
         self._writes: dict[int, Transfer] = {}
         self._lies_on: dict[int, int] = {}
         self._held: dict[int, torch.Tensor] = {}
-        """A device's bytes that are being written to files: there until the program says so, as it was planned."""
+        """A device's bytes that are being written to files, kept until the program releases them as planned."""
         self._places = dict(program.host_places)
         self._leaving: dict[int, tuple[torch.Tensor, Event]] = {}
         self._arriving: dict[int, tuple[torch.Tensor, Event]] = {}
         """Pages on their way to and from the host's memory: the device's bytes, and when the copy is done."""
         self._moving: dict[int, tuple[torch.Tensor, Wait]] = {}
-        """Slices of an update on their way: their memory, and what returns once they have arrived or failed."""
+        """Slices of an update on their way: their memory, and a function that returns once they have arrived or failed."""
         self._numbers = itertools.count()
         self._item_bytes = number_bytes(program.graph)
         self._reserve()
 
     def _reserve(self) -> None:
-        """Take the page file's space now: a full disk shows before the first step, not in the middle of one."""
+        """Reserve the page file's space now, so that a full disk is noticed before the first step, not during one."""
         writes = {(i.index, i.target) for i in self.program.instructions if i.code is Code.WRITE}
         packed = {(i.index, i.target) for i in self.program.instructions if i.code is Code.WRITE_PACKED}
         furthest = max((d for _, d in writes | packed if d not in self.program.memory_targets), default=-1)
         if furthest >= len(self.scratch):
             raise PortError(
-                f"this plan pages to {furthest + 1} directories, {len(self.scratch)} were given; give a page directory for "
+                f"this plan pages to {furthest + 1} directories, but {len(self.scratch)} were given; give a page directory for "
                 "each paging target that it was planned for"
             )
         for entry, target in sorted(packed):
             self.packed_slot(entry, target)
         for s, target in sorted(writes):
             if target in self.program.memory_targets:
-                self._page(s)  # of what is persistent, its copy
+                self._page(s)  # for a persistent storage, its copy
             elif not self.storages[s].persistent:
                 self._scratch_slot(s, target)
 
     def _staging(self) -> Staging:
         if self.pager.staging is None:
             raise PortError(
-                "this plan pages to the host's memory, beside a device with its own; the CPU has no other: plan again"
+                "this plan pages to host memory beside a device with its own memory, and runs on the CPU; plan the job again"
             )
         return self.pager.staging
 
@@ -98,22 +98,22 @@ class StepPaging:
         return self.scratch[target].slot(s, self.storages[s].nbytes, self._item_bytes.get(s, 0))
 
     def packed_slot(self, entry: int, target: int) -> Slot:
-        """Return where the packed form that `Program.packings` has as this entry lies on a paging target.
+        """Return the slot of entry `entry` of `Program.packings` on a paging target.
 
-        The items of a bitmap are numbers where its storage's are, so a page of them may lie packed once more.
+        The items of a bitmap are numbers if its storage's are, so a page of them may be packed once more.
         """
         cost = self.program.packings[entry]
         item_bytes = self._item_bytes.get(cost.storage, 0) if cost.codec is Codec.BITMAP else 0
         return self.scratch[target].packed_slot(cost.storage, cost.reserved_bytes, item_bytes)
 
     def slot(self, s: int) -> Slot:
-        """Return where a storage's present contents lie on flash."""
+        """Return the slot of a storage's current contents on flash."""
         if self.storages[s].persistent:
             return self._store().slot(self.storages[s].key)
         return self._scratch_slot(s, self._lies_on.get(s, 0))
 
     def target(self, s: int, number: int = 0) -> Slot:
-        """Return where a storage's new contents go on the paging target of this number."""
+        """Return the slot for a storage's new contents on paging target `number`."""
         if self.storages[s].persistent:
             return self._store().working_slot(self.storages[s].key)
         return self._scratch_slot(s, number)
@@ -126,7 +126,7 @@ class StepPaging:
     def write(self, s: int, target: int = 0) -> None:
         """Begin to write a resident storage to a paging target; the transfer holds its memory.
 
-        Raises GraphChangedError if it is short.
+        Raises GraphChangedError if the storage is too short.
         """
         in_memory = target in self.program.memory_targets
         if not (self._must_be_copied(s) if in_memory else self._must_be_written(s)):
@@ -143,7 +143,7 @@ class StepPaging:
             self._held[s] = contents
 
     def _must_be_copied(self, s: int) -> bool:
-        """Return whether the host lacks a storage's contents; of a persistent one it has them from now on."""
+        """Return whether the host lacks a storage's contents; for a persistent one it has them from now on."""
         if not self.storages[s].persistent:
             return True
         current, key = self._staging().copies.current, self.storages[s].key
@@ -153,7 +153,9 @@ class StepPaging:
         return True
 
     def _must_be_written(self, s: int) -> bool:
-        """Return whether flash lacks a storage's contents; of one that this step does not change, they are there from now on."""
+        """Return whether flash lacks a storage's contents; for one that this step does not change, it has them from now
+        on.
+        """
         key = self.storages[s].key
         if self._newer is None or not self.storages[s].persistent or s in self._changes:
             return True
@@ -163,18 +165,20 @@ class StepPaging:
         return True
 
     def check(self, s: int, contents: torch.Tensor) -> None:
-        """Raise NonFiniteError where these bytes of a persistent storage are none to go on with."""
+        """Raise NonFiniteError if these bytes of a persistent storage are not finite."""
         if self.storages[s].persistent:
             self._store().check(self.storages[s].key, contents)
 
     def finish_write(self, s: int) -> None:
-        """Wait until a storage is written, if it is being written; to the host's memory, only what is computed then waits."""
+        """Wait until a storage is written, if it is being written; for the host's memory, only the device's computation
+        waits.
+        """
         if s in self._leaving:
             contents, copied = self._leaving.pop(s)
             self._backend().wait(copied)
             del contents
             return
-        if s in self._writes:  # else there was no step before, or someone waited meanwhile
+        if s in self._writes:  # otherwise there was no step before, or it was waited for meanwhile
             self.pager.wait(self._writes[s])
             del self._writes[s]
             self._held.pop(s, None)
@@ -189,7 +193,7 @@ class StepPaging:
         self._reads[s] = self.pager.receive(self.slot(s), target), target
 
     def memory(self, s: int, nbytes: int) -> torch.Tensor:
-        """Return memory where a storage lies, for so many bytes of it that come from where it is paged to."""
+        """Return memory on a storage's device for `nbytes` of it that are read from its page."""
         staging = self.pager.staging
         there = staging is not None and self.storages[s].device == staging.backend.kind
         return staging.memory(nbytes) if staging is not None and there else self.values.allocate(s, nbytes)
@@ -209,9 +213,10 @@ class StepPaging:
         return s in self.program.host_copies or self._lies_on.get(s, 0) in self.program.memory_targets
 
     def slices_from(self, s: int) -> "Callable[[torch.Tensor, int], Wait]":
-        """Return what begins to fill a buffer from a byte of a storage that is away; what that returns waits until it is there.
+        """Return a function that begins to fill a buffer from an offset of a paged-out storage and returns a function
+        to wait for it.
 
-        The contents are those of now, whatever is written by `slices_to` meanwhile.
+        The contents are the current ones, whatever `slices_to` writes meanwhile.
         """
         if self._in_memory(s):
             page, backend = self._page(s), self._backend()
@@ -235,7 +240,9 @@ class StepPaging:
         return read
 
     def slices_to(self, s: int) -> "Callable[[torch.Tensor, int], Wait]":
-        """Return what begins to write bytes to a persistent storage that is away, from a byte on, and returns what waits for that."""
+        """Return a function that begins to write bytes to a paged-out persistent storage at an offset and returns a
+        function to wait for it.
+        """
         if self._in_memory(s):
             page, backend = self._page(s), self._backend()
             self._staging().copies.current.add(self.storages[s].key)
@@ -255,7 +262,9 @@ class StepPaging:
         return write
 
     def _moving_slice(self, memory: torch.Tensor, first_wait: Wait, wait: Wait) -> Wait:
-        """Return `wait`; until it was called the memory is held, and `first_wait`d where the step is left before."""
+        """Return `wait`, which keeps the memory until it is called; if the step is abandoned before, `first_wait` is
+        called.
+        """
         number = next(self._numbers)
         self._moving[number] = memory, first_wait
 
@@ -266,13 +275,13 @@ class StepPaging:
         return waited
 
     def host_copy(self, s: int) -> torch.Tensor | None:
-        """Return the copy of a persistent storage in the host's memory, where that holds the present contents."""
+        """Return the copy of a persistent storage in the host's memory, if it is current."""
         staging, storage = self.pager.staging, self.storages[s]
         copy = None if staging is None else staging.copies.present(storage.key)
         return None if copy is None else copy[: storage.nbytes]
 
     def take_writes(self) -> None:
-        """Take over the writes that the step before left under way: this program waits for them."""
+        """Take over the writes that the previous step left in progress, so that this program waits for them."""
         if self.store is not None:
             keys = {self.storages[s].key: s for s in self.program.cross_step}
             pending = self.store.pending
@@ -281,7 +290,7 @@ class StepPaging:
     def leave_writes(self) -> None:
         """Leave the writes that the step does not wait for to the next one, or to the next commit.
 
-        Copies in the host's memory are old where the step changed what is on the device.
+        Copies in the host's memory are outdated if the step changed what is on the device.
         """
         if self.pager.staging is not None:
             changed = self._changes - self.program.starts_on_host
@@ -292,19 +301,13 @@ class StepPaging:
             self._held.clear()
 
     def failed_write(self) -> Exception | None:
-        """Return why a write failed, if one did.
-
-        Then what was read after it is not corrupt but was never written.
-        """
+        """Return why a write failed, or None; what was read after it is not corrupt but was never written."""
         for transfer in self._writes.values():
             transfer.finished.wait()
         return next((t.error for t in self._writes.values() if t.error is not None), None)
 
     def drop(self) -> bool:
-        """Let every transfer under way end and forget it.
-
-        Says whether a persistent storage could not be written.
-        """
+        """Let every transfer in progress end and discard it; return whether a persistent storage could not be written."""
         for transfer in (*self._writes.values(), *(t for t, _ in self._reads.values())):
             _wait_all(transfer)
         for _, copied in (*self._leaving.values(), *self._arriving.values()):
@@ -322,7 +325,7 @@ class StepPaging:
 
 
 def _wait_all(transfer: Transfer) -> None:
-    """Return once a transfer is over, however it ended, and what it read has landed."""
+    """Return once a transfer is over, however it ended, and what it read is in place."""
     transfer.finished.wait()
     if transfer.landed is not None:
         transfer.landed.synchronize()
@@ -332,18 +335,18 @@ class Scratch:
     """The page file of a step's temporaries in a directory; a slot per storage, reused on every step."""
 
     def __init__(self, directory: Path, *, packs: bool = False) -> None:
-        """`packs`: floating-point numbers lie in it packed."""
+        """`packs`: floating-point numbers in it are packed."""
         self.file, self.packs = unnamed_page_file(directory), packs
         self._slots: dict[int, Slot] = {}
         self._packed_slots: dict[tuple[int, int], Slot] = {}
         self._end = 0
 
     def slot(self, s: int, nbytes: int, item_bytes: int = 0) -> Slot:
-        """Return the slot of a storage, of floating-point numbers of so many bytes if it is said."""
+        """Return the slot of a storage; `item_bytes`: the size of its floating-point numbers, if it has any."""
         return self._slots.get(s) or self._slots.setdefault(s, self._reserved(nbytes, item_bytes))
 
     def packed_slot(self, s: int, nbytes: int, item_bytes: int = 0) -> Slot:
-        """Return the slot of a storage's packed forms; of another size, as other plans have it, another one."""
+        """Return the slot of a storage's packed forms; another one for each size, because plans may differ in it."""
         known = self._packed_slots.get((s, nbytes))
         return known or self._packed_slots.setdefault((s, nbytes), self._reserved(nbytes, item_bytes))
 

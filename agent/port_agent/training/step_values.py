@@ -1,7 +1,4 @@
-"""The tensors of a step under way.
-
-A base for every storage that is resident, a view of it for every value in use.
-"""
+"""The tensors of a running step: a base for every resident storage, a view of it for every value in use."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -29,13 +26,13 @@ from port_planner.operators import base_name, operator_of
 
 
 class GraphChangedError(PortError):
-    """The step does not do what was recorded: another branch, another shape."""
+    """The step differs from the recorded one: another branch, another shape."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 class StepValues:
-    """Storages and values of one graph while its step runs, and what operators take of them."""
+    """Storages and values of one graph while its step runs, and the operands that operators take from them."""
 
     def __init__(self, graph: StepGraph, backend: Backend | None = None) -> None:
         self.graph, self.values = graph, graph.values
@@ -47,13 +44,13 @@ class StepValues:
         self.base: list[torch.Tensor | None] = [None] * len(graph.storages)
         """Per storage: a tensor on it while it is resident."""
         self.scalars: Sequence[float | int] = ()
-        """What the optimizer gives this step."""
+        """The optimizer's numbers for this step."""
         self._values_of: list[list[int]] = [[] for _ in graph.storages]
         for v, value in enumerate(graph.values):
             self._values_of[value.storage].append(v)
 
     def value(self, v: int) -> torch.Tensor:
-        """Return the tensor of a value; raise PortError where its storage is not resident."""
+        """Return the tensor of a value; raise PortError if its storage is not resident."""
         tensor = self.env[v]
         if tensor is None:
             value = self.values[v]
@@ -61,43 +58,43 @@ class StepValues:
         return tensor
 
     def resident(self, s: int) -> torch.Tensor:
-        """Return a tensor on storage `s`; raise PortError where it is not resident."""
+        """Return a tensor on storage `s`; raise PortError if it is not resident."""
         base = self.base[s]
         if base is None:
-            raise PortError(f"storage {s} is not resident; the program is wrong, report this")
+            raise PortError(f"storage {s} is not resident, which is a defect of the program; report this")
         return base
 
     def whole(self, s: int) -> torch.Tensor:
-        """Return the bytes of storage `s`, which may go to flash; raise GraphChangedError where it is short."""
+        """Return the bytes of storage `s`, which may go to flash; raise GraphChangedError if it is too short."""
         nbytes, found = self.graph.storages[s].nbytes, whole_bytes(self.resident(s))
         if found.numel() < nbytes:
             raise GraphChangedError(
-                f"storage {s} ({self.graph.storages[s].name}) has {found.numel()} bytes, recorded were {nbytes}; plan the "
+                f"storage {s} ({self.graph.storages[s].name}) has {found.numel()} bytes, but {nbytes} were recorded; plan the "
                 "job again on this version of torch"
             )
         return found[:nbytes]
 
     def bind(self, v: int, tensor: torch.Tensor) -> None:
-        """Take `tensor` as a value, and as its storage's base where there is none."""
+        """Use `tensor` as a value, and as its storage's base if there is none."""
         s = self.values[v].storage
         self.env[v] = tensor
         if self.base[s] is None:
             self.base[s] = tensor
 
     def allocate(self, s: int, nbytes: int | None = None) -> torch.Tensor:
-        """Return memory for the contents of storage `s`, or for `nbytes` of them, where it lies."""
+        """Return memory for the contents of storage `s`, or for `nbytes` of them, on its device."""
         storage = self.graph.storages[s]
         return self._backends[storage.device].allocate(storage.nbytes if nbytes is None else nbytes)
 
     def clear(self, s: int) -> None:
-        """Let go of a storage and of every value on it."""
+        """Release a storage and every value on it."""
         self.base[s] = None
         env = self.env
         for v in self._values_of[s]:
             env[v] = None
 
     def stand_in(self, s: int) -> None:
-        """Let every value on a storage that is gone be a tensor of its shape, for operators that read no more of it."""
+        """Replace every value on a freed storage by a tensor of its shape, for operators that read nothing else of it."""
         for v in self._values_of[s]:
             value = self.values[v]
             self.env[v] = torch.empty((), dtype=dtype(value.dtype)).expand(value.shape)
@@ -105,14 +102,14 @@ class StepValues:
     def load_batch(self, batch: Sequence[torch.Tensor]) -> None:
         """Bind the tensors of a batch.
 
-        Raises GraphChangedError where they are not of the recorded shape and kind.
+        Raises GraphChangedError if their shapes or types differ from the recorded ones.
         """
         graph = self.graph
         for v, tensor in zip(graph.batch, batch, strict=True):
             value = graph.values[v]
             if tuple(tensor.shape) != value.shape or str(tensor.dtype) != f"torch.{value.dtype}":
                 raise GraphChangedError(
-                    f"a batch tensor has shape {list(tensor.shape)} {tensor.dtype}, the plan was made for "
+                    f"a batch tensor has shape {list(tensor.shape)} {tensor.dtype}, but the plan was made for "
                     f"{list(value.shape)} {value.dtype}; plan for this shape too or drop the last short batch"
                 )
             elsewhere = tensor.device.type != graph.storages[value.storage].device
@@ -121,7 +118,7 @@ class StepValues:
             self.bind(v, tensor)
 
     def caller(self, op: Op, args: tuple[Argument, ...]) -> Fetcher:
-        """Return a function that calls the operator on the present values."""
+        """Return a function that calls the operator on the current values."""
         check_arguments(op, self.graph)
         positional = [self.fetcher(a) for a in args]
         coordinates = operator_of(op.name).coordinates
@@ -134,12 +131,12 @@ class StepValues:
         return compiled(op, positional, [(k, self.fetcher(a)) for k, a in op.kwargs])
 
     def draw(self, op: Op) -> None:
-        """Draw what a random operator draws, on zeros in place of its operands."""
+        """Draw the numbers of a random operator, on zeros instead of its operands."""
         storages, values = self.graph.storages, self.values
         call(op, lambda v: view(torch.zeros(storages[values[v].storage].nbytes, dtype=torch.uint8), values[v]))
 
     def fetcher(self, argument: Argument) -> Fetcher:
-        """Return a function that gives the present value of an operator's argument."""
+        """Return a function that gives the current value of an operator's argument."""
         return fetcher(argument, self._value_fetcher, self.number_fetcher)
 
     def _value_fetcher(self, v: int) -> Fetcher:
@@ -152,15 +149,12 @@ class StepValues:
         return fetch
 
     def number_fetcher(self, index: int) -> Fetcher:
-        """Return a function that gives one of the numbers that the optimizer gives the present step."""
+        """Return a function that gives one of the optimizer's numbers for the current step."""
         return lambda: self.scalars[index]
 
 
 def _within_reach(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """Return a function that gives the coordinates an operator takes.
-
-    It raises NonFiniteError where they are none.
-    """
+    """Return a function that gives an operator's coordinates, and raises NonFiniteError if they are not finite."""
 
     def checked() -> torch.Tensor:
         grid = fetch()
@@ -168,8 +162,9 @@ def _within_reach(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], tor
             least, most = (bound.item() for bound in torch.aminmax(grid))
             if not -MAX_COORDINATE <= least <= most <= MAX_COORDINATE:
                 raise NonFiniteError(
-                    f"{op.name} is given coordinates from {least} to {most}, which no image has; the last good checkpoint is "
-                    "kept: look for such values in the data, or lower the learning rate and plan again"
+                    f"{op.name} is given coordinates from {least} to {most}, which are outside any image; the last "
+                    "good checkpoint is kept: look for such values in the data, or lower the learning rate and plan "
+                    "again"
                 )
         return grid
 
@@ -179,12 +174,12 @@ def _within_reach(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], tor
 def _countable(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
     """Return a function that gives how often each index is repeated.
 
-    It raises IndexError where that is less than never, or more than memory can hold.
+    It raises IndexError for a negative number, or more than memory can hold.
     """
 
     def checked() -> torch.Tensor:
         repeats = fetch()
-        counted = repeats.cpu()  # Apple's GPU has no numbers of 64 bits to add them in
+        counted = repeats.cpu()  # Apple's GPU has no 64-bit numbers to add them in
         if counted.numel() and (counted.min() < 0 or counted.sum(dtype=torch.float64) > MAX_REPEATS):
             raise IndexError(f"{op.name} is given {counted.min().item()} to {counted.max().item()} repeats")
         return repeats
@@ -200,7 +195,7 @@ def _among_classes(
 ) -> Callable[[], torch.Tensor]:
     """Return a function that gives the labels of a CTC loss (one row per sample, or all in a row).
 
-    It raises IndexError, as other losses do, where one within a sample's length is no class.
+    It raises IndexError, as other losses do, if one within a sample's length is not a valid class.
     """
 
     def checked() -> torch.Tensor:
@@ -219,14 +214,14 @@ def _among_classes(
 
 
 def check_layout(op: Op, value: Value, tensor: torch.Tensor) -> None:
-    """Raise GraphChangedError unless an operator gave the layout that was recorded."""
+    """Raise GraphChangedError unless an operator's result has the recorded layout."""
     actual = (str(tensor.dtype), tuple(tensor.shape), tuple(tensor.stride()), tensor.storage_offset())
     if actual != (f"torch.{value.dtype}", value.shape, value.stride, value.offset):
         raise GraphChangedError(
-            f"{op.name} gave a tensor {actual}, recorded was {value.dtype} {value.shape} {value.stride} {value.offset}; "
+            f"{op.name} gave a tensor {actual}, but recorded was {value.dtype} {value.shape} {value.stride} {value.offset}; "
             + (
-                "how much it gives depends on its operands' contents, and a plan holds for one size: train with `port-agent exec`, which "
-                "follows what changes"
+                "its size depends on its operands' contents, and a plan is valid for one size; train with "
+                "`port-agent exec`, which handles such changes"
                 if shaped_by_contents(op)
                 else "plan the job again on this version of torch"
             )

@@ -1,6 +1,5 @@
-"""Run a bundle: batches, steps, commits, evaluation, resume.
-
-The worker's inside; single-threaded but for the page thread.
+"""Run a bundle: batches, steps, commits, evaluation and resuming; the worker's core, single-threaded except for the
+page thread.
 """
 
 import contextlib
@@ -63,10 +62,10 @@ from port_planner.ir.torch_operators import dtype
 
 _PARAMETER = storage_key(Role.PARAMETER, "")
 _PRUNED_DIMENSIONS = 2
-"""Of weights that are pruned: biases and norms are few, and matter each."""
+"""Fewest dimensions of pruned weights: biases and norms are few, and each matters."""
 
 _KNOWN_SPEED_BYTES = 16 << 20
-"""From so many bytes on, what the page thread has written tells the medium's speed."""
+"""After this many bytes, the page thread's writes show the medium's speed."""
 
 
 @dataclass(slots=True)
@@ -81,10 +80,10 @@ class StepEvent:
     report: StepReport = field(repr=False)
     planned_s: float = 0.0
     planned_compute_s: float = 0.0
-    """Of it, what the operators take, recomputation included."""
+    """Part of it that the operators take, recomputation included."""
     planned_joules: float | None = None
     paging: PagerStats = field(default_factory=PagerStats)
-    """What the page thread did during the step, what the program found in the wrong place included."""
+    """What the page thread did during the step, including errors in the pages that were read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +98,7 @@ class _StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class _OpenStep:
-    """The step that is being run.
-
-    What a commit of the steps before it says, and when it began (perf_counter).
-    """
+    """The step in progress: what a commit of the steps before it would record, and when it began (perf_counter)."""
 
     progress: dict[str, Any]
     executor: Executor
@@ -110,7 +106,7 @@ class _OpenStep:
 
 
 class PastEndError(PortError):
-    """The state directory is further than the training that is asked for."""
+    """The state directory is further than the requested training."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -185,14 +181,14 @@ class Trainer:
         self._open: _OpenStep | None = None
         self._last_step_s = math.inf
         self._recoveries = 0
-        """Since a step ended that never had before."""
+        """Recoveries since a step ended for the first time."""
         self._furthest = 0
         self.commit_bytes = 0
-        """What the last commit wrote beside the step's own paging."""
+        """Bytes that the last commit wrote besides the step's own paging."""
 
     @property
     def _counts(self) -> Sequence[int]:
-        """How many samples of each bucket there are."""
+        """The number of samples in each bucket."""
         return self.manifest.plain.rows if self.options.referee else self.samples.counts
 
     @property
@@ -204,7 +200,7 @@ class Trainer:
         return next(iter(self.bundle.costs.values())).device.targets
 
     def _packed_items(self) -> dict[str, int]:
-        """Return the storages that lie on flash packed, with the size of their numbers."""
+        """Return the storages that are packed on flash, with the size of their numbers."""
         if not self._targets[0].packs_pages:
             return {}
         sizes = {key: dtype(layout.dtype).itemsize for key, layout in self.manifest.layouts.items()}
@@ -212,7 +208,9 @@ class Trainer:
         return {key: sizes[key] for key in numbers if sizes[key] in ITEM_BYTES}
 
     def _in_files(self, sizes: Mapping[str, int]) -> dict[str, FileRange]:
-        """Return the frozen weights that may be read where the user's files have them: all but what others may replace, and what pages pack."""
+        """Return the frozen weights that may be read from the user's files: all but those that others may replace, and
+        those in packed pages.
+        """
         files, packed = self.manifest.files.items(), self._packed_items()
         if self.options.weights is not None:
             return {}
@@ -221,10 +219,10 @@ class Trainer:
     # -- beginning and end
 
     def start(self) -> Commit:
-        """Take up the last commit, or begin; raise BundleError where a tensor of the bundle is damaged."""
+        """Load the last commit, or start anew; raise BundleError if a tensor of the bundle is damaged."""
         for key in self.bundle.tensors.keys() - self.store.sizes.keys() - self.executors.constants.keys():
             for _ in self.bundle.contents(key, CHUNK):
-                pass  # only the result takes these: better refused now than after training
+                pass  # only the result needs these: better rejected now than after training
         for name in sorted({layout.dtype for layout in self.manifest.layouts.values()}):
             say_once(dtype(name))
         self._limit_device()
@@ -233,7 +231,10 @@ class Trainer:
         return commit
 
     def _compute_as(self, then: Arithmetic | None) -> None:
-        """Compute with settings of a bundle or a commit, None where it does not say. Raises UnavailableArithmeticError where bits count."""
+        """Set torch to the settings of a bundle or a commit, None if it has none.
+
+        Raises UnavailableArithmeticError if bits matter.
+        """
         if then is not None:
             with contextlib.nullcontext() if self.options.verify else contextlib.suppress(UnavailableArithmeticError):
                 set_arithmetic(then._replace(threads=self.manifest.threads))
@@ -289,7 +290,7 @@ class Trainer:
         return {"device_rng": {self.backend.kind: self.backend.generator_state().numpy().tobytes()}}
 
     def close(self) -> None:
-        """Stop the page thread and drop scratch files; uncommitted steps are lost."""
+        """Stop the page thread and delete scratch files; uncommitted steps are lost."""
         self.pager.close()
         self.executors.close()
         self.store.close()
@@ -299,19 +300,19 @@ class Trainer:
     # -- what runs a step
 
     def interrupt(self) -> None:
-        """Make the executors' gate be called before the next instruction; any thread may do so."""
+        """Make the executors call `gate` before the next instruction; any thread may do so."""
         self.executors.interrupt()
 
     def use_plan(self, index: int) -> None:
         """Switch to another plan of the frontier, from the next step on.
 
-        Raises PortError where the bundle has no such plan.
+        Raises PortError if the bundle has no such plan.
         """
         self.programs.use_plan(index)
         self._limit_device()
 
     def _limit_device(self) -> None:
-        """Let tensors have no more of the device's memory than the plan's budget leaves them: no kernel bounds what it holds."""
+        """Limit tensors to the device memory that the plan's budget leaves them, because no kernel limits it."""
         choice = self.manifest.plans[self.programs.plan_index]
         held = self._outside_bytes + (resident_bytes() if self.backend.unified else 0)
         self._device_limit_bytes = max(0, (choice.device_ram_bytes or choice.ram_bytes) - held)
@@ -319,12 +320,12 @@ class Trainer:
 
     @property
     def device_peak_bytes(self) -> int | None:
-        """The most of the device's memory that was held, by tensors, context and libraries; None on the CPU."""
+        """Peak of the device's memory, for tensors, context and libraries, in bytes; None on the CPU."""
         return None if self.backend.kind == CPU else self._outside_bytes + self.backend.peak_bytes()
 
     @property
     def device_excess_bytes(self) -> int:
-        """By how much tensors have passed what the plan leaves them of the device's memory; 0 on the CPU."""
+        """Bytes by which tensors exceeded their planned share of the device's memory; 0 on the CPU."""
         return max(0, self.backend.peak_bytes() - self._device_limit_bytes)
 
     # -- training
@@ -336,17 +337,16 @@ class Trainer:
         finish: Callable[[], None] = lambda: None,
         on_recovery: Callable[[StateRecovered], None] = lambda event: None,
     ) -> None:
-        """Run until `options.steps` batches are done in all, then `finish`.
+        """Run until `options.steps` batches are done in total, then `finish`.
 
-        A damaged block leads back to a sound commit.
-
-        Raises CorruptPageError where the medium damages every commit again, BundleError where the bundle lacks the optimizer's
-        numbers for so many updates, PastEndError where more steps are done than asked for.
+        A damaged block leads back to an intact commit. Raises CorruptPageError if the medium damages every commit
+        again, BundleError if the bundle lacks the optimizer's numbers for so many updates, PastEndError if more steps
+        are done than asked for.
         """
         if self.step > self.total_steps and self.options.data is None:
             raise PastEndError(
-                f"{self.options.state_dir} is at step {self.step:,} already, this training ends at step {self.total_steps:,}: ask for more --epochs "
-                "or --steps, or give another --state-dir to begin anew"
+                f"{self.options.state_dir} is already at step {self.step:,}, but this training ends at step "
+                f"{self.total_steps:,}; give more --epochs or --steps, or another --state-dir to start again"
             )
         accumulate = self.manifest.accumulate
         self.manifest.require_known(self.scalars.steps_done + self.total_steps // accumulate - self.step // accumulate)
@@ -357,15 +357,19 @@ class Trainer:
                 return
             except CorruptPageError as error:
                 self._recoveries += 1
-                if self._recoveries > SLOTS + 1:  # every commit there can be, and a new beginning
+                if self._recoveries > SLOTS + 1:  # every commit that can exist, and a new start
                     raise
                 on_recovery(self._recover(error))
 
     def _recover(self, error: CorruptPageError) -> StateRecovered:
-        """Go back to the latest commit that does not hold the damaged block. Raises BundleError where that is in a file of the user's."""
+        """Go back to the latest commit that does not use the damaged block.
+
+        Raises BundleError if that is in a file of the user's.
+        """
         if self.store.lies_in_file(error.path):
             raise BundleError(
-                f"{error.path} was changed since the bundle was made; put back the file that the bundle was made from, or plan the job again"
+                f"{error.path} was changed since the bundle was made; restore the file that the bundle was made "
+                "from, or plan the job again"
             ) from error
         reached, self._furthest = self.step, max(self.step, self._furthest)
         if error.path == self.store.file.path and self.store.avoid(error.offset):
@@ -380,7 +384,9 @@ class Trainer:
 
     @property
     def _rounds_before(self) -> int:
-        """Of a federation: each draws masks of its own and begins in the data where the one before ended."""
+        """Rounds of a federation before this one: each draws its own masks and continues in the data where the one
+        before ended.
+        """
         return 0 if self.options.weights is None else self.options.round or 0
 
     def _train_until(
@@ -397,7 +403,7 @@ class Trainer:
                 self.commit(on_commit)
 
     def commit(self, on_commit: Callable[[Commit, float], None]) -> None:
-        """Make the steps so far durable, if there are any that are not."""
+        """Make the steps so far durable, if any are not."""
         self._commit(self.persistents.commit, on_commit)
 
     def _commit(
@@ -413,11 +419,10 @@ class Trainer:
         on_commit(commit, time.perf_counter() - begin)
 
     def commit_finished_steps(self, within_s: float, on_commit: Callable[[Commit, float], None]) -> None:
-        """Make the finished steps durable, in the middle of one that never ends.
+        """Make the finished steps durable during a step that never ends, if that takes less than `within_s`.
 
-        If that takes less than `within_s`.
-
-        Memory is free as it is written; nothing can be run afterwards. Does nothing where it is too late: the open step has begun its update. What came after the last checkpoint is then lost.
+        Memory is freed as it is written; nothing can run afterwards. Does nothing if it is too late, because the open
+        step has begun its update; everything after the last checkpoint is then lost.
         """
         if self._commit_s() < within_s and not (self._open and self._open.executor.changed):
             if self._open is not None:
@@ -427,8 +432,8 @@ class Trainer:
     def finishes_first(self, within_s: float) -> bool:
         """Return whether the open step has begun its update, and can be finished and committed in `within_s`.
 
-        Half an update is worth nothing: neither the state before nor the one after is left. Without finished steps that
-        wait for a commit only the open step would be lost.
+        Half an update is useless, because neither the state before nor the one after exists. Without finished steps
+        that wait for a commit only the open step would be lost.
         """
         if self._open is None or not self._open.executor.changed or not self.uncommitted:
             return False
@@ -436,7 +441,7 @@ class Trainer:
         return left_s + self._commit_s() < within_s
 
     def _commit_s(self) -> float:
-        """Return how long a commit is expected to take, at the speed of the writes so far or else of the plan."""
+        """Return how long a commit is expected to take, at the speed of the writes so far or of the plan."""
         stats = self.pager.stats
         flash = next(iter(self.bundle.costs.values())).device.flash
         known = stats.written_bytes >= _KNOWN_SPEED_BYTES and stats.write_seconds > 0
@@ -444,7 +449,7 @@ class Trainer:
         return self.persistents.unwritten_bytes / speed
 
     def _one_run(self, together: Sequence[BatchRows]) -> list[StepEvent]:
-        """Run one batch, or all of an update at once, and return what each of them did: of the whole, an equal share."""
+        """Run one batch, or all of an update at once, and return what each of them did: an equal share of the whole."""
         m, count = self.manifest, len(together)
         kind = WHOLE_UPDATE if count > 1 else batch_kind(self.step, m.accumulate)
         _, bucket, rows = together[0]
@@ -476,7 +481,7 @@ class Trainer:
         ]
 
     def _done(self, epoch: int, loss: float, name: str, times: _StepTimes) -> StepEvent:
-        """Count a batch as done, look at its loss, and return what it did."""
+        """Count a batch as done, check its loss, and return what it did."""
         m = self.manifest
         self.step += 1
         self.uncommitted += 1
@@ -507,7 +512,7 @@ class Trainer:
         return report
 
     def _weights(self, program: Program) -> list[str]:
-        """Return the weights that a program has just updated and that pruning is about."""
+        """Return the weights that a program has just updated and that are pruned."""
         keys = {
             program.graph.storages[s].key for op in program.graph.ops if op.phase is Phase.UPDATE for s in op.writes
         }
@@ -517,7 +522,9 @@ class Trainer:
     # -- evaluation and results
 
     def evaluate(self) -> Evaluation | None:
-        """Return loss and metric over the evaluation data, or one batch of each size where the run is discarded; None where the bundle has none."""
+        """Return loss and metric over the evaluation data, or over one batch of each size if the run is discarded; None
+        if the bundle has none.
+        """
         if not self.eval_samples.counts[0]:
             return None
         generators, before = generator_states((self.backend.kind,)), replace(self.pager.stats)
@@ -566,7 +573,7 @@ class Trainer:
 
 
 def step_message(event: StepEvent, device_peak_bytes: int | None = None, device_excess_bytes: int = 0) -> StepDone:
-    """Return a step as the supervisor hears of it."""
+    """Return a step as reported to the supervisor."""
     paging, packing = event.paging, event.report.packing
     waits_and_transfers = {
         "stall": paging.stall_seconds,

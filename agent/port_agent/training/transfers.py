@@ -1,7 +1,7 @@
 """Contents on their way between the host's memory and a device's, while operators run on both.
 
-A transfer begins as soon as the device has computed what it reads, and goes on beside what follows. Whoever needs its target, or
-what it reads to be let go of or changed, waits: the host for what lies in its memory, the device's computing for the rest.
+A transfer begins as soon as the device has computed its source, and runs beside what follows. Whatever needs its
+target, or frees or changes its source, waits: the host for its own memory, the device's computation for the rest.
 """
 
 from collections.abc import Iterable, Set
@@ -24,7 +24,7 @@ class StepTransfers:
         """By target."""
 
     def begin(self, transfer: StorageTransfer) -> None:
-        """Begin to copy a resident storage into memory of its own on the other side; nothing where the copy is there."""
+        """Begin to copy a resident storage into memory on the other side; nothing if the copy exists."""
         if self.values.base[transfer.target] is not None:
             return
         source = self.values.whole(transfer.source)
@@ -33,7 +33,7 @@ class StepTransfers:
         self._events[transfer.target] = self._copy(target[: source.numel()], source)
 
     def _copy(self, target: torch.Tensor, source: torch.Tensor) -> Event:
-        """Begin to copy: small contents as they are, others through the ring where there is one."""
+        """Begin to copy: small contents directly, others through the ring if there is one."""
         if self.ring is None or source.numel() < MIN_BYTES:
             return self.backend.copy(target, source, self.backend.reached())
         if target.device.type == CPU:
@@ -41,7 +41,7 @@ class StepTransfers:
         return self.ring.into_device(target, source)
 
     def wait(self, target: int, touched: int) -> None:
-        """Let whoever touches a storage next, the target of a transfer or what it reads, do so only after it."""
+        """Make whoever touches a storage next, the target of a transfer or its source, wait for the transfer."""
         if self.values.graph.storages[touched].device == CPU:
             self._events[target].synchronize()
         else:
@@ -49,31 +49,33 @@ class StepTransfers:
             self.backend.wait(event.landed() if isinstance(event, RingCopy) else event)
 
     def land(self) -> None:
-        """Let every transfer under way end."""
+        """Let every transfer in progress end."""
         for event in self._events.values():
             event.synchronize()
 
     def drop(self) -> None:
-        """Let every transfer end and forget it."""
+        """Let every transfer end and discard it."""
         self.land()
         self._events.clear()
 
 
 class TransferWaits:
-    """Which transfers are under way at an instruction of a program, as its instructions are gone through in order."""
+    """The transfers in progress at an instruction of a program, while its instructions are visited in order."""
 
     def __init__(self) -> None:
         self._by_storage: dict[int, set[int]] = {}
 
     def begins(self, transfer: StorageTransfer) -> None:
-        """Note a transfer."""
+        """Record a transfer."""
         for storage in (transfer.source, transfer.target):
             self._by_storage.setdefault(storage, set()).add(transfer.target)
 
     def before(self, touched: Set[int]) -> list[tuple[int, int]]:
-        """Return the waits (target, touched storage) ahead of what needs these targets, or changes or lets go of these sources."""
+        """Return the waits (target, touched storage) before an instruction that needs these targets, or changes or
+        frees these sources.
+        """
         return [(target, s) for s in sorted(touched) for target in sorted(self._by_storage.pop(s, ()))]
 
     def into(self, storages: Iterable[int]) -> set[int]:
-        """Return those of these storages that a transfer under way fills: what one only reads may be read by others, too."""
+        """Return those of these storages that a transfer in progress fills; a source may be read by others, too."""
         return {s for s in storages if s in self._by_storage.get(s, ())}

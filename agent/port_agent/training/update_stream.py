@@ -1,7 +1,7 @@
-"""An elementwise update run slice by slice: weight, gradient and optimizer state stream through RAM.
+"""An elementwise update that runs slice by slice: weight, gradient and optimizer state stream through RAM.
 
-While slice i is computed, slice i + 1 is being read and slice i - 1 written; two buffers per streamed storage. All this
-happens on a thread of its own, so that the transfers of an update hide behind the backward pass that goes on.
+While slice i is computed, slice i + 1 is being read and slice i - 1 written, with two buffers per streamed storage.
+This runs on a thread of its own, so that the transfers of an update hide behind the backward pass.
 """
 
 import threading
@@ -21,11 +21,11 @@ from port_planner.ir.run_op import Fetcher, compiled, fetcher
 
 
 class _AbandonError(Exception):
-    """The step is over before its time; nobody asks for the result."""
+    """The step is over early; nothing needs the result."""
 
 
 class UpdateThread:
-    """Runs the sliced updates of one step, one after the other. The thread starts with the first of them."""
+    """Runs the sliced updates of one step, one after another. The thread starts with the first of them."""
 
     def __init__(self) -> None:
         self._pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="update-thread")
@@ -40,7 +40,7 @@ class UpdateThread:
     def result(self, group: int, timeout_s: float) -> float | None:
         """Return the seconds that the update of a group computed, None if it is not done yet.
 
-        Raises what it raised.
+        Raises what the update raised.
         """
         future = self._futures[group]
         try:
@@ -56,7 +56,7 @@ class UpdateThread:
         self._may_run.set()
 
     def close(self) -> None:
-        """End the thread; updates that nobody waited for stop before their next slice."""
+        """End the thread; updates that were not waited for stop before their next slice."""
         self._closed = True
         self._may_run.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -95,14 +95,14 @@ class SlicedUpdate:
             s: k for k, op in enumerate(self.ops) for s in _storages(graph.values, op) if s in self.temporaries
         }
         self.slices: dict[int, torch.Tensor] = {}
-        """Storage -> the present slice, as bytes."""
+        """Storage -> the current slice, as bytes."""
         self.views: dict[int, torch.Tensor] = {}
 
     @torch.no_grad()
     def run(self, gate: Callable[[], None]) -> float:
-        """Run the group, storages that are resident in place; return the seconds it computed.
+        """Run the group, with resident storages in place; return the seconds it computed.
 
-        `gate` is called before each slice: it waits while the step is paused.
+        `gate` is called before each slice, and waits while the step is paused.
         """
         gate()
         begin = time.perf_counter()

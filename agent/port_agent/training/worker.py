@@ -1,9 +1,8 @@
-"""The worker process.
-
-It trains one bundle, tells its supervisor how it goes, pauses and leaves when told.
+"""The worker process: it trains one bundle, reports to its supervisor, and pauses and leaves when told.
 
 `python -m port_agent.training.worker --bundle job.port --state-dir DIR ...`; started by the supervisor and by
-`port-agent train` (see `port_agent.worker.start`), which prepare its malloc. How it ends: `port_planner.base.errors.ExitCode`.
+`port-agent train` (see `port_agent.worker.start`), which prepare its malloc. Its exit codes:
+`port_planner.base.errors.ExitCode`.
 """
 
 import os
@@ -19,7 +18,7 @@ from port_agent.worker.serve import serve
 from port_planner.base.errors import ExitCode
 
 _STACK_BYTES = 1 << 20
-"""Of the page thread and the update thread: the system's 8 MiB each would count against RLIMIT_DATA."""
+"""Stack of the page thread and the update thread: the system's 8 MiB each would count against RLIMIT_DATA."""
 
 
 def main(words: Sequence[str] | None = None) -> ExitCode:
@@ -29,7 +28,7 @@ def main(words: Sequence[str] | None = None) -> ExitCode:
 
 
 def run(control_fd: int | None, options_of: Callable[[Control], TorchOptions]) -> ExitCode:
-    """Load torch, train what `options_of` says by then, and return the exit code."""
+    """Load torch, train what `options_of` then returns, and return the exit code."""
     threading.stack_size(_STACK_BYTES)
 
     def work(control: Control, emit: Emit) -> None:
@@ -42,7 +41,7 @@ def run(control_fd: int | None, options_of: Callable[[Control], TorchOptions]) -
 
 
 def end(code: ExitCode) -> NoReturn:
-    """End the process: torch's own teardown takes longer than the second that leaving may take."""
+    """End the process: torch's own teardown takes longer than the second allowed for leaving."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

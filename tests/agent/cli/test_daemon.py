@@ -72,7 +72,7 @@ def test_the_command_line_from_submit_to_result(tmp_path: Path, capsys: pytest.C
         assert "is paused" in run("pause", "held")
         assert "is queued" in run("resume", "held")
         assert "is cancelled" in run("cancel", "2")
-        assert "Training goes on" in run("resume")
+        assert "Training resumes" in run("resume")
         assert "until" in run("not-now", "--for", "2h")
         assert "is queued" in run("submit", str(bundle), "--name", "wanted")
         assert "runs now, before all others" in run("run-now", "wanted", "--for", "1h")

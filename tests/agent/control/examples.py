@@ -39,7 +39,7 @@ def status() -> AgentStatus:
         planned_joules=None,
         deadline_at=None,
     )
-    wrong = HealthItem("config", "", Severity.ERROR, "the configuration was refused", "x", "correct it", 1.0, 2.0)
+    wrong = HealthItem("config", "", Severity.ERROR, "the configuration was rejected", "x", "correct it", 1.0, 2.0)
     return AgentStatus(
         time=1e9,
         uptime_s=12.5,

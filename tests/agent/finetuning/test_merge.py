@@ -167,8 +167,8 @@ def test_over_a_grid_it_is_the_grids_weights_with_the_adapter(
     assert contents(tmp_path / "out") == by_peft(loaded, adapter, tmp_path / "peft")
     assert outcome.grid is grid and outcome.merged == merged
     assert notes == [
-        f"the adapter was trained on {grid.value}-quantized weights: {layers} layers are written as quantized and decoded, in the data type "
-        "of base"
+        f"the adapter was trained on {grid.value}-quantized weights: {layers} layers are written as quantized and "
+        "decoded, in the data type of base"
     ]
 
 
@@ -283,7 +283,7 @@ def test_nothing_is_overwritten_and_the_room_is_looked_at_first(
         merge(adapter, tmp_path / "out")
     disk = shutil.disk_usage(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda path: disk._replace(free=1000))
-    with pytest.raises(FinetuneError, match=r"takes .* KiB, and .* has 1000 B free; make room"):
+    with pytest.raises(FinetuneError, match=r"takes .* KiB, and .* has 1000 B free; free some space"):
         merge(adapter, tmp_path / "other")
     assert not (tmp_path / "other").exists()
 

@@ -280,7 +280,7 @@ def test_where_layers_turn_out_not_to_stand_alone_the_batches_run_one_by_one(
         run(replace(options, out=str(tmp_path / "refused"), accumulate_by=MicroBatchOrder.LAYERS))
     monkeypatch.setattr("port_agent.finetuning.training.accumulation_of", lambda *_: Accumulation(True, "no room"))
     _, notes = run(replace(options, out=str(tmp_path / "chosen")))
-    assert any("run one by one: it draws random numbers" in note for note in notes)
+    assert any("run one at a time: it draws random numbers" in note for note in notes)
     name = "adapter_model.safetensors"
     assert (tmp_path / "plain" / name).read_bytes() == (tmp_path / "chosen" / name).read_bytes()
 

@@ -28,5 +28,5 @@ def test_where_the_library_is_missing_that_is_the_trouble(tmp_path: Path, monkey
 def test_figures_are_judged() -> None:
     assert _judged({"wrong": 0, "read_faults": 9, "moved_bytes": 1}, "") == ("", True)
     assert _judged({"wrong": 0, "read_faults": 9, "moved_bytes": 0}, "") == ("", False)
-    assert "3 words came back with other values" in _judged({"wrong": 3, "read_faults": 9, "moved_bytes": 1}, "")[0]
+    assert "3 words came back with different values" in _judged({"wrong": 3, "read_faults": 9, "moved_bytes": 1}, "")[0]
     assert _judged({"wrong": -1, "read_faults": 0, "moved_bytes": 0}, "no room")[0] == "no room"

@@ -188,9 +188,9 @@ def test_memory_that_no_count_sees_is_said_to_be_bounded_by_the_plan() -> None:
     }
     check = check_device(report)
     detail = check.finding
-    assert "Orin, shares the host's memory (--ram is for both)" in detail and "resident memory do not count" in detail
+    assert "Orin, shares the host's memory (--ram covers both)" in detail and "resident memory do not count" in detail
     assert (
-        "plans bound it; tried: a limit of torch's allocator refuses more, RLIMIT_DATA lets more be taken; " in detail
+        "plans limit it; tested: a limit of torch's allocator refuses more, RLIMIT_DATA lets more be taken; " in detail
     )
     assert check.verdict is Verdict.GOOD and "33 operators do not repeat" in detail
     assert check_device({**report, "bounded": False}).verdict is Verdict.BAD, "nothing would stop a step there"
@@ -222,7 +222,7 @@ def test_kinds_of_cores_are_named(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_the_private_parts_of_torch_are_really_there(tmp_path: Path, options: AgentOptions) -> None:
     found = findings(tmp_path, options)["torch's private parts"]
-    assert found.verdict is Verdict.GOOD and re.fullmatch(r"all \d+ that are used are as they were", found.finding)
+    assert found.verdict is Verdict.GOOD and re.fullmatch(r"all \d+ that are used are unchanged", found.finding)
 
 
 def test_a_torch_that_lacks_a_private_part_is_named_with_what_that_breaks() -> None:
@@ -246,7 +246,7 @@ def test_guarded_memory_is_judged_by_its_trial() -> None:
     assert works.verdict is Verdict.GOOD and works.finding.startswith("works; pages move, of 4 KiB") and not works.cure
     few = check_guard(replace(GUARD, max_mappings=4096))
     assert few.verdict is Verdict.NOTE and "4096" in few.finding and few.cure == "sysctl vm.max_map_count=65530"
-    killed = check_guard(replace(GUARD, trouble="the trial was ended by SIGSYS"))
+    killed = check_guard(replace(GUARD, trouble="the test was killed by SIGSYS"))
     assert killed.verdict is Verdict.NOTE and "SIGSYS" in killed.finding and "--guard-only" in killed.cure
     filtered = check_guard(replace(GUARD, seccomp=True, moves_pages=False, page_bytes=16384))
     assert "seccomp" in filtered.finding and "taken fresh" in filtered.finding and "16 KiB" in filtered.finding

@@ -150,7 +150,7 @@ async def test_sleep_is_held_off_while_a_job_may_run_and_training_goes_on_after_
         told = await live.ask(live.client.get, "/v1/why")
         assert "the machine slept for 7 h 00 min" in str(told)
         clock_before_s, clock.monotonic_s = clock.monotonic_s, lambda: clock_before_s() + 61.0  # type: ignore[method-assign]
-        await live.until(lambda: live.context.runners.host.job is not None and held.exists(), "training goes on")
+        await live.until(lambda: live.context.runners.host.job is not None and held.exists(), "training continues")
         live.plug(False)
         await live.until(lambda: not held.exists(), "nothing is held off on battery")
         live.plug(True)

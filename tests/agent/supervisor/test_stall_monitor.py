@@ -28,4 +28,4 @@ def test_a_late_look_is_a_health_item_and_a_rest_that_was_planned_is_none() -> N
     clock.now_s += 13.0
     watch.looked()
     (item,) = health.items(clock.now_s)
-    assert item.text == "its loop stood still for 12 s"
+    assert item.text == "its event loop was blocked for 12 s"

@@ -25,7 +25,7 @@ def test_a_place_that_cannot_be_is_refused_before_training(tmp_path: Path) -> No
 def test_too_little_room_is_said_with_the_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bundle = Bundle(small_bundle())
     monkeypatch.setattr("shutil.disk_usage", lambda path: type("Usage", (), {"free": trained_bytes(bundle) - 1})())
-    with pytest.raises(ResultError, match="KiB free; make room"):
+    with pytest.raises(ResultError, match="KiB free; free some space"):
         check_result(bundle, tmp_path / "w.safetensors")
 
 

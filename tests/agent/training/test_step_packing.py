@@ -136,7 +136,7 @@ def test_packing_that_cannot_be_done_is_refused_before_the_first_step(
 ) -> None:
     odd = replace(HALF, codec=Codec.NARROW, item_bytes=8)
     short = StepValues(replace(graph(), storages=(*graph().storages[:2], Storage(4 * COUNT + 4, Role.TEMPORARY, "t"))))
-    with pytest.raises(PortError, match="no items of 8 to pack as narrow; plan the job again"):
+    with pytest.raises(PortError, match="not a multiple of 8, so it cannot be packed as narrow; plan the job again"):
         StepPacking((odd,), short, paging)
     with monkeypatch.context() as patched:
         patched.setattr(paging, "scratch", ())

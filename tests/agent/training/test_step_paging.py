@@ -124,7 +124,7 @@ def test_the_next_step_waits_for_what_this_one_left_under_way(
 def test_a_storage_that_is_shorter_than_recorded_is_refused(paging: StepPaging) -> None:
     paging.values.base[T] = torch.zeros(COUNT - 1)
     with pytest.raises(
-        GraphChangedError, match=rf"storage 2 \(t\) has {4 * COUNT - 4} bytes, recorded were {4 * COUNT}"
+        GraphChangedError, match=rf"storage 2 \(t\) has {4 * COUNT - 4} bytes, but {4 * COUNT} were recorded"
     ):
         paging.write(T)
 

@@ -62,7 +62,7 @@ def test_a_storage_that_is_let_go_of_is_freed_with_all_its_values(values: StepVa
     values.clear(1)
     assert gone() is None and values.env[1:3] == [None, None]
     assert values.env[3] is not None
-    with pytest.raises(PortError, match="storage 1 is not resident; the program is wrong, report this"):
+    with pytest.raises(PortError, match="storage 1 is not resident, which is a defect of the program; report this"):
         values.value(1)
 
 
@@ -174,7 +174,7 @@ def test_coordinates_that_no_image_has_never_reach_the_operator(bad: float) -> N
     values.bind(1, torch.zeros(shapes[1]))
     assert call().shape == (1, 1, 2, 2)
     values.value(1)[0, 1, 1, 0] = bad
-    with pytest.raises(NonFiniteError, match="which no image has"):
+    with pytest.raises(NonFiniteError, match="which are outside any image"):
         call()
     named = replace(op, args=(Ref(0),), kwargs=(("grid", Ref(1)),))
     with pytest.raises(GraphError, match="without its coordinates"):

@@ -91,7 +91,9 @@ def test_gradients_are_clipped_in_the_models_order_of_parameters(tmp_path: Path)
 
 def test_a_state_beyond_the_end_is_told_and_left(tmp_path: Path) -> None:
     train(tmp_path, steps=4)
-    with pytest.raises(PastEndError, match="is at step 4 already, this training ends at step 3: ask for more --epochs"):
+    with pytest.raises(
+        PastEndError, match="is already at step 4, but this training ends at step 3; give more --epochs"
+    ):
         train(tmp_path, steps=3)
     assert train(tmp_path, steps=4)[0] == []
 

@@ -1,5 +1,6 @@
-"""What leaves when, and how it comes back.
+"""What is evicted when, and how it comes back.
 
-`trace` remembers what the program did, `eviction` chooses, `recompute` rebuilds. `planner` has the step that repeats
-(`step_recording`) planned beside the program and adopts the plan; `kept_plans` keeps it for the next run.
+`trace` remembers what the program did, `eviction` chooses, `rematerialization` rebuilds. `step_planner` has the
+repeating step (`step_recording`) planned beside the program and adopts the plan; `kept_plans` keeps it for the next
+run.
 """

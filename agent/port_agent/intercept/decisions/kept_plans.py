@@ -1,8 +1,6 @@
-"""Plans that are kept for the next run of the same program.
+"""Plans kept for the next run of the same program, as files in the user's cache, one for each step.
 
-Files in the user's cache, one for each step.
-
-A plan is advice, so a file that is somebody else's costs time and nothing else; one that is damaged is not read.
+A plan is advice, so another program's file costs time and nothing else; a damaged file is ignored.
 """
 
 import contextlib
@@ -18,20 +16,17 @@ from port_planner.ir.traced import TracedPlan
 
 _FOLDER = "plans"
 _PLANS_KEPT = 128
-"""Files of some 20 KB; those not written for longest go."""
+"""Most files kept, of about 20 KB each; the oldest are removed."""
 
 _FORMAT = 3
 
 _OTHER_MEDIUM = 4.0
-"""A plan for a medium so many times faster or slower is made anew; a busy one varies by less."""
+"""A plan is made again if the medium is this many times faster or slower; a busy medium varies by less."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeptPlan:
-    """A plan of a step, by segment.
-
-    Where operands leave, to be recomputed or paged, and which results are made again.
-    """
+    """A plan of a step, by segment: where operands are evicted or dropped, and which results are recomputed."""
 
     strategy: str
     predicted_s: float
@@ -40,11 +35,11 @@ class KeptPlan:
     remade: list[tuple[int, int]]
     """Segment, position."""
     bytes_per_s: tuple[float, float]
-    """Read and written, of the medium that it was made for."""
+    """Read and write speed of the medium for which it was made."""
 
     @classmethod
     def of(cls, plan: TracedPlan, segments: Iterable[SegmentPlan], bytes_per_s: tuple[float, float]) -> "KeptPlan":
-        """Return what `plan` says, given for each segment."""
+        """Return a plan with its segments' parts."""
         leaving, remade = [], []
         for k, segment in enumerate(segments):
             leaving += [(k, p, o, again) for p, operands in segment.leaving.items() for o, again in operands.items()]
@@ -52,7 +47,7 @@ class KeptPlan:
         return cls(plan.strategy, plan.seconds, leaving, remade, bytes_per_s)
 
     def suits(self, bytes_per_s: tuple[float, float]) -> bool:
-        """Return whether a medium is about as fast as the one that the plan was made for."""
+        """Return whether a medium is about as fast as the one for which the plan was made."""
         pairs = zip(self.bytes_per_s, bytes_per_s, strict=True)
         return all(made_for < _OTHER_MEDIUM * now and now < _OTHER_MEDIUM * made_for for made_for, now in pairs)
 
@@ -77,7 +72,9 @@ def plan_name(
     *,
     whole_process: bool,
 ) -> str:
-    """Return the name of a plan: of the hashes of its step's segments, the budget, the limits and what a written byte wears."""
+    """Return the name of a plan: made of the hashes of its step's segments, the budget, the limits and the wear of a
+    written byte.
+    """
     fields = msgspec.msgpack.encode(
         [_FORMAT, list(segments), budget_bytes, deadline_s, written_bytes, wear_joules_per_byte, whole_process]
     )
@@ -90,12 +87,12 @@ def read_plan(name: str) -> KeptPlan | None:
 
 
 def keep_plan(name: str, plan: KeptPlan) -> None:
-    """Keep a plan, in one piece; a cache that cannot be written keeps none."""
+    """Keep a plan, atomically; if the cache cannot be written, none is kept."""
     write_cached(cache_folder(_FOLDER), name, plan, max_files=_PLANS_KEPT)
 
 
 def forget_plan(name: str) -> None:
-    """Keep a plan no longer."""
+    """Remove a kept plan."""
     folder = cache_folder(_FOLDER)
     if folder is not None:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What the trace and the plan foretell of the storages that an operator touched: who leaves, who is made again, who is fetched."""
+"""What trace and plan predict of the storages that an operator touched: which are evicted, recomputed, or prefetched."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ from port_agent.intercept.residency.trace import AHEAD, NOTHING, Entry, TraceBoo
 
 
 class Prefetcher:
-    """Reports the residency what the `book` knows of the operators to come."""
+    """Tells the residency what the `book` knows of the next operators."""
 
     def __init__(self, table: StorageTable, residency: Residency, planner: StepPlanner, book: TraceBook) -> None:
         self._table, self._residency, self._planner, self._book = table, residency, planner, book
@@ -20,7 +20,7 @@ class Prefetcher:
         """Position of the matched trace up to which storages were fetched."""
 
     def touch(self, entry: Entry, touched: Sequence[Storage]) -> None:
-        """Report when each storage is needed next; those that the plan lets leave here begin to be written."""
+        """Report when each storage is needed next; those that the plan evicts here begin to be written."""
         residency, book = self._residency, self._book
         plan = book.plan
         leaving = None if plan is None else plan.leaving.get(book.position, NOTHING)
@@ -41,14 +41,14 @@ class Prefetcher:
                 residency.write_early(touched[operand])
 
     def remade(self, entry: Entry | None, made: Storage, seconds: float) -> bool:
-        """Return whether a result may be made again in place of being paged."""
+        """Return whether a result may be recomputed instead of being paged."""
         plan = self._book.plan
         if plan is not None and entry is not None:
             return self._book.position in plan.remade
         return made.nbytes >= REMAT_BYTES and seconds < MAX_REMAT_SHARE * self._planner.paging_seconds(made.nbytes)
 
     def learn(self, touched: Sequence[Storage]) -> None:
-        """Remember each storage's use, and start writing those that left after this use the last time."""
+        """Record each storage's use, and start writing those that were evicted after this use the last time."""
         entry = self._book.entry_run()
         leaving = entry.leaving
         for operand, storage in enumerate(touched):
@@ -58,7 +58,7 @@ class Prefetcher:
             self._residency.keep_smaller(storage)
 
     def fetch_ahead(self) -> None:
-        """Start reading what the next operators of the trace need, as far as there is room."""
+        """Start reading what the next operators of the trace need, as far as memory allows."""
         book = self._book
         trace = book.matched
         if trace is None:

@@ -1,7 +1,7 @@
-"""Recipes: how a storage that was dropped is made again, with the same bits.
+"""Rematerialization: how a dropped storage is made again with the same bits.
 
-A recipe keeps nothing alive and is believed only while every storage it reads is what it was. Operators that draw random
-numbers, write anything (also where their schema does not say so) or are not worth their time have none.
+A rematerialization keeps nothing alive and is valid only while every storage that it reads is unchanged. Operators that
+draw random numbers, write anything (even if their schema does not say so) or take too long have none.
 """
 
 import weakref
@@ -20,22 +20,22 @@ from port_planner.operators.row import Filling
 from port_planner.torch_compat.modes import without_modes
 
 _SNAPSHOT_BYTES = 4 << 10
-"""Small operands, which are not followed and may change unseen, are copied into the recipe up to this size."""
+"""Small operands, which are not followed and may change unnoticed, are copied into it up to this size."""
 
 SMALLEST_BYTES = 256 << 10
-"""Smaller results are paged: a recipe costs its own few microseconds at each operator."""
+"""Smaller results are paged: each rematerialization costs a few microseconds at each operator."""
 
 MAX_REMAT_SHARE = 0.5
-"""Share of its paging time that making a result again may take: paging overlaps with compute, computing does not."""
+"""Share of its paging time that recomputing a result may take: paging overlaps with computation, recomputing does not."""
 
 _HELD_SHARE = 0.5
-"""Share of a result's size that sources which nobody else needs any more may take, kept in its place."""
+"""Share of a result's size that sources which nothing else needs may take when they are kept in its place."""
 
 
 class StorageRemat:
-    """One call of an operator, its tensors by weak storage and geometry.
+    """One call of an operator, with its tensors by weak storage and geometry.
 
-    `sources`: the followed ones it reads.
+    `sources`: the followed storages that it reads.
     """
 
     __slots__ = (
@@ -70,9 +70,10 @@ class StorageRemat:
         self._arithmetic = arithmetic()
 
     def possible(self, storage: Storage) -> bool:
-        """Return whether what the recipe reads is unchanged and will be there when `storage` is needed next.
+        """Return whether its sources are unchanged and will exist when `storage` is needed next.
 
-        What is needed no longer would be kept for it: only where that is much smaller, as a bfloat16 is of its float32.
+        Sources that nothing else needs would be kept for it, which is only done if they are much smaller, as a bfloat16
+        is of its float32.
         """
         need = storage.next_use
         if need is None or need == NEVER or any(not dependent.resident for dependent in storage.dependents or ()):
@@ -88,7 +89,7 @@ class StorageRemat:
         return sum(source.nbytes for source in self.kept_for(storage)) <= _HELD_SHARE * storage.nbytes
 
     def unwritten(self) -> bool:
-        """Return whether nobody wrote a source past the operators since."""
+        """Return whether no source was written by anything but operators since."""
         return all(
             (memory := source.ref()) is not None and self._backing.unwritten(source, memory, writes)
             for source, writes in zip(self.sources, self._writes, strict=True)
@@ -102,10 +103,7 @@ class StorageRemat:
         ]
 
     def take_hold(self, storage: Storage) -> tuple[torch.UntypedStorage, ...]:
-        """Return strong references to what the recipe reads.
-
-        Its sources remember who depends on them.
-        """
+        """Return strong references to its sources, which then remember the dependent storage."""
         for source in self.sources:
             if source.dependents is None:
                 source.dependents = weakref.WeakSet()
@@ -132,14 +130,14 @@ def _sealed(backing: Backing, storage: Storage) -> int:
 
 
 class _NotRepeatableError(Exception):
-    """An argument that might be another value when the call is repeated."""
+    """An argument that might have another value when the call is repeated."""
 
 
 @cache
 def repeatable(func: Any) -> bool:
-    """Return whether an operator gives the same bits again from operands that are there, and does nothing else.
+    """Return whether an operator gives the same bits again from the same operands, without side effects.
 
-    What those that cast inside give depends on the autocast of their time, too.
+    The result of operators that cast inside also depends on the autocast setting at the time.
     """
     known = operator_of(func._schema.name)
     return (
@@ -165,16 +163,13 @@ def remat_of(
     *,
     workspace_bytes: int,
 ) -> StorageRemat | None:
-    """Return how `storage`, the one large result of a repeatable call, could be made again.
-
-    None where it cannot.
-    """
+    """Return how `storage`, the one large result of a repeatable call, could be made again; None if it cannot."""
     output = made[0] if isinstance(made, tuple) else made
     sources = tuple(dict.fromkeys(inputs))
     if not isinstance(output, torch.Tensor) or id(untyped_storage(output)) != storage.key or not sources:
         return None
     if any(s.pins > 0 for s in sources):
-        return None  # a pointer to it left: it may be written past the dispatcher
+        return None  # a pointer to it was handed out: it may be written without the dispatcher
     if output.storage_offset() != 0 or storage.nbytes != output.numel() * output.element_size():
         return None
     followed = {source.key for source in sources}

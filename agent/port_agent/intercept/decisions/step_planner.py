@@ -1,10 +1,10 @@
 """A plan for the step that the program repeats: recorded once, adopted if it moves less.
 
-It is searched for beside the program, and says what leaves after which operator; where pages go to flash that wears out, it may
-take a little longer and write less. Everything else is as without one: who
-must leave when room is short is chosen anew each time, those that the plan names first, so a plan that does not fit any
-more costs time and nothing else.
-It goes again if the steps with it take longer than those before. Plans are kept for the next run of the same program.
+The search runs beside the program, and the plan says which storages leave after which operator. If pages go to flash
+that wears out, it may take a little longer and write less. Everything else works as without a plan: when memory is
+short, evictions are chosen each time, those named by the plan first. So a plan that no longer fits costs time and
+nothing else. It is dropped if steps with it take longer than before. Plans are kept for the next run of the same
+program.
 """
 
 import contextlib
@@ -41,27 +41,31 @@ from port_planner.ir.traced import (
 from port_planner.search.wear import SPARING_TIME
 
 LONGEST_STEP = 32
-"""Segments in a step: an accumulation over more micro-batches is not planned."""
+"""Most segments in a planned step: an accumulation over more micro-batches is not planned."""
 
 _SEARCHES = 8
-"""Steps of different shapes that are planned in one run."""
+"""Most steps of different shapes that are planned in one run."""
 
 _FORESEEN = 4
-"""Steps that are recorded before they came twice: most programs repeat their second one, and need not wait for a fourth."""
+"""Steps recorded before any came twice: most programs repeat their second step, and need not wait for a fourth."""
 
 _SEARCH_S = 12.0
 """CPU seconds of one search: GPT-2's is within 1 % of its bound by then."""
 
 _LONGEST_SEARCH_S = 60.0
-"""A search that a busy machine lets take longer ends with what it found: meanwhile its memory is missing."""
+"""A search that takes longer than this on a busy machine ends with its best plan, because its memory is missing
+meanwhile.
+"""
 
 _MAX_PLAN_BYTES = 64 << 20
 
 _LARGEST_SHARE = 0.25
-"""Share of the room for tensors that the searching process may take while it runs; with less only the greedy plan is made."""
+"""Share of the memory for tensors that the search process may take while it runs; with less only the greedy plan is
+made.
+"""
 
 _SLACK_SHARE = 0.04
-"""Share of the room for tensors that plans leave free, for pages on their way in."""
+"""Share of the memory for tensors that plans leave free, for pages on their way in."""
 
 _MEDIUM_WATTS = 0.5
 _PAGING_CPU_S_PER_BYTE = 0.1e-9
@@ -70,15 +74,19 @@ _PAGING_CPU_S_PER_BYTE = 0.1e-9
 _LATENCY_S = 1e-4
 
 _SPARED_BYTES_PER_S = 200e6
-"""Where flash wears out, paging counts as no faster: elementwise operators are run again, products of matrices are not."""
+"""If flash wears out, paging counts as no faster than this: elementwise operators are recomputed, matrix products are
+not.
+"""
 
 _JUDGED_STEPS = 3
-"""A plan goes when each of so many steps was worse than the step before it, by what was moved, recomputed and worn."""
+"""A plan is dropped after this many steps that were each worse than the step before it, by what was moved, recomputed
+and worn.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class StepBounds:
-    """What a planned step may take at most; None: whatever the least energy asks for."""
+    """Limits of a planned step; None: no limit."""
 
     deadline_s: float | None = None
     written_bytes: int | None = None
@@ -86,16 +94,16 @@ class StepBounds:
 
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """What a step read, wrote and made again: seconds, at the medium's speed whatever the load, and bytes written.
+    """What a step read, wrote and recomputed: seconds, at the medium's speed whatever the load, and bytes written.
 
-    Infinite seconds: it broke a limit.
+    Infinite seconds mean that it broke a limit.
     """
 
     seconds: float
     written_bytes: int
 
     def worse_than(self, other: "StepTraffic", wear_s_per_byte: float, slower_s: float) -> bool:
-        """Return whether this costs more, a written byte being worth so many seconds, or takes more than `slower_s` longer."""
+        """Return whether this costs more, at so many seconds per written byte, or takes more than `slower_s` longer."""
         cost_s, other_s = (traffic.seconds + wear_s_per_byte * traffic.written_bytes for traffic in (self, other))
         return cost_s > other_s or self.seconds > other.seconds + slower_s
 
@@ -105,7 +113,7 @@ _LIMIT_BROKEN = StepTraffic(float("inf"), 0)
 
 @dataclass(slots=True)
 class Adopted:
-    """A plan in force, its step's predicted and measured seconds, what steps moved before and with it."""
+    """A plan in force, its step's predicted and measured seconds, and the traffic of steps before and with it."""
 
     segments: tuple[Trace, ...]
     strategy: str
@@ -113,7 +121,7 @@ class Adopted:
     bytes_per_s: tuple[float, float]
     before: StepTraffic
     after_s: float
-    """Seconds from the start of the budget until it was in force."""
+    """Seconds from the start of the budget until it took effect."""
     traffic: list[StepTraffic] = field(default_factory=list)
     measured_s: float | None = None
     written_bytes: int | None = None
@@ -144,15 +152,15 @@ class _Search:
     name: str
     process: "subprocess.Popen[bytes]"
     plans: IO[bytes]
-    """A file without a name, which the process writes."""
+    """An unnamed file to which the process writes."""
     until_s: float
     before: StepTraffic
-    """What the recorded step moved."""
+    """The traffic of the recorded step."""
     seen: int = 0
-    """Plans that were read."""
+    """Number of plans read so far."""
 
     def newest(self) -> TracedPlan | None:
-        """Return the best plan so far, None if none came since the last call."""
+        """Return the best plan so far; None if none arrived since the last call."""
         plans = list(read_traced_plans(os.pread(self.plans.fileno(), _MAX_PLAN_BYTES, 0)))
         if len(plans) == self.seen:
             return None
@@ -167,7 +175,7 @@ class _Search:
 
 
 class StepPlanner:
-    """Finds the step in the segments that end, and a plan for it."""
+    """Finds the repeating step in the segments that end, and a plan for it."""
 
     def __init__(
         self,
@@ -192,12 +200,12 @@ class StepPlanner:
         self._began_s = time.perf_counter()
 
     def paging_seconds(self, nbytes: int) -> float:
-        """Return what writing and reading `nbytes` counts when no plan has weighed it against making them again."""
+        """Return the cost of writing and reading `nbytes` when no plan has compared it with recomputing."""
         measured_s = self._residency.paging_seconds(nbytes)
         return max(measured_s, 2 * nbytes / _SPARED_BYTES_PER_S) if self._wear_joules_per_byte > 0 else measured_s
 
     def segment_ended(self, trace: Trace | None, *, whole: bool, stepped: bool) -> None:
-        """Take note that a segment ended, `stepped` by an optimizer, and adopt what was found meanwhile."""
+        """Record that a segment ended, `stepped` by an optimizer, and adopt a plan found meanwhile."""
         self._optimizers = self._optimizers or stepped
         if self._search is not None:
             self._look()
@@ -224,7 +232,7 @@ class StepPlanner:
             self._step_ended()
 
     def _step_ended(self) -> None:
-        """Judge the plan in force, or begin with one: for a step that came twice, or one that an earlier run planned."""
+        """Judge the plan in force, or look for one: for a step that came twice, or one that an earlier run planned."""
         recording, self.recording = self.recording, None
         last, self._segments_since_step = self._segments_since_step, 0
         step = repeated(self._history)
@@ -242,7 +250,7 @@ class StepPlanner:
             self.recording = StepRecording()
 
     def _plan(self, step: tuple[Trace, ...], recording: StepRecording | None) -> None:
-        """Adopt a kept plan for a step or search one, once: now if it was recorded, or when it was."""
+        """Adopt a kept plan for a step or search for one, once: now if it is recorded, otherwise when it is."""
         key = tuple(t.prefixes[-1] for t in step)
         if key in self._tried:
             return
@@ -265,9 +273,9 @@ class StepPlanner:
         return True
 
     def _traffic(self, segments: int, bytes_per_s: tuple[float, float]) -> StepTraffic:
-        """Return what the last step, one of so many segments, moved and recomputed.
+        """Return what the last step, of `segments` segments, moved and recomputed.
 
-        Where it took longer or wrote more than it may, any plan within the limits is better.
+        If it took longer or wrote more than allowed, any plan within the limits is better.
         """
         if len(self._spent) <= segments:
             return _LIMIT_BROKEN
@@ -279,9 +287,10 @@ class StepPlanner:
         return now.traffic(before, bytes_per_s)
 
     def _worse(self, traffic: StepTraffic, before: StepTraffic, plan_s: float) -> bool:
-        """Return whether a step of `plan_s` moves what is worse than before it.
+        """Return whether a step of `plan_s` seconds has worse traffic than before it.
 
-        It may take `SPARING_TIME` of the step before if that spares flash, which the plan's own seconds are not more than.
+        It may take `SPARING_TIME` times the step before if that reduces wear, as long as it takes no longer than the
+        plan predicts.
         """
         wear_s_per_byte = self._wear_joules_per_byte / _power().full_watts
         return traffic.worse_than(before, wear_s_per_byte, (1 - 1 / SPARING_TIME) * plan_s)
@@ -310,7 +319,7 @@ class StepPlanner:
                 given.write(msgspec.msgpack.encode(request))
                 given.seek(0)
                 process = command.start(stdin=given, stdout=plans, stderr=subprocess.DEVNULL)
-            except OSError:  # no space, no process: the program goes on without a plan
+            except OSError:  # no disk space or no process: the program continues without a plan
                 return
             opened.pop_all()
         given.close()
@@ -321,7 +330,7 @@ class StepPlanner:
             self._process.beside_bytes = searching_bytes
 
     def _look(self) -> None:
-        """Adopt a plan that was found since the last look; let go of a search that ended."""
+        """Adopt a plan that was found since the last check; close a search that ended."""
         search = self._search
         if search is None:
             return
@@ -337,7 +346,7 @@ class StepPlanner:
             self.close()
 
     def _device(self) -> DeviceCosts:
-        """Return what the medium gives, as measured so far, and wears, with watts as where a bundle is planned."""
+        """Return the medium's measured speeds and wear, with watts as when a bundle is planned."""
         read, write = self._bytes_per_s()
         power = _power()
         cpu = power.compute_watts * _PAGING_CPU_S_PER_BYTE
@@ -374,7 +383,7 @@ class StepPlanner:
         if len(adopted.traffic) > _JUDGED_STEPS:
             return
         adopted.traffic.append(self._traffic(count, adopted.bytes_per_s))
-        judged = adopted.traffic[1:]  # in the first, what was resident was not the plan's choice
+        judged = adopted.traffic[1:]  # in the first step, residency was not the plan's choice
         if len(judged) == _JUDGED_STEPS and all(
             self._worse(traffic, adopted.before, adopted.predicted_s) for traffic in judged
         ):
@@ -398,7 +407,7 @@ class StepPlanner:
         return self._residency.bytes_per_s(write=False), self._residency.bytes_per_s(write=True)
 
     def close(self) -> None:
-        """End the search, if one is under way."""
+        """End the search, if one is running."""
         search, self._search = self._search, None
         if self._process is not None:
             self._process.beside_bytes = 0
@@ -406,25 +415,27 @@ class StepPlanner:
             search.close()
 
     def interrupt(self) -> None:
-        """End the search, if one is under way; it begins anew when the program has repeated its step."""
+        """End the search, if one is running; it starts again when the program has repeated its step."""
         if self._search is not None:
             self._tried.discard(tuple(t.prefixes[-1] for t in self._search.recording.segments))
             self._searches_left += 1
             self.close()
 
     def plan_nothing(self) -> None:
-        """Plan nothing from here on: in a forked child, whose parent's the search is, or where no step can be recorded."""
+        """Plan nothing from now on: in a forked child, because the search is its parent's, or if no step can be
+        recorded.
+        """
         self._search = self.recording = None
         self._searches_left = 0
 
 
 def _power() -> PowerModel:
-    """Return what this machine draws with as many threads as the program's operators have now."""
+    """Return the power of this machine with the number of threads that the program's operators use now."""
     return power_with(torch.get_num_threads())
 
 
 def repeated(history: Sequence[Trace]) -> tuple[Trace, ...] | None:
-    """Return the shortest run of segments that came twice at the end of `history`, None where none did."""
+    """Return the shortest run of segments that came twice at the end of `history`; None if there is none."""
     ended = list(history)
     for length in range(1, len(ended) // 2 + 1):
         if all(a is b for a, b in zip(ended[-length:], ended[-2 * length : -length], strict=True)):

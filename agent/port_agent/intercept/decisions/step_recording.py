@@ -1,7 +1,4 @@
-"""One step of a program as the planner wants it.
-
-Operators with their seconds, storages with their lives.
-"""
+"""One step of a program in the form that the planner needs: operators with their seconds, storages with their lives."""
 
 import contextlib
 from collections.abc import Sequence
@@ -12,7 +9,7 @@ from port_planner.ir.traced import Departure, TracedOp, TracedStep, TracedStorag
 
 
 class StepRecording:
-    """Records segments that follow each other, as `expected` says where that is known already.
+    """Records consecutive segments, `expected` ones if these are known already.
 
     `broken` if the program does something else.
     """
@@ -20,10 +17,10 @@ class StepRecording:
     def __init__(self, expected: Sequence[Trace] = ()) -> None:
         self.expected = tuple(expected)
         self.segments: tuple[Trace, ...] = ()
-        """Those that ended."""
+        """The segments that ended."""
         self.broken = False
         self.tensor_bytes: float = float("inf")
-        """The least that could be resident meanwhile."""
+        """The smallest memory for tensors meanwhile."""
         self._ops: list[TracedOp] = []
         self._touched: list[tuple[int, ...]] = []
         self._places: list[tuple[int, int]] = []
@@ -66,13 +63,13 @@ class StepRecording:
         return tuple(found)
 
     def ended(self, storage: Storage) -> None:
-        """Take note that the program gave a storage up."""
+        """Record that the program gave a storage up."""
         index = self._index.get(storage.number)
         if index is not None:
             self._ends[index] = len(self._ops)
 
     def end_segment(self, trace: Trace) -> None:
-        """Take note that a segment ended."""
+        """Record that a segment ended."""
         self.segments += (trace,)
         self.broken = bool(self.expected) and self.expected[: len(self.segments)] != self.segments
 
@@ -86,7 +83,7 @@ class StepRecording:
         return TracedStep(tuple(self._ops), tuple(storages))
 
     def segment_plans(self, departures: Sequence[Departure]) -> list[SegmentPlan]:
-        """Return what a plan says of each segment."""
+        """Return a plan's decisions for each segment."""
         plans = [SegmentPlan() for _ in self.segments]
         births = {index: op for op, made in enumerate(self._ops) for index in made.makes}
         for departure in departures:
@@ -94,7 +91,7 @@ class StepRecording:
             operands = [k for k, index in enumerate(self._touched[departure.after]) if index == departure.storage]
             plans[segment].leaving.setdefault(position, {}).update(dict.fromkeys(operands, departure.recomputed))
             if departure.recomputed:
-                with contextlib.suppress(KeyError):  # met before the step
+                with contextlib.suppress(KeyError):  # seen before the step
                     segment, position = self._places[births[departure.storage]]
                     plans[segment].remade.add(position)
         return plans

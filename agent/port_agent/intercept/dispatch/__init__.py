@@ -1,1 +1,1 @@
-"""Where every operator passes: what is known of it, how it runs, and the memory that it takes."""
+"""Where every operator passes: its traits, how it runs, and the memory that it takes."""

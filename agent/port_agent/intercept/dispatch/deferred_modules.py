@@ -1,8 +1,9 @@
-"""Modules that libraries import and hardly any program uses, loaded when somebody asks something of them.
+"""Modules that libraries import but few programs use, loaded on first use.
 
-`transformers`, `torch.distributed.tensor` and torch's kernels for the meta device, on which `from_pretrained` lays models out, bring sympy
-(43 MiB, for the shapes of compiled programs) and scipy.optimize (16 MiB, for the losses of object detectors) into every process. Until it is used, such a module's place is held by one that has stand-ins
-for the names that are taken from it on import. Anything else, a submodule included, loads the real one.
+`transformers`, `torch.distributed.tensor` and torch's kernels for the meta device, on which `from_pretrained` lays
+models out, bring sympy (43 MiB, for the shapes of compiled programs) and scipy.optimize (16 MiB, for the losses of
+object detectors) into every process. Until it is used, such a module is replaced by one with stand-ins for the names
+that are taken from it on import. Anything else, a submodule included, loads the real one.
 """
 
 import importlib
@@ -25,7 +26,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "scipy.optimize": ("linear_sum_assignment",),
     "sympy": (),
 }  # fmt: skip
-"""The modules, and the functions that are taken from them while others are imported."""
+"""The modules, and the functions that others take from them on import."""
 
 
 def _is_bool(value: object) -> bool:
@@ -57,34 +58,35 @@ _OF_PLAIN_NUMBERS: Mapping[str, tuple[Callable[[object], bool], Callable[..., ob
     "sym_eq": (_is_shape, lambda one, other: list(one) == list(other)),
     "sym_or": (_is_bool, lambda *conditions: any(conditions)),
 }
-"""What those of them that kernels of the meta device ask about sizes say of plain numbers, which are no symbols."""
+"""Answers of those functions for plain numbers, which are not symbols, as kernels of the meta device ask about sizes."""
 
 TYPES: Mapping[str, Mapping[str, type]] = {
     "torch.fx.experimental.symbolic_shapes": {"GuardOnDataDependentSymNode": RuntimeError},
     "sympy": {"Basic": object},
 }
-"""Types that are taken so, with their bases: exceptions to be caught, and classes that objects are asked for. Only the real module
-makes any, and by then they are the real ones."""
+"""Types that are imported, with their bases: exceptions to be caught, and classes for isinstance.
+
+Only the real module makes instances, and by then they are the real types.
+"""
 
 _CONTENTS = frozenset(("__all__", "__version__"))
-"""Names of the real module that a held one answers by loading it, unlike what the import system and inspect look for."""
+"""Names for which a placeholder loads the real module, unlike names that the import system and inspect look for."""
 
 _TAKES_ALL = re.compile(rb"^from \S+ import \*", re.MULTILINE)
-"""What a module's source says that takes every name of another one."""
+"""Matches source code that imports every name of another module."""
 
 
 def defer_modules() -> None:
-    """Load the modules above only when they are used, but for those that are there already."""
+    """Load the modules above only when they are used, except those that are loaded already."""
     waiting = {name for name in FUNCTIONS if name not in sys.modules}
     sys.meta_path.insert(0, _DeferringFinder(waiting))
 
 
 @cache
 def _may_have(file: str | None, folders: tuple[str, ...], name: str) -> bool:
-    """Return whether a name is written in the sources of a module in `file`, or is a file in its `folders`.
+    """Return whether a name occurs in the source of a module in `file`, or is a file in its `folders`.
 
-    pickle asks every module for what it pickles, where that does not say where it is from, and finds it in none if one of
-    them loads others meanwhile.
+    pickle asks every module for an object whose module is unknown, and fails if one of them loads others meanwhile.
     """
     if name in _CONTENTS or file is None:
         return True
@@ -100,7 +102,7 @@ def _may_have(file: str | None, folders: tuple[str, ...], name: str) -> bool:
 
 
 class HeldModule(types.ModuleType):
-    """Stands for a module that is not loaded yet; the place of the real one, and of its submodules, is known by its spec."""
+    """Placeholder for a module that is not loaded yet; its spec gives the place of the real one and of its submodules."""
 
     def __init__(self, spec: ModuleSpec) -> None:
         super().__init__(spec.name)
@@ -115,7 +117,7 @@ class HeldModule(types.ModuleType):
         return getattr(real_module(self.__name__), name)
 
     def yield_to(self) -> types.ModuleType:
-        """Load the real module into this one's place and return it."""
+        """Load the real module in place of this one and return it."""
         del sys.modules[self.__name__]
         sys.meta_path[:] = [
             f for f in sys.meta_path if not (isinstance(f, SubmoduleFinder) and f.name == self.__name__)
@@ -124,7 +126,7 @@ class HeldModule(types.ModuleType):
 
 
 def real_module(name: str) -> types.ModuleType:
-    """Load the real module into the place that was held for it, if it was, and return it."""
+    """Load the real module if a placeholder stands for it, and return it."""
     present = sys.modules.get(name)
     return present.yield_to() if isinstance(present, HeldModule) else importlib.import_module(name)
 
@@ -151,7 +153,7 @@ class _DeferredModule(HeldModule):
 
 
 def _calling(module: str, name: str) -> Callable[..., Any]:
-    """Return a function that loads the module, where it is needed, and calls its function of that name."""
+    """Return a function that loads the module if necessary, and calls its function of that name."""
     is_plain, answer = _OF_PLAIN_NUMBERS.get(name, (None, None))
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -164,7 +166,7 @@ def _calling(module: str, name: str) -> Callable[..., Any]:
 
 
 class _DeferringFinder(MetaPathFinder):
-    """Finds the modules that wait to be used."""
+    """Finds the deferred modules."""
 
     def __init__(self, waiting: set[str]) -> None:
         self._waiting = waiting
@@ -172,7 +174,7 @@ class _DeferringFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec that holds the module's place; None for others, and for one that is not installed."""
+        """Return a spec for a placeholder; None for other modules, and for one that is not installed."""
         if fullname not in self._waiting:
             return None
         self._waiting.discard(fullname)
@@ -185,7 +187,7 @@ class _DeferringFinder(MetaPathFinder):
 
 
 class SubmoduleFinder(MetaPathFinder):
-    """Loads the real module before the first of its submodules, but for those that `stand_alone`."""
+    """Loads the real module before the first of its submodules, except those that `stand_alone`."""
 
     def __init__(self, name: str, stand_alone: tuple[str, ...] = ()) -> None:
         self.name, self._stand_alone = name, stand_alone
@@ -193,7 +195,7 @@ class SubmoduleFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return a spec that gives the submodule as the real package loaded it, or None where it did not."""
+        """Return a spec for the submodule as the real package loaded it, or None if it did not."""
         if not fullname.startswith(self.name + ".") or fullname in self._stand_alone:
             return None
         real_module(self.name)
@@ -204,7 +206,7 @@ class SubmoduleFinder(MetaPathFinder):
 
 
 class _There(Loader):
-    """Gives a module that is there already."""
+    """Returns a module that exists already."""
 
     def __init__(self, module: types.ModuleType, spec: ModuleSpec) -> None:
         self._module, self._spec = module, spec

@@ -1,11 +1,10 @@
-"""A torch._dynamo that is loaded when somebody compiles.
+"""A light torch._dynamo, replaced by the real one (70 MiB) when somebody compiles.
 
-Every optimizer imports it, 70 MiB, only to call `graph_break()`.
-
-Until then the module's place is held by one that answers what programs that compile nothing ask: `graph_break`, a no-op
-outside of a compilation, what libraries decorate functions with (transformers does): `disable`, `allow_in_graph`,
-`assume_constant_result`, and whether a model was compiled (accelerate asks when transformers saves one). Anything
-else, a submodule included, loads the real one, and nothing of this is left but functions that ask it.
+Every optimizer imports it only to call `graph_break()`. Until the real one is needed, a placeholder answers what
+programs ask that compile nothing: `graph_break`, which does nothing outside a compilation; the decorators `disable`,
+`allow_in_graph` and `assume_constant_result`, as used by transformers; and whether a model was compiled, which
+accelerate asks when transformers saves one. Anything else, a submodule included, loads the real one, and of the
+placeholder only functions that call it remain.
 """
 
 import functools
@@ -37,7 +36,7 @@ def hold_place() -> None:
 
 
 class _InstancesOfTheReal(type):
-    """Of a class that stands for `OptimizedModule`: nothing is one until the real module is there."""
+    """Metaclass of the stand-in for `OptimizedModule`: it has no instances until the real module is loaded."""
 
     def __instancecheck__(cls, instance: object) -> bool:
         module = sys.modules[DYNAMO]
@@ -45,11 +44,11 @@ class _InstancesOfTheReal(type):
 
 
 class _OptimizedModule(metaclass=_InstancesOfTheReal):
-    """What compiled models are instances of."""
+    """Stand-in for the class of compiled models."""
 
 
 class _LightEvalFrame:
-    """Answers for the attribute torch._dynamo.eval_frame, which programs ask for one class."""
+    """Stand-in for torch._dynamo.eval_frame, of which programs use one class."""
 
     OptimizedModule = _OptimizedModule
 
@@ -58,7 +57,7 @@ class _LightEvalFrame:
 
 
 class _LightDynamo(HeldModule):
-    """Answers for torch._dynamo until something is asked that only the real one can answer."""
+    """Stand-in for torch._dynamo until only the real one can answer."""
 
     def __init__(self, spec: ModuleSpec) -> None:
         super().__init__(spec)
@@ -67,38 +66,38 @@ class _LightDynamo(HeldModule):
         self.eval_frame = _LightEvalFrame()
 
     def graph_break(self, msg: str = "") -> None:
-        """Do nothing, as outside of a compilation."""
+        """Do nothing, as outside a compilation."""
 
     def assume_constant_result(self, fn: Any) -> Any:
-        """Return `fn`, which the real module will mark once it is there."""
+        """Return `fn`, which the real module will mark once it is loaded."""
         self._marks.append(("assume_constant_result", fn))
         return fn
 
     def allow_in_graph(self, fn: Any) -> Any:
-        """Return `fn`, which the real module will mark once it is there."""
+        """Return `fn`, which the real module will mark once it is loaded."""
         self._marks.append(("allow_in_graph", fn))
         return fn
 
     def disable(
         self, fn: Any = None, recursive: bool = True, *, reason: str | None = None, wrapping: bool = True
     ) -> Any:
-        """Return a function that calls `fn`, through the real module's `disable` once that is there."""
+        """Return a function that calls `fn`, through the real module's `disable` once that is loaded."""
         if fn is None:
             return functools.partial(self.disable, recursive=recursive, reason=reason, wrapping=wrapping)
-        if not isinstance(fn, types.FunctionType):  # classes and modules, each in a way of its own
+        if not isinstance(fn, types.FunctionType):  # classes and modules are handled differently
             return real_module(DYNAMO).disable(fn, recursive, reason=reason, wrapping=wrapping)
-        if not wrapping:  # torch._disable_dynamo, which asks again once the real module is there
+        if not wrapping:  # torch._disable_dynamo asks again once the real module is loaded
             self._plain.append(fn)
             return fn
         return _disabled(fn, recursive, reason)
 
     def yield_to(self) -> types.ModuleType:
-        """Load the real module into this one's place; it learns what this one was told."""
+        """Load the real module into this one's place, with the marks that were recorded here."""
         unbind_dynamo()
         for function in self._plain:  # torch caches on a function what `disable` returned
             forget_disabled(function)
         module = super().yield_to()
-        if STANDS_ALONE in sys.modules:  # where it was there first, the import system does not bind it in its package
+        if STANDS_ALONE in sys.modules:  # the import system does not bind it in its package if it was loaded first
             setattr(module, STANDS_ALONE.rpartition(".")[2], sys.modules[STANDS_ALONE])
         for mark, function in self._marks:
             getattr(module, mark)(function)

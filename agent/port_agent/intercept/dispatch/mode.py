@@ -43,11 +43,11 @@ from port_planner.torch_compat.modes import OperatorMode, current_modes, pop_mod
 from port_planner.torch_compat.tensors import FakeTensor
 
 _KEPT_SHARE = 1 / 2
-"""Of the room for tensors, the most that is kept for a program that says what it needs again."""
+"""Largest share of the memory for tensors that is kept for a program that announces reuse."""
 
 
 class Interceptor:
-    """Runs operators with their storages resident; by one lock, threads take turns at operators."""
+    """Runs operators with their storages resident; under one lock, threads take turns at operators."""
 
     def __init__(
         self,
@@ -57,12 +57,12 @@ class Interceptor:
         planner: StepPlanner,
         at_step: Callable[[], None],
     ) -> None:
-        """`at_step` is called after each step of an optimizer."""
+        """`at_step` is called after each optimizer step."""
         self.table, self.residency, self.planner = table, residency, planner
         self.guarded = residency.backing.guarded
-        """Whether whoever touches memory that is away finds it there."""
+        """Whether accesses to paged-out memory find it there."""
         self.recomputes = True
-        """Whether results may be given up to be made again."""
+        """Whether results may be dropped and recomputed."""
         self._process, self._at_step = process, at_step
         self.op_memory = OperatorMemory(residency, process)
         self._tiling = TilingChoice(table, residency, self.op_memory)
@@ -72,27 +72,27 @@ class Interceptor:
         self._may_run = self.lock.condition()
         self._held = False
         self.when_interrupted: Callable[[], None] = lambda: None
-        """Called where a signal's handler ends the waiting of a program that is held."""
+        """Called when a signal handler ends the waiting of a paused program."""
         self.waits = self.guarded
-        """Whether no operator is followed yet, see `begin`."""
+        """Whether no operator is intercepted yet, see `begin`."""
         self._near = False
         self.aside = False
-        """Whether none is any more; see `stand_aside`."""
+        """Whether interception has ended for good; see `stand_aside`."""
         self.backwards = 0
-        """Backward passes that are under way."""
+        """Backward passes in progress."""
         self._pace: CpuPace | None = None
         self._at_hand: Any = None
-        """The operator that was begun last."""
+        """The operator that started last."""
         self.operators = 0
         self.steps = 0
-        """Of optimizers."""
+        """Optimizer steps."""
         self._exported: list[Storage] = []
         self._exported_before: list[Storage] = []
 
     # -- one operator
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an operator as called, its followed operands resident meanwhile. Raises PageError."""
+        """Run an operator as called, with its followed operands resident meanwhile. Raises PageError."""
         with self.lock:
             if self._held or self._pace is not None:
                 self._wait_while_held()
@@ -106,16 +106,16 @@ class Interceptor:
             return self._run_one(func, args, kwargs)
 
     def _reclaim(self) -> None:
-        """Give back what dead storages held, and take note of their end."""
+        """Reclaim what dead storages held, and record their end."""
         for gone in self.residency.reclaim_dead():
             self.book.ended(gone)
             if self.planner.recording is not None:
                 self.planner.recording.ended(gone)
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return views of operands: no step of a trace, two of five operators are such.
+        """Return views of operands; a view is not recorded in a trace, and two of five operators are views.
 
-        They ask whether they end within the storage: one that is away comes back, its next use is near.
+        Views check that they end within the storage, so an evicted storage comes back; its next use is near.
         """
         for storage in storages_in(args, self.table):
             if not storage.resident and not storage.in_file:
@@ -167,13 +167,13 @@ class Interceptor:
                 result = call_whole(traits, args, kwargs)
             else:
                 result = tiling.run_tiles(func, args, kwargs, op_tiling, inputs, written)
-        except (RuntimeError, MemoryError):  # of torch, which made nothing
+        except (RuntimeError, MemoryError):  # raised by torch, which made nothing
             residency.counters.over_bytes = over_bytes
             raise
         finally:
             for storage in inputs:
                 storage.pins -= 1
-            for storage in written:  # also by one that failed: it had resized its `out` before
+            for storage in written:  # also after a failed operator, which may have resized its `out` before
                 if storage.resident:
                     self.resized(storage)
         if traits.reads_rows or mapped is not None:
@@ -193,7 +193,9 @@ class Interceptor:
         inputs: list[Storage], written: list[Storage], first_made: int, result: Any, seconds: float, mapped_bytes: int,
         *, measured: bool, whole: bool,
     ) -> None:  # fmt: skip
-        """Take note of what an operator did; of one that ran in pieces the result is not made again, for which it would run whole."""
+        """Record what an operator did; the result of a tiled operator is not recomputed, because that would run it
+        whole.
+        """
         residency, book, table = self.residency, self.book, self.table
         made: list[Storage] = []
         for tensor in tensors_in(result) if isinstance(result, (list, tuple)) else _alone(result):
@@ -212,7 +214,7 @@ class Interceptor:
             workspace_bytes = entry.workspace_bytes
         elif measured:
             workspace_bytes = self.op_memory.end(sum(s.nbytes for s in made if s.resident)) + mapped_bytes
-        else:  # of pieces' buffers the whole operator, which is elementwise, would take none
+        else:  # the whole operator, which is elementwise, would need none of the tiles' buffers
             workspace_bytes = 0
         again = len(made) == 1 and traits.repeatable and whole and self.recomputes
         if residency.pressed and again and self._prefetcher.remade(entry, made[0], seconds):
@@ -236,18 +238,19 @@ class Interceptor:
 
     @contextlib.contextmanager
     def _outside_of_operators(self) -> Iterator[None]:
-        """Follow the block also inside of an operator, where autograd and the mode are off."""
+        """Intercept the block even inside an operator, where autograd and the mode are off."""
         with contextlib.ExitStack() as stack:
             if not any(isinstance(mode, FollowMode) for mode in current_modes()):
-                with contextlib.suppress(RuntimeError):  # not inside of one: another has switched all modes off
+                with contextlib.suppress(RuntimeError):  # not inside a mode: another one has switched all modes off
                     stack.enter_context(enable_reentrant_dispatch())
                 stack.enter_context(following(self))
             yield
 
     def begin(self, *, near: bool = False) -> None:
-        """Follow the operators of this thread from here on, and of those that it starts, once anything came `near` to the limit.
+        """Intercept the operators of this thread and of those that it starts, once memory comes `near` to the limit.
 
-        Not in a backward pass, whose nodes were looked at without a mode, nor above a mode of the program's, which ends before this one.
+        Interception does not start in a backward pass, whose nodes were examined without a mode, nor above one of the
+        program's own modes, which would end first.
         """
         self._near = self._near or near
         if not self.waits or self.aside or not self._near or self.backwards or current_modes():
@@ -258,13 +261,13 @@ class Interceptor:
         self.follow()
 
     def follow(self) -> None:
-        """Follow the operators of this thread, unless it is too early or too late for that."""
+        """Intercept the operators of this thread, unless it is too early or too late."""
         if not (self.aside or self.waits):
             mode: Any = FollowMode(self)
             mode.__enter__()
 
     def leave(self) -> None:
-        """Follow the operators of this thread no longer; the program's own modes stay as they are."""
+        """Stop intercepting the operators of this thread; the program's own modes stay."""
         modes: list[Any] = current_modes()
         place = next((k for k, mode in enumerate(modes) if isinstance(mode, FollowMode)), None)
         if place is None:
@@ -276,9 +279,9 @@ class Interceptor:
             push_mode(mode)
 
     def stand_aside(self) -> None:
-        """Follow no operator from here on, in no thread; guarded memory alone holds the budget then.
+        """Stop intercepting operators in all threads; guarded memory alone then keeps the budget.
 
-        Raises PageError where what had been given up could not be made again.
+        Raises PageError if a dropped storage could not be made again.
         """
         if self.aside:
             return
@@ -288,9 +291,10 @@ class Interceptor:
         self.leave()
 
     def page_from_here(self, arguments: Sequence[Any]) -> None:
-        """Have tensors and storages among arguments there: something other than an operator is about to come to them, and may again.
+        """Make the tensors and storages among arguments resident, because something other than an operator is about to
+        access them.
 
-        Raises PageError.
+        From now on they are paged, not recomputed. Raises PageError.
         """
         known = (self.table.known_storage(a) if isinstance(a, torch.UntypedStorage) else None for a in arguments)
         tensors = (self.table.known(t) for t in tensors_in(arguments))
@@ -302,7 +306,7 @@ class Interceptor:
     # -- between operators
 
     def end_segment(self, *, stepped: bool = False) -> None:
-        """Take note that a backward() or an optimizer's step ended; pointers of the one before are void."""
+        """Record that a backward() or an optimizer step ended; pointers from the segment before are void."""
         with self.lock:
             if self.book.resting:
                 if self._process is not None and self._process.settling:
@@ -327,9 +331,9 @@ class Interceptor:
 
     @contextlib.contextmanager
     def without_prefetch(self) -> Iterator[None]:
-        """Record and expect nothing in the block, which is a segment of its own: what it does was never done before.
+        """Record and predict nothing in the block, which is a segment of its own and does something new.
 
-        Who must leave is then who was used longest ago, but for what `keeping` says.
+        Evictions are then least recently used, apart from `keeping`.
         """
         with self.lock:
             if self.book.position > 0:
@@ -351,14 +355,14 @@ class Interceptor:
     def keeping(
         self, tensors: Sequence[torch.Tensor], then: Sequence[torch.Tensor] = (), most: float | None = None
     ) -> Iterator[None]:
-        """Keep tensors resident in the block, which uses them several times, and begin to read those that come `then`.
+        """Keep tensors resident in the block, which uses them several times, and start reading those needed `then`.
 
-        Where something else finds no room beside them they leave like any other; what takes more than half of the room, or
-        than the share `most` of it, is not kept.
+        If something else does not fit beside them they are evicted like any other. Tensors that take more than half of
+        the memory, or more than the share `most` of it, are not kept.
         """
         residency = self.residency
         with self.lock:
-            self._reclaim()  # or others would find no room beside what is dead
+            self._reclaim()  # otherwise others would not fit beside dead storages
             storages = self._storages_of(tensors)
             if sum(s.nbytes for s in storages) <= residency.limit_bytes * (most or _KEPT_SHARE):
                 residency.kept = set(storages)
@@ -377,7 +381,7 @@ class Interceptor:
         return list(dict.fromkeys(storage for storage in found if storage is not None))
 
     def _read_ahead(self, storage: Storage) -> None:
-        """Begin to read a storage that is away: of a file into the page cache, else where there is room."""
+        """Start reading an evicted storage: from a file into the page cache, otherwise if there is free memory."""
         memory = storage.ref()
         if storage.resident or memory is None:
             return
@@ -387,16 +391,17 @@ class Interceptor:
             self.residency.prefetch(storage, 0, self.residency.clock + AHEAD)
 
     def become_child(self) -> None:
-        """Go on in a forked child, which has no budget."""
+        """Continue in a forked child, which has no budget."""
         self._process = None
         self.planner.plan_nothing()
         self.residency.become_child()
         self.go_on()
 
     def escape(self, storage: Storage) -> None:
-        """Keep a storage resident until the next segment ends: a pointer to it leaves, maybe to write.
+        """Keep a storage resident until the next segment ends, because a pointer to it was handed out, maybe for
+        writing.
 
-        A mapped one stays where it is, and whether it was written is seen in its pages from here on.
+        A mapped one stays in place, and its pages show from now on whether it was written.
         """
         with self.lock:
             self._wait_while_held()
@@ -409,36 +414,36 @@ class Interceptor:
             self.residency.change([storage])
 
     def export(self, storage: Storage) -> None:
-        """Keep a storage resident for good: somebody holds its address, nobody tells until when."""
+        """Keep a storage resident for good, because something holds its address for an unknown time."""
         with self.lock:
             self.escape(storage)
             if not storage.in_file:
                 storage.pins += 1
 
     def borrow(self, storage: Storage) -> Callable[[], None]:
-        """Keep a storage resident, maybe to be written, until what is returned is called, from anywhere."""
+        """Keep a storage resident, maybe for writing, until the returned function is called, from any thread."""
         with self.lock:
             self._wait_while_held()
             self.residency.borrow(storage)
         return functools.partial(self.residency.released.append, storage)
 
     def resized(self, storage: Storage) -> None:
-        """Take note that a storage may have another size. Raises UnsupportedError where numpy has its memory."""
+        """Record that a storage may have another size. Raises UnsupportedError if numpy uses its memory."""
         if self.residency.resized(storage) and storage.borrowed:
             raise unsupported(
-                "a tensor is resized while an array of numpy lies over its memory, which plain PyTorch does not do either",
+                "a tensor is resized while a numpy array shares its memory, which plain PyTorch rejects, too",
                 "delete the array before",
             )
 
     @contextlib.contextmanager
     def reading(self, storage: Storage) -> Iterator[None]:
-        """Keep a storage resident for the time of a call that reads it past the dispatcher."""
+        """Keep a storage resident during a call that reads it without the dispatcher."""
         with self._resident([storage]):
             yield
 
     @contextlib.contextmanager
     def writing(self, storage: Storage) -> Iterator[None]:
-        """As `reading`, of a call that writes it."""
+        """Keep a storage resident during a call that writes it without the dispatcher."""
         with self._resident([storage]):
             self.residency.change([storage])
             yield
@@ -447,7 +452,9 @@ class Interceptor:
 
     @contextlib.contextmanager
     def working_on(self, tensors: Sequence[torch.Tensor], need_bytes: int, what: str) -> Iterator[None]:
-        """Keep tensors resident, and at first so much room, while something works on them that is not an operator seen here."""
+        """Keep tensors resident, with `need_bytes` free at first, while something other than a visible operator works
+        on them.
+        """
         with self.lock, self._resident(storages := self._storages_of(tensors)):
             if not self.residency.make_free(need_bytes):
                 self.op_memory.short(what, storages, need_bytes)
@@ -467,16 +474,17 @@ class Interceptor:
                     storage.pins -= 1
 
     def meet(self, tensor: torch.Tensor) -> None:
-        """Take note of a tensor that was made past the dispatcher."""
+        """Register a tensor that was made without the dispatcher."""
         with self.lock:
             if tensor.layout is torch.strided:
                 self.table.of(tensor)
             self.residency.try_make_free()
 
     def make_way(self, nbytes: int = 0) -> None:
-        """Have tensors leave for what the process took between operators, and `nbytes` more; nothing is done while a thread is in one.
+        """Evict tensors for memory that the process took between operators, and `nbytes` more; do nothing while a
+        thread runs an operator.
 
-        A thread that imports does not wait here: who is in an operator may wait for what it imports.
+        An importing thread does not wait here: the operator may be waiting for its import.
         """
         if self._process is None or not self.lock.acquire_if_free():
             return
@@ -487,18 +495,18 @@ class Interceptor:
         finally:
             self.lock.release()
 
-    # -- held from another thread: `port_agent.intercept.exec.opportunistic`
+    # -- paused from another thread: `port_agent.intercept.exec.opportunistic`
 
     @property
     def operator_at_hand(self) -> str:
-        """Return the name of the operator that was begun last, "" where none was."""
+        """Return the name of the operator that started last, "" if none did."""
         at_hand = self._at_hand
         return "" if at_hand is None else str(at_hand._schema.name)
 
     def hold(self, patience_s: float = threading.TIMEOUT_MAX) -> bool:
-        """Let no operator begin from here on, and return once the one at hand has ended.
+        """Let no operator start from now on, and return once the current one has ended.
 
-        False where it has not within `patience_s`, or operators do not pass here any more: the program may run on.
+        Return False if it has not ended within `patience_s`, or operators no longer pass here: the program may run on.
         """
         self._held = True
         if not self.lock.acquire_within(patience_s):
@@ -510,7 +518,7 @@ class Interceptor:
             self.lock.release()
 
     def give_back(self) -> None:
-        """Give back the memory of a program that is held: tensors go to the page file. Raises PageError."""
+        """Release the memory of a paused program: tensors go to the page file. Raises PageError."""
         with self.lock:
             self.residency.reclaim_dead()
             self._prefetcher.fetched_to = 0
@@ -539,13 +547,13 @@ class Interceptor:
         self._may_run.notify_all()
 
     def limit_cpu(self, cpu_percent: float) -> None:
-        """Take so much of all CPUs from here on; 100 is no limit. An operator that has not ended since `hold` is not waited for."""
+        """Limit this process to a share of all CPUs from now on; 100 is no limit. Does not wait for a running operator."""
         self._pace = CpuPace(cpu_percent) if cpu_percent < 100 else None
 
     def _wait_while_held(self) -> None:
-        """Wait where nothing is under way; what a signal's handler raises here ends the program."""
+        """Wait while paused, between operators; an exception from a signal handler here ends the program."""
         try:
-            pace = self._pace  # another thread sets it
+            pace = self._pace  # set by another thread
             if pace is not None and (delay_s := pace.delay_s()) > 0:
                 self._may_run.wait(delay_s)
             while self._held:
@@ -561,10 +569,10 @@ def _alone(result: Any) -> Sequence[torch.Tensor]:
 
 
 class FollowMode(OperatorMode):
-    """The follower in one thread of the program; a mode belongs to a thread."""
+    """The interceptor in one thread of the program; a mode belongs to a thread."""
 
     supports_higher_order_operators = True
-    """They come here, to be refused by name."""
+    """They come here to be rejected by name."""
 
     def __init__(self, interceptor: Interceptor) -> None:
         initialise: Any = super().__init__
@@ -589,7 +597,7 @@ class FollowMode(OperatorMode):
         if types and any(is_wrapper(t) for t in tensors_in((*args, *(kwargs or {}).values()))):
             return NotImplemented
         if torch.is_inference_mode_enabled() and is_composite(func):
-            # Composites come here whole in this mode. Below, where autograd is off, a product with a weight is not folded as
+            # Composites arrive whole in this mode. Below it, with autograd off, a product with a weight is not folded as
             # in plain PyTorch (`should_fold` in LinearAlgebra.cpp asks `requires_grad`).
             with enable_reentrant_dispatch(), self:
                 return composite_kernel(func)(*args, **(kwargs or {}))
@@ -598,7 +606,7 @@ class FollowMode(OperatorMode):
 
 @contextlib.contextmanager
 def following(interceptor: Interceptor) -> Iterator[None]:
-    """Follow the operators of this thread in the block."""
+    """Intercept the operators of this thread in the block."""
     interceptor.follow()
     try:
         yield

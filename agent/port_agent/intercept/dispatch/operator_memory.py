@@ -1,4 +1,6 @@
-"""The room that one operator takes: expected before it runs, measured while it does, and told where it is not there."""
+"""The memory that one operator takes: predicted before it runs, measured while it runs, and reported if it does not
+fit.
+"""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -18,35 +20,42 @@ from port_planner.exactness.half_products import say_once
 from port_planner.operators.row import Cost
 
 _PACKING = (Cost.PRODUCT, Cost.CONVOLUTION, Cost.CONVOLUTION_BACKWARD)
-"""Operators whose kernels copy operands into an order of their own."""
+"""Operators whose kernels copy operands into a layout of their own."""
 
 _COPIED_BY_BLOCK = (torch.float32, torch.float64)
 
 _UNKNOWN_WORKSPACE = 1.0
-"""Share of their operands' size that they are expected to take before they were seen."""
+"""Workspace expected of an operator that was not seen before, as a share of its operands' size."""
 
 _PRODUCT_WORKSPACE_BYTES = 32 << 20
-"""The most that a product of 32 or 64 bits takes besides, whatever its operands: it copies them block by block. At most 9 MiB were measured
-for heads of 108 and 519 MiB; of bfloat16 a whole operand is copied."""
+"""Most workspace of a product in 32 or 64 bits, whatever its operands, because it copies them block by block.
+
+At most 9 MiB were measured for heads of 108 and 519 MiB; in bfloat16 a whole operand is copied.
+"""
 
 _BLOCKWISE, _BLOCKWISE_WORKSPACE_BYTES = "port_agent::grid_", 12 << 20
-"""Our own operators over weights on a grid, and what they are expected to take: a decoded block, what its product packs of it and makes.
-10.6 MiB were measured for 256 rows; unforeseen, it passed a budget of 380 MiB by 4."""
+"""Our own operators over quantized weights, and their expected workspace: a decoded block, its packed copy and its
+product. 10.6 MiB were measured for 256 rows; without this estimate it exceeded a budget of 380 MiB by 4.
+"""
 
 _BLOCK_COLUMNS = 128
 
 _REPORT_SHARE = 0.05
-"""An operator that lacks a smaller share of the budget is only counted: estimates are no better, and belts are wider."""
+"""An operator that lacks a smaller share of the budget is only counted: estimates are no better, and limits have more
+margin.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryShortage:
-    """An operator that alone takes more than a RAM budget leaves for tensors; `line`: of the program, "" for none of its own."""
+    """An operator that alone takes more than a RAM budget leaves for tensors; `line`: of the program, "" if none of its
+    lines called it.
+    """
 
     operator: str
     line: str
     needed_bytes: int
-    """At once: operands, results and workspace."""
+    """All at once: operands, results and workspace."""
     operand_bytes: int
     tensor_bytes: int
     """What the budget left for tensors."""
@@ -61,33 +70,33 @@ class MemoryShortage:
 
 
 def report_shortage(lack: MemoryShortage) -> None:
-    """Say on standard error what a program that runs its operators whole would need."""
+    """Report on standard error what a program that runs its operators whole would need."""
     missing_bytes = lack.needed_bytes - lack.tensor_bytes
     sys.stderr.write(
-        f"port-agent: {lack}, the budget of {format_bytes(lack.ram_bytes)} leaves "
+        f"port-agent: {lack}; the budget of {format_bytes(lack.ram_bytes)} leaves "
         f"{format_bytes(lack.tensor_bytes)} for tensors; give {format_bytes(lack.ram_bytes + missing_bytes)}, "
         "or smaller batches\n"
     )
 
 
 class OperatorMemory:
-    """Says how much room operators take besides their operands, under `process`'s budget or none."""
+    """Predicts the workspace of operators, under `process`'s budget or none."""
 
     def __init__(self, residency: Residency, process: ProcessBudget | None) -> None:
         self._residency, self._process = residency, process
         self._meter = WorkspaceMeter(enabled=process is not None)
         self._workspace_shares: dict[tuple[int, torch.dtype | None], float] = {}
-        """The most that each operator, on each data type, took besides its operands and results, as a share of its operands, 1 at most."""
+        """The largest workspace of each operator, on each data type, as a share of its operands, at most 1."""
         self._beyond_operands: dict[tuple[tuple[int, torch.dtype | None], int], int] = {}
-        """What those took that took more than their operands, by the size of these: of others it says nothing."""
+        """Workspaces that exceeded the operands, by the size of the operands; other sizes are unknown."""
         self._reported: set[str] = set()
         self.on_shortage: Callable[[MemoryShortage], None] = report_shortage
-        """Called once for each operator that runs though it takes more than the budget leaves."""
+        """Called once for each operator that runs although it takes more than the budget leaves."""
 
     def expected_bytes(
         self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Storage]
     ) -> int:
-        """Return what an operator that no trace knows makes, and a guess of what it takes besides."""
+        """Return the result and expected workspace of an operator that no trace knows, in bytes."""
         func = traits.func
         made = (result_bytes if self._residency.pressed else known_bytes)(func, args, kwargs)
         if made is None:
@@ -109,11 +118,11 @@ class OperatorMemory:
         return made + max(besides, self._beyond_operands.get((kind, operand_bytes), 0))
 
     def begin(self) -> None:
-        """Start measuring: an operator is about to run."""
+        """Start measuring, before an operator runs."""
         self._meter.begin()
 
     def end(self, made_bytes: int) -> int:
-        """Return the bytes that the operator took besides what was there and the `made_bytes` of its results."""
+        """Return the bytes that the operator took besides its operands and the `made_bytes` of its results."""
         return self._meter.end(made_bytes)
 
     def took(
@@ -124,7 +133,9 @@ class OperatorMemory:
         workspace_bytes: int,
         mapped_bytes: int = 0,
     ) -> None:
-        """Remember what an operator took besides, for where it runs on other operands; `mapped_bytes` of it, of a file that it read in place."""
+        """Record an operator's workspace, for when it runs on other operands; `mapped_bytes` of it are of a file that
+        it read in place.
+        """
         if workspace_bytes:
             kind, operand_bytes = _kind(traits, args), sum(s.nbytes for s in inputs)
             share = workspace_bytes / max(operand_bytes, workspace_bytes)
@@ -134,9 +145,9 @@ class OperatorMemory:
                 self._beyond_operands[alike] = max(self._beyond_operands.get(alike, 0), computed_bytes)
 
     def short(self, name: str, held: Sequence[Storage], need_bytes: int) -> None:
-        """Report that an operator takes `need_bytes` beside the operands `held`, which is more than there is.
+        """Report that an operator takes `need_bytes` beside the operands `held`, which exceeds the limit.
 
-        Where the budget is strict, raise BudgetTooSmallError if the process would exceed it.
+        If the budget is strict, raise BudgetTooSmallError if the process would exceed it.
         """
         process = self._process
         if process is None or (name in self._reported and not process.strict):
@@ -161,11 +172,16 @@ class OperatorMemory:
 
 
 def _block_bytes(args: Sequence[Any]) -> int:
-    """Return what a block of columns takes of a weight with many rows, a head's, in 32 bits, and what its product packs of it."""
+    """Return what a block of columns of a weight with many rows, such as a head's, takes in 32 bits, with its packed
+    copy.
+    """
     return 2 * _BLOCK_COLUMNS * max(t.shape[0] for t in tensors_in(args) if t.dim() == 2) * torch.float32.itemsize
 
 
 def _kind(traits: OperatorTraits, args: Sequence[Any]) -> tuple[int, torch.dtype | None]:
-    """Return what decides which kernel runs: the operator, and the data type of its first tensor. Those of half precision copy more."""
+    """Return what decides which kernel runs: the operator, and the data type of its first tensor.
+
+    Half precision copies more.
+    """
     first = next(tensors_in(args), None)
     return traits.number, None if first is None else first.dtype

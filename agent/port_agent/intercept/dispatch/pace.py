@@ -1,14 +1,14 @@
-"""A share of the CPUs for a program that no cgroup holds: time between operators in which none begins."""
+"""A CPU share for a program that no cgroup limits: time between operators in which none starts."""
 
 import os
 import time
 
 LOOK_S = 0.02
-"""CPU time is looked at this often: shorter than cpu.max's period of 100 ms, and nothing beside an operator."""
+"""How often CPU time is checked: shorter than cpu.max's period of 100 ms, and negligible beside an operator."""
 
 
 class CpuPace:
-    """Keeps this process at `cpu_percent` of all CPUs, on the mean; what it did not use is not saved up."""
+    """Keeps this process at `cpu_percent` of all CPUs on average; unused time is not saved up."""
 
     def __init__(self, cpu_percent: float) -> None:
         self._cpus = cpu_percent / 100 * (os.cpu_count() or 1)
@@ -16,7 +16,7 @@ class CpuPace:
         self._before_s = self._next_s
 
     def delay_s(self) -> float:
-        """Return for how many seconds no operator should begin."""
+        """Return for how many seconds no operator should start."""
         now_s = time.perf_counter()
         if now_s < self._next_s:
             return self._next_s - now_s

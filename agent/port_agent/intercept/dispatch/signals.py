@@ -1,9 +1,7 @@
-"""Handlers of signals wait while the follower moves storages.
+"""Signal handlers wait while the interceptor moves storages, as plain PyTorch's wait for the end of an operator.
 
-As plain PyTorch's wait for the end of an operator.
-
-Python runs them between any two bytecodes of the main thread. A KeyboardInterrupt between giving back a storage's memory and
-counting it as away would leave tensors that are neither; a handler that saves a checkpoint would find them so.
+Python runs them between any two bytecodes of the main thread. A KeyboardInterrupt between releasing a storage's memory
+and marking it as evicted would leave the tensor in neither state; a handler that saves a checkpoint would find it so.
 """
 
 import signal
@@ -18,7 +16,7 @@ Handler = Callable[[int, FrameType | None], Any]
 
 
 class SignalSafeLock:
-    """A reentrant lock; signals that arrive while the main thread holds it are handled as it lets go.
+    """A reentrant lock; signals that arrive while the main thread holds it are handled when it releases the lock.
 
     `as_the_program`: in this context handlers run, which may use tensors like any code of the program.
     """
@@ -31,7 +29,7 @@ class SignalSafeLock:
     def condition(self) -> threading.Condition:
         """Return a condition of this lock.
 
-        Who waits for it does not hold the lock, and signals are handled at once.
+        A thread that waits for it does not hold the lock, and signals are handled at once.
         """
         return threading.Condition(self._lock)
 
@@ -39,15 +37,15 @@ class SignalSafeLock:
         self._lock.acquire()
 
     def acquire_within(self, patience_s: float) -> bool:
-        """Take the lock, and return whether that was possible in so many seconds."""
+        """Take the lock; return whether that was possible within `patience_s` seconds."""
         return self._lock.acquire(timeout=patience_s)
 
     def acquire_if_free(self) -> bool:
-        """Take the lock if no thread has it, not this one either, and tell whether that was so."""
+        """Take the lock if no thread holds it, not even this one; return whether it was taken."""
         return not self._held() and self._lock.acquire(blocking=False)
 
     def release(self) -> None:
-        """Let go, and run what waited; raises what a handler raises."""
+        """Release the lock, and run the deferred handlers; raises what a handler raises."""
         self._lock.release()
         if self._waiting and threading.current_thread() is threading.main_thread():
             while self._waiting and not self._held():
@@ -65,7 +63,7 @@ class SignalSafeLock:
         return bool(self._lock._is_owned())  # type: ignore[attr-defined]  # as threading.Condition asks it
 
     def handle(self, handler: Handler, number: int, frame: FrameType | None) -> None:
-        """Run a handler now, or as soon as the main thread lets go."""
+        """Run a handler now, or as soon as the main thread releases the lock."""
         if self._held():
             self._waiting.append((handler, number, frame))
         else:
@@ -102,9 +100,7 @@ def unwrapped_getsignal(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def rewrap_handlers() -> None:
-    """Set every handler written in Python anew.
-
-    With `deferring_signal` in place they wait, without it they do not.
+    """Set every handler written in Python again: with `deferring_signal` installed they wait, without it they do not.
 
     Outside the main thread, where no handler may be set, they stay as they are.
     """

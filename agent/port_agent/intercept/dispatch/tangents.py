@@ -1,7 +1,9 @@
-"""Forward-mode differentiation (`torch.autograd.forward_ad`): which tensors have tangents, and where these would have other last digits.
+"""Forward-mode differentiation (`torch.autograd.forward_ad`): which tensors have tangents, and whose last digits would
+differ.
 
-torch computes a tangent after the operator, by formulas that ask whether a dispatch mode is on (`areAnyTensorSubclassLike`) and take
-others then. Inside of `torch.func` they are asked of its wrappers, and plain PyTorch takes the same.
+torch computes a tangent after the operator, by formulas that ask whether a dispatch mode is on
+(`areAnyTensorSubclassLike`) and then differ. Inside `torch.func` they are asked of its wrappers, and plain PyTorch uses
+the same.
 """
 
 from collections.abc import Sequence
@@ -17,11 +19,11 @@ from port_planner.torch_compat.autograd import forward_differentiating
 from port_planner.torch_compat.modes import DispatchKey, seeing
 
 _ASKED_THROUGH = (DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView)
-"""Keys that are off where a mode handles an operator."""
+"""Dispatch keys that are off while a mode handles an operator."""
 
 
 def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the tangent of a tensor if it has one, also in the handler of a mode."""
+    """Return the tangent of a tensor if it has one, also inside the handler of a mode."""
     if not forward_differentiating() or tensor.is_inference():
         return None
     with seeing(_ASKED_THROUGH):
@@ -30,11 +32,11 @@ def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
 
 
 def refuse_tangents(func: Any, args: Sequence[Any]) -> None:
-    """Raise UnsupportedError for an operator whose tangent would have other last digits."""
+    """Raise UnsupportedError for an operator whose tangent would have different last digits."""
     if not forward_differentiating() or not operator_of(func._schema.name).other_tangents:
         return
     if any(tangent_of(tensor) is not None for tensor in tensors_in(args)):
         raise unsupported(
-            f"the tangent of {func._schema.name} has other last digits while operators are followed",
+            f"the tangent of {func._schema.name} has different last digits while operators are intercepted",
             "use torch.func.jvp, or run the program without a budget",
         )

@@ -1,4 +1,4 @@
-"""Which way an operator runs: whole, in pieces, or reading an operand from its file part by part."""
+"""How an operator runs: whole, in tiles, or reading an operand from its file part by part."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -16,11 +16,11 @@ from port_agent.intercept.tiles.rows import MappedCopy, MappedRows, mapped_copy,
 from port_planner.torch_compat.modes import seeing
 
 MappedTiling = MappedProduct | MappedRows | MappedCopy
-"""An operator that reads an operand where its file is mapped, a part at a time."""
+"""An operator that reads an operand from its mapped file, a part at a time."""
 
 
 class TilingChoice:
-    """Chooses the way of each operator, and has what that takes resident."""
+    """Chooses how each operator runs, and makes its operands resident."""
 
     def __init__(self, table: StorageTable, residency: Residency, op_memory: OperatorMemory) -> None:
         self._table, self._residency, self._op_memory = table, residency, op_memory
@@ -29,7 +29,7 @@ class TilingChoice:
     def tiled_call(
         self, traits: OperatorTraits, func: Any, args: Sequence[Any], kwargs: dict[str, Any], input_bytes: int
     ) -> tuple[OperatorTiling | None, MappedTiling | None]:
-        """Return the pieces of an operator too large to run whole, or how one reads from a file in place."""
+        """Return the tiling of an operator that is too large to run whole, or how one reads from a file in place."""
         limit_bytes = self._residency.limit_bytes
         copy = mapped_copy(func, args, kwargs, self._table) if traits.known.copies else None
         if copy is not None and self._residency.could_fit(copy.need_bytes):
@@ -46,7 +46,7 @@ class TilingChoice:
     def ensure_resident(
         self, traits: OperatorTraits, inputs: list[Storage], mapped: MappedTiling | None, *, whole: bool
     ) -> tuple[list[Storage], MappedTiling | None]:
-        """Make operands resident; return which, and what is left of a cut: nothing where its bits differ from the whole's."""
+        """Make operands resident; return which, and the mapped tiling, or None if its bits differ from the whole's."""
         held = _needed_resident(traits, inputs, mapped, whole=whole)
         self._residency.ensure_resident(held)
         if isinstance(mapped, MappedProduct) and not self._products.has_bits_of_whole(mapped):
@@ -58,7 +58,7 @@ class TilingChoice:
         self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage],
         held: list[Storage], entry: Entry | None, mapped: MappedTiling | None, *, writes: bool,
     ) -> None:  # fmt: skip
-        """Make room for what an operator takes that is run at once. Raises where there is none."""
+        """Free memory for the result and workspace of an operator that runs whole. Raises if there is not enough."""
         if mapped is not None:
             need_bytes = mapped.need_bytes
         elif entry is not None:
@@ -81,9 +81,9 @@ class TilingChoice:
         inputs: list[Storage],
         written: list[Storage],
     ) -> Any:
-        """Run an operator in pieces; operands that do not fit leave, or stay away.
+        """Run an operator in tiles; operands that do not fit are evicted, or stay paged out.
 
-        They leave for the page file, not to be recomputed: a piece of them must be there to be read.
+        They go to the page file and are not recomputed, because each tile of them must be readable.
         """
         residency = self._residency
         trust_trace, residency.trust_trace = residency.trust_trace, False
@@ -108,7 +108,7 @@ class TilingChoice:
 def _needed_resident(
     traits: OperatorTraits, inputs: list[Storage], mapped: MappedTiling | None, *, whole: bool
 ) -> list[Storage]:
-    """Return which operands must be resident: not those read by row or in pieces from a mapping."""
+    """Return the operands that must be resident: not those read by row or in parts from a mapping."""
     if mapped is not None:
         return [storage for storage in inputs if storage is not mapped.storage]
     if traits.reads_rows:
@@ -117,7 +117,7 @@ def _needed_resident(
 
 
 def call_whole(traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call an operator whose kernel sees what it would see without a mode."""
+    """Call an operator so that its kernel sees what it would see without a mode."""
     keys = dispatch_keys.hidden_keys(traits.name, args, counting=traits.counts_inside)
     if keys:
         with seeing(keys):

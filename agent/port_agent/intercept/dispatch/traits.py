@@ -1,6 +1,7 @@
 """What is known of an operator whatever its operands, looked up once for each call.
 
-Of 45 us that following added to an operator, asking ten cached functions took 10: an operator's hash is Python's.
+Of the 45 us that interception added to an operator, asking ten cached functions took 10, because an operator's hash is
+computed in Python.
 """
 
 from dataclasses import dataclass
@@ -24,31 +25,31 @@ from port_planner.operators.row import Operator, Reads
 
 @dataclass(frozen=True, slots=True)
 class OperatorTraits:
-    """Flags of one operator; each says what the function of its name does."""
+    """Flags of one operator; each is the result of the function of the same name."""
 
     func: Any
     known: Operator
-    """Its row."""
+    """Its row in the table of operators."""
     name: str
     """With its namespace, without its overload."""
     number: int
     views: bool
-    """It returns views of its operands, and reads no byte of them."""
+    """It returns views of its operands, and reads none of their bytes."""
     reads_nothing: bool
-    """It looks at the shapes of its operands alone."""
+    """It only looks at the shapes of its operands."""
     shape_alone: int | None
-    """Which argument's shape alone it looks at, if there is one: of that it needs no byte."""
+    """The argument of which it only needs the shape, if there is one."""
     reads_rows: bool
-    """It reads the rows, or the one number, of an operand that another argument names."""
+    """It reads the rows, or the one number, of an operand that another argument selects."""
     makes_storage: bool
     writes: bool
     repeatable: bool
     counts_inside: bool
-    """Its kernel counts what it writes by calling operators that do; their counters tell autograd what was changed."""
+    """Its kernel counts its writes by calling operators that do; their counters tell autograd what was changed."""
     tiled: bool
     takes_lists: bool
     maps_file: bool
-    """A weight or a table of it may be read from its file part by part."""
+    """A weight or a table may be read from its file part by part."""
 
 
 _known: dict[int, OperatorTraits] = {}
@@ -61,7 +62,7 @@ def traits_of(func: Any) -> OperatorTraits:
 
 
 def forget_traits() -> None:
-    """Have everything looked up anew, where what is known of operators was changed."""
+    """Clear the cache, after the facts about operators were changed."""
     _known.clear()
 
 

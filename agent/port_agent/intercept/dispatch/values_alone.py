@@ -1,7 +1,8 @@
-"""Singular values and eigenvalues that nobody differentiates are computed without vectors, as in plain PyTorch.
+"""Compute singular values and eigenvalues without vectors if nobody differentiates them, as plain PyTorch does.
 
-`_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp) is true under any dispatch mode: `svdvals`, `eigvalsh`, `eigvals` and what is
-made of them (`cond`, `matrix_norm`, `matrix_rank`) would compute vectors, too, by other LAPACK routines with other last digits.
+`_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp) is true under any dispatch mode, so `svdvals`, `eigvalsh`,
+`eigvals` and operators made of them (`cond`, `matrix_norm`, `matrix_rank`) would compute vectors, too, by other LAPACK
+routines with different last digits.
 """
 
 import functools
@@ -22,13 +23,14 @@ _VALUES_ALONE: dict[Any, Callable[..., Tensor]] = {
     _aten.linalg_eigvalsh.default: lambda a, uplo="L": _aten._linalg_eigh(a, uplo, False)[0],
     _aten.linalg_eigvals.default: _aten._linalg_eigvals,
 }
-"""Composite operators, and what their kernels call where no vectors are needed."""
+"""Composite operators, and what their kernels call if no vectors are needed."""
 
 
 def composite_kernel(func: Any) -> Callable[..., Any]:
     """Return the kernel of a composite operator as it decides without a mode.
 
-    torch's own, but for these; `decompose` prefers decompositions in Python, which have other bits (gru).
+    This is torch's own, except for the above; `decompose` prefers decompositions in Python, which have different bits
+    (gru).
     """
     return functools.partial(_differentiable_or_not if func in _VALUES_ALONE else composite, func)
 
@@ -43,7 +45,7 @@ def _differentiable_or_not(func: Any, a: Tensor, *args: Any, **kwargs: Any) -> T
 
 
 def compute_values_alone() -> Callable[[], None]:
-    """Have these operators decide as without a mode from here on, and return what ends that."""
+    """Make these operators decide as without a mode from now on; return a function that ends this."""
     library = torch.library.Library("aten", "IMPL")
     for func in _VALUES_ALONE:
         library.impl(func, composite_kernel(func), "AutogradCPU")

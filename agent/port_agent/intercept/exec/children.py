@@ -1,7 +1,7 @@
-"""A program's child processes (DataLoader workers and others), stopped while it is held.
+"""A program's child processes (DataLoader workers and others), stopped while it is paused.
 
-They are stopped by SIGSTOP, which none can refuse. A program that is killed meanwhile leaves no stopped process behind: a
-guard, a shell that waits for the end of its input, lets them go on.
+They are stopped by SIGSTOP, which no process can ignore. If the program is killed meanwhile, a guard, a shell that
+waits for the end of its input, lets them continue.
 """
 
 import contextlib
@@ -13,13 +13,13 @@ import threading
 import psutil
 
 _MAX_LOOKS = 5
-"""A process may be forked between a look and the stop; who forks faster is not caught."""
+"""A process may fork between being listed and being stopped; one that forks faster than this is not caught."""
 
 _GUARD = ["/bin/sh", "-c", 'trap "" INT TERM HUP; read -r end; kill -CONT "$@" 2>/dev/null', "port-agent-guard"]
 
 
 class Children:
-    """The descendants of this process. Each call may come from any thread."""
+    """The descendants of this process. Any thread may call each method."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -27,7 +27,7 @@ class Children:
         self._guard: subprocess.Popen[bytes] | None = None
 
     def stop(self) -> int:
-        """Stop all that run, and return how many are stopped now; who ends by itself meanwhile is left out."""
+        """Stop all running descendants; return how many are stopped now, without those that ended meanwhile."""
         with self._lock:
             for _ in range(_MAX_LOOKS):
                 found = [process for process in _descendants() if process.pid not in self._stopped]
@@ -38,12 +38,12 @@ class Children:
                 self._watch([*self._stopped, *(process.pid for process in found)])
                 for process in found:
                     with contextlib.suppress(psutil.Error):
-                        process.send_signal(signal.SIGSTOP)  # looks whether the id is still that process's
+                        process.send_signal(signal.SIGSTOP)  # checks that the id still belongs to that process
                         self._stopped[process.pid] = process
             return len(self._stopped)
 
     def go_on(self) -> None:
-        """Let those that were stopped run again."""
+        """Let the stopped processes run again."""
         with self._lock:
             for process in self._stopped.values():
                 with contextlib.suppress(psutil.Error):
@@ -52,9 +52,9 @@ class Children:
             self._dismiss()
 
     def _watch(self, pids: list[int]) -> None:
-        """Start a guard for these processes, in place of the one before."""
+        """Start a guard for these processes, in place of the previous one."""
         self._dismiss()
-        with contextlib.suppress(OSError):  # no process is left to be had: they are stopped all the same
+        with contextlib.suppress(OSError):  # no process can be created: they are stopped anyway
             self._guard = subprocess.Popen(
                 [*_GUARD, *map(str, pids)],
                 stdin=subprocess.PIPE,

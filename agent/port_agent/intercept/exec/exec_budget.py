@@ -1,4 +1,4 @@
-"""The budget of `port-agent exec`: started at the program's import of torch, accounted for at its end."""
+"""The budget of `port-agent exec`: started when the program imports torch, and reported at its end."""
 
 import enum
 import json
@@ -28,19 +28,19 @@ if TYPE_CHECKING:
 
 
 _OF_CHILDREN = ("peak_together_bytes", "budget_held", "needed_bytes", "children", "children_forgotten")
-"""Of the figures of guarded memory, what a followed program's report has, too."""
+"""Figures of guarded memory that an intercepted program's report has, too."""
 
 _FOR_LOADING_BYTES = 64 << 30
 """More than any build of torch maps when it is loaded."""
 
 
 class ExecMemory(enum.StrEnum):
-    """How tensors are kept, and who decides what leaves."""
+    """How tensors are kept, and what decides on evictions."""
 
     RESIZED = "resized"
-    """Storages that are away are empty: for programs of ours, whose every access is an operator."""
+    """Evicted storages are empty: for programs of ours, whose every access is an operator."""
     GUARDED = "guarded"
-    """In guarded memory; operators are followed."""
+    """In guarded memory; operators are intercepted."""
     GUARD_ONLY = "guard-only"
     """In guarded memory, which decides alone."""
 
@@ -57,20 +57,20 @@ class ExecOptions:
     step_deadline_s: float | None
     writes_per_step: int | None
     report: str | None
-    """Where the figures go as JSON at the end."""
+    """File for the figures, as JSON, at the end."""
     wear_joules: float
-    """What a written byte wears off, as energy."""
+    """Wear of a written byte, as energy."""
     data_limited: bool
-    """Whether RLIMIT_DATA is the belt."""
+    """Whether RLIMIT_DATA is the limit."""
     socket: str | None = None
-    """The control socket of the daemon that says when the program runs; None: it runs at once."""
+    """The control socket of the daemon that decides when the program runs; None: it runs at once."""
     name: str = ""
     """What the daemon calls it."""
     memory: ExecMemory = ExecMemory.RESIZED
     recompute: bool = True
-    """Whether what leaves may be given up, to be made again."""
+    """Whether evicted tensors may be dropped and recomputed."""
     processes: str | None = None
-    """The file that the processes inside this budget share; None: there is none, and children are outside."""
+    """The file that the processes inside this budget share; None: there is none, and children are outside the budget."""
 
 
 class ExecBudget:
@@ -79,7 +79,7 @@ class ExecBudget:
     def __init__(self, options: ExecOptions, program: Sequence[str]) -> None:
         self._options, self._program = options, list(program)
         self.failure: BaseException | None = None
-        """What the program ended with."""
+        """The exception with which the program ended."""
         self._budget: Budget | None = None
         self._attached: Opportunistic | None = None
         self._refused = False
@@ -90,7 +90,7 @@ class ExecBudget:
             self._widen = allocator.widen_data_limit
 
     def expect_torch(self) -> None:
-        """Take RLIMIT_DATA off while torch loads: a budget that its code fills is refused by `start`, with the figure."""
+        """Lift RLIMIT_DATA while torch loads: `start` rejects a budget that torch's code fills, with the figure."""
         if self._options.data_limited:
             before, _ = resource.getrlimit(resource.RLIMIT_DATA)
             self._widen(_FOR_LOADING_BYTES)
@@ -98,9 +98,9 @@ class ExecBudget:
             self._widened_for_torch = after - before
 
     def start(self) -> None:
-        """Begin to hold the budget, torch being there now.
+        """Start to enforce the budget, after torch is loaded.
 
-        Ends the process with one line where that is impossible.
+        Ends the process with a one-line error if that is impossible.
         """
         if self._options.data_limited:
             self._widen(untouched_library_bytes() - self._widened_for_torch)
@@ -139,7 +139,7 @@ class ExecBudget:
         guard = active_guard()
         if guard is None:
             self._refused = True
-            _emit("guarded memory did not begin in this process; `port-agent doctor` tries it and says why")
+            _emit("guarded memory did not begin in this process; `port-agent doctor` tests it and says why")
             raise SystemExit(2)
         if self._options.ram_bytes is not None:
             guard.set_process_limit(self._options.ram_bytes)
@@ -160,7 +160,7 @@ class ExecBudget:
             return
         from port_agent.intercept.exec.opportunistic import AttachOptions, Opportunistic
 
-        budget.interceptor.begin(near=True)  # it is held between two operators
+        budget.interceptor.begin(near=True)  # it is paused between two operators
         attach = AttachOptions(options.socket, options.name, options.ram_bytes)
         table = None if options.processes is None else ProcessTable(Path(options.processes))
         attached = Opportunistic(attach, budget.interceptor, lambda: budget.report, _emit, table)
@@ -168,8 +168,8 @@ class ExecBudget:
         self._attached = attached
 
     def finish(self) -> None:
-        """Say what it took on standard error, and in the file of `--report`."""
-        self._widen(_FOR_LOADING_BYTES)  # the program is over: to say what its limit did must not fail of it
+        """Print what the program took on standard error, and write it to the file of `--report`."""
+        self._widen(_FOR_LOADING_BYTES)  # the program is over: reporting its limits must not fail because of them
         table = None if self._options.processes is None else ProcessTable(Path(self._options.processes))
         if self._options.memory == ExecMemory.GUARD_ONLY and table is not None:
             self._finish_guard(table)
@@ -190,7 +190,7 @@ class ExecBudget:
             self._attached.finish(self.failure)
         report = self._budget.stop(restore=False)
         release_free_memory()
-        release_code_pages()  # the interpreter's end runs code that was not needed before
+        release_code_pages()  # code that was not needed before runs at the interpreter's end
         _emit(_summary(report, self._options, time.perf_counter() - self._begin, run))
         facts = asdict(report)
         if run is not None and run.children:
@@ -209,7 +209,7 @@ class ExecBudget:
             self._say_guarded(run, time.perf_counter() - self._begin)
 
     def finish_replaced(self) -> None:
-        """Say what the program took, in a process of its own: others had taken its place, and their time is not known."""
+        """Report what the program took, in a separate process, because others replaced it; their time is unknown."""
         if self._options.processes is not None:
             table = ProcessTable(Path(self._options.processes))
             self._say_guarded(GuardedRun.read(table, None, 0), None)
@@ -248,7 +248,7 @@ def _summary(report: "Report", options: ExecOptions, wall_s: float, run: Guarded
     planned = "" if report.plan is None else f"; planned ({report.plan})"
     steps = f"{report.steps} {'step' if report.steps == 1 else 'steps'} in " if report.steps else ""
     beside = "".join(
-        f"; {kind}'s own memory is not in it: `port-agent plan --gpu-ram` bounds that" for kind in report.elsewhere
+        f"; {kind}'s own memory is not included; `port-agent plan --gpu-ram` limits that" for kind in report.elsewhere
     )
     used = "" if report.joules is None else f"; {report.joules:,.0f} J {report.energy_source}"
     return (
@@ -266,9 +266,8 @@ def _emit(text: str) -> None:
 
 
 def _exempt_file_mappings(widen: Callable[[int], None]) -> None:
-    """Count no private mapping of a weights file against RLIMIT_DATA.
-
-    Its pages leave, and come back from the file.
+    """Exclude private mappings of weights files from RLIMIT_DATA: their pages can be dropped, and come back from the
+    file.
     """
     import torch
 

@@ -1,4 +1,4 @@
-"""What a program on guarded memory took, with the processes that it started, and what is said of that."""
+"""What a program on guarded memory took, with the processes that it started, and the text that reports it."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,19 +8,21 @@ from port_planner.base.units import format_bytes, format_seconds
 from port_planner.ir.traced import PLANNING_MODULE
 
 _MANY_TIMES = 3
-"""What a step writes beyond this many times the bytes of all tensors is worth a line."""
+"""A step that writes more than this many times the bytes of all tensors is reported."""
 _NAMED = 3
 """Processes that the last line names; the report names all."""
 
 
 class WriteWatch:
-    """Notices steps that write much more than the tensors that there are: a budget that wears flash out and waits for it."""
+    """Notices steps that write much more than the size of all tensors: a budget that wears flash out and makes the
+    program wait.
+    """
 
     def __init__(self) -> None:
         self._written_bytes = self._said_bytes = 0
 
     def step(self, counters: GuardCounters) -> str:
-        """Return what is to be said after a step, or nothing: once, and again where a step writes twice as much."""
+        """Return a note after a step, or nothing: once, and again if a step writes twice as much."""
         written, self._written_bytes = counters.written_bytes - self._written_bytes, counters.written_bytes
         if written <= _MANY_TIMES * counters.peak_live_bytes or written < 2 * self._said_bytes:
             return ""
@@ -33,7 +35,7 @@ class WriteWatch:
 
 @dataclass(frozen=True, slots=True)
 class GuardedRun:
-    """Figures at a program's end. `counters` are those of its own process; None where another program took its place."""
+    """Figures at a program's end. `counters` are those of its own process; None if another program replaced it."""
 
     peak_bytes: int
     """Of the program's own process."""
@@ -44,18 +46,20 @@ class GuardedRun:
     rest_bytes: int
     """The most that was not tensors: Python, libraries, the program's objects; in all processes."""
     needed_bytes: int
-    """What would have sufficed; 0 where the budget did."""
+    """The budget that would have sufficed; 0 if this one did."""
     program: ProcessUse | None
     children: tuple[ProcessUse, ...]
     followed: bool
-    """Whether the program's own tensors are not guarded, and count among the rest."""
+    """Whether the program's own tensors are not guarded, and count as part of the rest."""
     forgotten: int
-    """Children of which no figures are left."""
+    """Children whose figures were lost."""
     counters: GuardCounters | None
 
     @classmethod
     def read(cls, table: ProcessTable, counters: GuardCounters | None, peak_bytes: int) -> "GuardedRun":
-        """Return what the processes of `table` took until now; the one that plans is in the sums, and no child of the program."""
+        """Return what the processes of `table` took until now; the planning process is in the sums, but is not a child
+        of the program.
+        """
         program, everyone = table.program(), table.children()
         children = tuple(use for use in everyone if PLANNING_MODULE not in use.name)
         peak_bytes = max(peak_bytes, 0 if program is None else program.peak_bytes)
@@ -66,12 +70,12 @@ class GuardedRun:
 
     @property
     def unguarded(self) -> tuple[ProcessUse, ...]:
-        """Return the processes for which no budget held, the largest first."""
+        """Return the processes for which no budget was enforced, the largest first."""
         found = [use for use in (*self.children, self.program) if use is not None and not use.guarded]
         return tuple(sorted(found, key=lambda use: -use.peak_bytes))
 
     def facts(self, ram_bytes: int | None) -> dict[str, Any]:
-        """Return the figures for the report. A budget held where it was kept, and by every process."""
+        """Return the figures for the report. A budget was held if every process kept it."""
         facts: dict[str, Any] = {
             "peak_resident_bytes": self.peak_bytes,
             "peak_together_bytes": self.together_bytes,
@@ -94,7 +98,7 @@ class GuardedRun:
         return sum(getattr(use, figure) for use in (own, *self.children) if use is not None)
 
     def summary(self, ram_bytes: int | None, tensor_bytes: int | None, wall_s: float | None) -> str:
-        """Return the line of the end. It claims a budget only where that held for every process."""
+        """Return the final line. It claims a budget only if that held for every process."""
         faults = self._sum("read_faults") + self._sum("write_faults")
         spent = "" if self.counters is None or self.children else f" of {format_seconds(self.counters.fault_ns / 1e9)}"
         moved = f"read {format_bytes(self._sum('read_bytes'))}, wrote {format_bytes(self._sum('written_bytes'))}"
@@ -103,7 +107,7 @@ class GuardedRun:
         return f"{bound}; {took}{moved} in {faults:,} faults{spent}{self.remarks(ram_bytes)}"
 
     def remarks(self, ram_bytes: int | None) -> str:
-        """Return what of a budget did not hold, and what would suffice; nothing where it held."""
+        """Return which part of a budget did not hold, and what would suffice; empty if it held."""
         return self._not_held() + self._advice(ram_bytes)
 
     def bound(self, ram_bytes: int | None, tensor_bytes: int | None, own_tensor_bytes: int) -> str:
@@ -133,7 +137,7 @@ class GuardedRun:
         named = ", ".join(f"{use.name!r} ({use.pid}, {format_bytes(use.peak_bytes)})" for use in outside[:_NAMED])
         more = f" and {len(outside) - _NAMED} more" if len(outside) > _NAMED else ""
         return (
-            f"; outside the budget: {named}{more}: a program that is linked statically, or started past the C library, "
+            f"; outside the budget: {named}{more}: a program that is statically linked, or started without the C library, "
             "cannot be guarded"
         )
 

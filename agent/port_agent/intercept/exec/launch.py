@@ -1,8 +1,8 @@
 """Run a program inside a memory budget: what `port-agent exec` becomes.
 
-Nothing of the program may notice: `__main__`, `sys.argv`, `sys.path[0]`, the environment, exit codes and tracebacks are those
-of `python train.py`. The budget starts when the program imports torch, after what it does before that (it may set
-OMP_NUM_THREADS there), and ends with the process. Torch is not imported here.
+The program must not notice: `__main__`, `sys.argv`, `sys.path[0]`, the environment, exit codes and tracebacks are those
+of `python train.py`. The budget starts when the program imports torch, after whatever it does before (such as setting
+OMP_NUM_THREADS), and ends with the process. Torch is not imported here.
 """
 
 import atexit
@@ -29,12 +29,14 @@ BOOTSTRAP = (
     "import os, sys; sys.path[: not sys.flags.safe_path] = sys.argv[1].split(os.pathsep); "
     "from port_agent.intercept.exec.launch import main; main()"
 )
-"""What the interpreter runs (`python -c`); its arguments are the folders that hold our packages, `LaunchOptions` as JSON,
-and the program with its own arguments. The folders take the place of the working directory, from which nothing of ours
-is imported."""
+"""What the interpreter runs (`python -c`).
+
+Its arguments are the directories of our packages, `LaunchOptions` as JSON, and the program with its own arguments.
+These directories replace the working directory, from which nothing of ours is imported.
+"""
 
 ACCOUNTING = BOOTSTRAP.replace("import main; main()", "import account; account()")
-"""What it runs where the program became another and has ended: the arguments are the same."""
+"""What it runs after a program that was replaced by another has ended; the arguments are the same."""
 
 _ROOTS = os.pathsep.join(map(str, SOURCE_ROOTS))
 
@@ -47,9 +49,9 @@ class LaunchOptions:
     module: bool
     """Whether the program is a module (`-m`) or a path."""
     restore_environment: Mapping[str, str | None]
-    """Variables that were set for this process alone, and what the program and its children should see instead."""
+    """Variables set for this process alone, and the values that the program and its children should see instead."""
     ours: bool = False
-    """Whether the module is one of ours, and what lies in the working directory is not looked at."""
+    """Whether the module is one of ours, so that the working directory is ignored."""
 
 
 def launch_words(options: LaunchOptions, program: Sequence[str]) -> list[str]:
@@ -58,12 +60,12 @@ def launch_words(options: LaunchOptions, program: Sequence[str]) -> list[str]:
 
 
 def accounting_words(options: LaunchOptions, program: Sequence[str]) -> list[str]:
-    """Return the command line that says what a program took in whose process another runs, or ran."""
+    """Return the command line that reports what a program took after another one replaced it."""
     return [sys.executable, "-c", ACCOUNTING, _ROOTS, json.dumps(asdict(options)), *program]
 
 
 def account() -> None:
-    """Say what the program of `sys.argv` took."""
+    """Report what the program of `sys.argv` took."""
     _, described, *words = sys.argv[1:]
     ExecBudget(ExecOptions(**json.loads(described)["budget"]), words).finish_replaced()
 
@@ -114,7 +116,7 @@ def _fresh_main() -> types.ModuleType:
 
 
 def _path_runner(path: str) -> Callable[[], None]:
-    """Return what runs a script, or a folder or archive with a `__main__.py`, as `python PATH` does."""
+    """Return a function that runs a script, or a directory or archive with a `__main__.py`, as `python PATH` does."""
     absolute = path if os.path.isabs(path) else f"{Path.cwd()}/{path}"  # noqa: PTH117  as the interpreter: ./ stays
     if pkgutil.get_importer(path) is not None:
         put_first(absolute)
@@ -128,14 +130,14 @@ def _path_runner(path: str) -> Callable[[], None]:
 
 
 def _module_runner(name: str, *, ours: bool) -> Callable[[], None]:
-    """Return what runs a module as `python -m NAME` does."""
+    """Return a function that runs a module as `python -m NAME` does."""
     if not sys.flags.safe_path and not ours:
         put_first(str(Path.cwd()))
     return lambda: runpy._run_module_as_main(name)  # type: ignore[attr-defined]  # the interpreter's own way
 
 
 def _show_only_theirs() -> None:
-    """Let the hook that prints the error see the program's frames alone."""
+    """Make the exception hook show the program's frames alone."""
     show = sys.excepthook
 
     def show_theirs(kind: type[BaseException], error: BaseException, _: types.TracebackType | None) -> None:
@@ -145,11 +147,11 @@ def _show_only_theirs() -> None:
     sys.excepthook = show_theirs
 
 
-# -- torch, when the program asks for it
+# -- torch, when the program imports it
 
 
 class _WhenTorchLoads(MetaPathFinder):
-    """Have torch loaded thriftily at the program's own import of it, and the budget start before that import returns."""
+    """Loads torch thriftily at the program's own import of it, and starts the budget before that import returns."""
 
     def __init__(self, budget: ExecBudget) -> None:
         self._budget, self._pid = budget, os.getpid()
@@ -158,8 +160,8 @@ class _WhenTorchLoads(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
-        """Return torch's own spec with a loader that also starts the budget; who only looks whether torch is there loads nothing."""
-        child = os.getpid() != self._pid  # one that imports torch itself has no budget of ours
+        """Return torch's own spec with a loader that also starts the budget; a mere check for torch loads nothing."""
+        child = os.getpid() != self._pid  # a program that imports torch in another way has no budget of ours
         if fullname != "torch" or self._asks_others or child:
             return None
         self._asks_others = True

@@ -1,9 +1,9 @@
-"""`exec --opportunistic`: the program attached to the daemon, which says when it runs.
+"""`exec --opportunistic`: a program attached to the daemon, which decides when it runs.
 
-A thread of its own holds the line and obeys. To pause is to hold every operator before it begins, then whoever touches a tensor
-(an operator that takes long, compiled code, a thread past the operators), and to stop the program's own children; to give memory
-back is to let all tensors leave for the page file besides. Where that thread does not get to run, guarded memory obeys in its place.
-Without a daemon nothing runs: the program waits, and attaches again.
+A thread of its own holds the connection and obeys. To pause, it stops every operator before it starts, then whatever
+touches a tensor (a long operator, compiled code, a thread outside the operators), and then the program's own children.
+To release memory, it also evicts all tensors to the page file. If that thread cannot run, guarded memory obeys in its
+place. Without a daemon nothing runs: the program waits, and attaches again.
 """
 
 import _thread
@@ -47,10 +47,10 @@ RETRY_S = 1.0
 """How often a lost daemon is looked for."""
 
 CANCEL_PATIENCE_S = 10.0
-"""For the clean-up after Ctrl-C, and again after SIGTERM; a program that ignores both is held for good."""
+"""Time for the clean-up after Ctrl-C, and again after SIGTERM; a program that ignores both is paused for good."""
 
 OPERATOR_PATIENCE_S = 0.05
-"""For the operator at hand; one that takes longer is held where it touches its tensors."""
+"""Time for the current operator to end; a longer one is paused where it touches its tensors."""
 
 _REPORT_S = 0.02
 """Shorter steps are reported together: a report costs 0.1 ms here, and as much in the daemon."""
@@ -58,7 +58,7 @@ _REPORT_S = 0.02
 
 @dataclass(frozen=True, slots=True)
 class AttachOptions:
-    """How to attach: the daemon's control socket, and what the job is called and may take there."""
+    """How to attach: the daemon's control socket, and the job's name and limits."""
 
     socket: str
     name: str
@@ -66,7 +66,7 @@ class AttachOptions:
 
 
 class Opportunistic:
-    """This process as an attached program. `report` gives its figures, `emit` tells its user what happens."""
+    """This process as an attached program. `report` gives its figures, `emit` shows its user what happens."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Opportunistic:
         self._processes = processes
         self._guard = None if processes is None else active_guard()
         self._between_operators = True
-        """Whether the program is held where nothing is under way."""
+        """Whether the program is paused with no operator running."""
         self._pid = os.getpid()
         self._ended = threading.Event()
         self._job: int | None = None
@@ -98,7 +98,7 @@ class Opportunistic:
         self._reported = StepFigures.now(0, report())
 
     def start(self) -> None:
-        """Attach, and let no operator run until the daemon says so. Raises AttachError."""
+        """Attach, and let no operator run until the daemon allows it. Raises AttachError."""
         attached = self._attach()
         self._interceptor.when_interrupted = self._interrupted
         self._hold()
@@ -110,7 +110,7 @@ class Opportunistic:
         _thread.start_new_thread(self._listen, ())
 
     def finish(self, error: BaseException | None) -> None:
-        """Say how the program ended."""
+        """Report how the program ended."""
         self._ended.set()
         self._children.go_on()
         self._report_steps()
@@ -120,7 +120,7 @@ class Opportunistic:
         else:
             self._send(TrainingFailed(code=type(error).__name__, message=str(error) or type(error).__name__))
 
-    # -- the line
+    # -- the connection
 
     def _attach(self) -> AttachedLine:
         options = self._options
@@ -134,7 +134,7 @@ class Opportunistic:
         return attached
 
     def _watch_line(self, held: WorkerPaused | None = None, released: MemoryReleased | None = None) -> None:
-        """Have guarded memory obey what this thread does not get to read, and answer so."""
+        """Make guarded memory obey and answer the commands that this thread does not get to read."""
         if self._guard is not None:
             held = held or WorkerPaused(step=self._steps, waited_s=OPERATOR_PATIENCE_S)
             released = released or MemoryReleased(step=self._steps, resident_bytes=0, wall_s=OPERATOR_PATIENCE_S)
@@ -155,10 +155,10 @@ class Opportunistic:
             self._wait_for_daemon()
 
     def _wait_for_daemon(self) -> None:
-        self._emit(f"the agent at {self._options.socket} is gone; paused until it is back")
+        self._emit(f"the agent at {self._options.socket} is offline; paused until it is back")
         self._emitted = True
         self._hold()
-        self._let_touch()  # who looks for the agent may need what a thread has that would wait
+        self._let_touch()  # the search for the agent may need a lock held by a thread that would be paused
         self._give_back()
         refusal = ""
         while not self._ended.wait(RETRY_S):
@@ -167,14 +167,14 @@ class Opportunistic:
             except AttachError as error:
                 if error.status is not None and str(error) != refusal:
                     refusal = str(error)
-                    self._emit(f"the agent does not take the program back: {refusal}")
+                    self._emit(f"the agent rejects the program: {refusal}")
                 continue
             self._emit("the agent is back")
             return
 
     def _send(self, event: Event) -> None:
         if self._channel is not None and os.getpid() == self._pid:
-            with contextlib.suppress(OSError):  # a daemon that is gone is noticed by the thread that listens
+            with contextlib.suppress(OSError):  # the listening thread notices that the daemon is gone
                 self._channel.send(event)
 
     def _close_in_child(self) -> None:
@@ -220,7 +220,7 @@ class Opportunistic:
             self._emitted = True
             self._emit(f"paused: {reason}")
         before = self._reported
-        self._let_touch()  # what leaves between two operators may be packed
+        self._let_touch()  # tensors that are evicted between two operators may be packed
         self._give_back()
         self._reported = StepFigures.now(self._steps, self._report())
         released = MemoryReleased(
@@ -273,7 +273,7 @@ class Opportunistic:
             self._reported = StepFigures.now(self._steps, self._report())
         if self._emitted:
             self._emitted = False
-            self._emit("goes on")
+            self._emit("resumed")
         self._let_touch()
         self._children.go_on()
         self._interceptor.go_on()

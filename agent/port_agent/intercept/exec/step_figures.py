@@ -1,4 +1,4 @@
-"""What a followed program does and takes, as the steps that its agent hears of."""
+"""The figures of a program's steps, as reported to its agent."""
 
 import time
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class StepFigures:
 
     @classmethod
     def now(cls, steps: int, report: Report) -> "StepFigures":
-        """Return those of this process, under a budget of this report."""
+        """Return the figures of this process, under the budget of this report."""
         return cls(
             steps,
             time.perf_counter(),

@@ -7,11 +7,11 @@ from port_planner.base.source_roots import PACKAGE_FOLDERS
 _OURS = tuple(f"{folder}/" for folder in PACKAGE_FOLDERS)
 _BOOTSTRAP = "<string>"
 _CALLED_BY_US = "torch/_ops.py"
-"""An operator that a dispatch mode calls passes through here; one that the program calls does not."""
+"""An operator called by a dispatch mode passes through this file; one called by the program does not."""
 
 
 def clean_exception(error: BaseException) -> None:
-    """Take our frames out of the traceback of an exception, and of those that led to it."""
+    """Remove our frames from the traceback of an exception, and from those that led to it."""
     pending, seen = [error], set[int]()
     while pending:
         one = pending.pop()
@@ -25,7 +25,7 @@ def clean_exception(error: BaseException) -> None:
 
 
 def without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """Return the traceback less our frames, the bootstrap's and those of torch that only we brought in."""
+    """Return the traceback without our frames, the bootstrap's and those of torch that we caused."""
     kept = []
     called_by_us = True  # the outermost frame is the bootstrap
     while traceback is not None:

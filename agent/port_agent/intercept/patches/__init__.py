@@ -1,7 +1,6 @@
-"""What is put in the place of functions of torch and Python while a program is followed.
+"""Replacements for functions of torch and Python while a program runs under a budget, removed afterwards.
 
-It is taken away afterwards.
-
-`program`: ends of steps, threads, refusals; `escapes`: what reads past the dispatcher; `dispatch_keys`; `deferred_modules`
-and `light_dynamo`: what is loaded when it is used.
+`program`: ends of steps, threads, refusals; `pointer_guards`: reads that bypass the dispatcher; `lightning_saving` and
+`safetensors_saving`: checkpoints that are written piece by piece; `whole_nodes`: nodes of autograd's graph that run
+without the mode.
 """

@@ -1,4 +1,4 @@
-"""Checkpoints of lightning, written to their file as they are made: its own way has them whole in memory before."""
+"""Write lightning's checkpoints to their file as they are made; lightning first builds them whole in memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -6,13 +6,13 @@ from typing import Any
 import torch
 
 MODULES = ("lightning.fabric.plugins.io.torch_io", "lightning_fabric.plugins.io.torch_io")
-"""What writes checkpoints, in either of the two packages."""
+"""Modules that write checkpoints, in either of the two packages."""
 
 ATOMIC_SAVE = "_atomic_save"
 
 
 def saving_as_stream(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Return what takes the place of `_atomic_save`: the same bytes in the same place, whole or not there, of files of this machine."""
+    """Return the replacement of `_atomic_save` for local files: the same bytes in the same place, complete or absent."""
 
     def save(checkpoint: Any, path: Any) -> None:
         import fsspec

@@ -1,9 +1,8 @@
-"""Methods that read past the dispatcher.
+"""Guards around methods that read memory without the dispatcher: their storage is made resident first, and stays while
+its pointer may be used.
 
-Their storage is brought in first, and stays while its pointer may be used.
-
-Patched one by one. A TorchFunctionMode would see them too, but an active one turns off the fast paths of
-`nn.TransformerEncoder` and others, and with them the bits.
+The methods are patched one by one. A TorchFunctionMode would see them too, but an active one turns off the fast paths
+of `nn.TransformerEncoder` and others, which changes bits.
 """
 
 import contextlib
@@ -43,28 +42,30 @@ _TENSOR_READS = ("__deepcopy__", "__repr__")
 """Methods of a tensor that read its memory while they run; its text is made with every mode turned off."""
 
 _ARRAY_INTERFACE = 3
-"""The version of numpy's array interface that is spoken."""
+"""The version of numpy's array interface that is used."""
 
 _COUNT, _DATA_TYPE = 1, 2
-"""Arguments of a reader's `get_storage_from_record`, after the name."""
+"""Positions of arguments of a reader's `get_storage_from_record`, after the name."""
 
 _MIN_LOADED_BYTES = 64 << 10
-"""Less stays where it was loaded: states of generators (5 KB), which C++ reads past the dispatcher, among it."""
+"""Smaller storages stay where they were loaded, among them states of generators (5 KB), which C++ reads without the
+dispatcher.
+"""
 
 _LOADED_TWICE = 2
-"""A storage that is loaded is there twice for a moment."""
+"""Copies of a storage that briefly exist while it is loaded."""
 
 _PICKLED = 3
-"""Times its size that a storage takes while it is pickled: its bytes, and pickle's own, which grow by half."""
+"""Memory for pickling a storage, as a multiple of its size: its bytes, and pickle's buffer, which grows by half."""
 
 _ASKING_FRAME = 2
-"""From a guard: `guarded` is the first, then the one that calls the method."""
+"""Frames from a guard to its caller: `guarded` is the first, then the one that calls the method."""
 
 Guard = Callable[[Callable[..., Any], Any, Any, Any], Any]
 
 
 class PointerGuards:
-    """Puts guards around the methods, and takes them away."""
+    """Installs the guards around the methods, and removes them."""
 
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
@@ -97,7 +98,7 @@ class PointerGuards:
             self._guard(owner, (name,), guard)
 
     def remove(self) -> None:
-        """Put the methods back as they were."""
+        """Restore the original methods."""
         self._safetensors.remove()
         for owner, name, method in reversed(self._saved):
             if method is None:
@@ -116,9 +117,8 @@ class PointerGuards:
     # -- guards
 
     def _storages(self, tensor: torch.Tensor) -> list[Storage]:
-        """Return the storages of a tensor, met now at the latest.
-
-        The method calls operators, which would let them leave.
+        """Return the storages of a tensor, registered now at the latest, because the method's operators could evict
+        them.
         """
         if tensor.device.type != "cpu" or is_wrapper(tensor):
             return []
@@ -131,9 +131,9 @@ class PointerGuards:
         return method(tensor, *args, **kwargs)
 
     def _tensor_array(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
-        """Return numpy's array over a tensor's memory, which may leave once nobody has that array.
+        """Return numpy's array over a tensor's memory, which may be evicted once nothing holds that array.
 
-        torch's own would have the memory stay for good, as much as a program shows to numpy, one tensor after the other.
+        With torch's own method the memory would stay for good, however much a program shows to numpy.
         """
         if not args and kwargs == {"force": True}:
             tensor, kwargs = _resolved(tensor.detach().cpu()), {}
@@ -149,9 +149,9 @@ class PointerGuards:
         return method(tensor, *args, **kwargs)
 
     def _tensor_address(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
-        """As `_tensor_pointer`, but not for safetensors and the like.
+        """Return a tensor's address as `_tensor_pointer` does, but a placeholder for safetensors and the like.
 
-        `save_file` asks for all addresses before it reads one, others compare them with each other and their storage's.
+        `save_file` asks for all addresses before it reads one; others compare them with each other and their storage's.
         """
         asking = sys._getframe(_ASKING_FRAME)
         compared = compares_addresses(asking)
@@ -192,11 +192,10 @@ class PointerGuards:
             return method(memory, *args, **kwargs)
 
     def _storage_address(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
-        """As `_storage_pointer`, but for torch.save, safetensors and the like.
+        """Return a storage's address as `_storage_pointer` does, but a number for torch.save, safetensors and the like.
 
-        They only ask whether two addresses are the same.
-
-        What leaves gives its address to others, so another number tells them apart, and nothing has to stay.
+        They only ask whether two addresses are equal. Evicted storages give their address to others, so a unique number
+        identifies them instead, and nothing has to stay.
         """
         asking = _asking(sys._getframe(_ASKING_FRAME))
         compared = asking.f_code.co_filename == torch.serialization.__file__ or compares_storages(asking)
@@ -216,21 +215,25 @@ class PointerGuards:
         return method(memory, *args, **kwargs) if storage is None else storage.nbytes
 
     def _storage_pickled(self, method: Callable[..., Any], memory: torch.TypedStorage, args: Any, kwargs: Any) -> Any:
-        """Have tensors leave for the bytes that pickle makes of one, which no operator makes, and for those it made before."""
+        """Evict tensors for the bytes that pickle makes of one, which no operator makes, and for those it made before."""
         storage = self._table.known_storage(untyped(memory))
         if storage is not None:
             self._interceptor.make_way(_PICKLED * storage.nbytes)
         return method(memory, *args, **kwargs)
 
     def _storage_saved(self, method: Callable[..., Any], writer: Any, args: Any, kwargs: Any) -> Any:
-        """Have what `torch.save` writes into a file there while it does; between its sizes and their contents anything may run."""
+        """Keep resident what `torch.save` writes to a file while it does; anything may run between its sizes and
+        contents.
+        """
         with contextlib.ExitStack() as stack:
             for source in bare_storages_in(args, self._table):
                 stack.enter_context(self._interceptor.reading(source))
             return method(writer, *args, **kwargs)
 
     def _storage_loaded(self, method: Callable[..., Any], reader: Any, args: Any, kwargs: Any) -> Any:
-        """Return what `torch.load` asks a file for, in memory that can leave: what the reader allocates cannot be resized."""
+        """Return what `torch.load` reads from a file, in memory that can be evicted: what the reader allocates cannot
+        be resized.
+        """
         nbytes = args[_COUNT] if args[_DATA_TYPE:] == (torch.UntypedStorage,) else 0
         if nbytes < max(_MIN_LOADED_BYTES, self._table.smallest_bytes):
             return method(reader, *args, **kwargs)
@@ -251,7 +254,7 @@ class PointerGuards:
 
 
 class _BorrowedMemory:
-    """A tensor's memory, as numpy takes it; `released` is called once no array has it."""
+    """A tensor's memory, as numpy takes it; `released` is called once no array uses it."""
 
     def __init__(self, tensor: torch.Tensor, data_type: "np.dtype[Any]", released: Callable[[], None]) -> None:
         itemsize = tensor.element_size()
@@ -267,18 +270,18 @@ class _BorrowedMemory:
 
 
 def _resolved(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a tensor whose memory is what it shows; methods that make one themselves read it at once, where it may have left again."""
+    """Return a tensor whose memory equals its values, without lazy conjugation or negation."""
     return tensor.resolve_conj().resolve_neg() if tensor.is_conj() or tensor.is_neg() else tensor
 
 
 def _is_an_array(tensor: torch.Tensor) -> bool:
-    """Return whether numpy can have a tensor as it is; torch says why not where it cannot."""
+    """Return whether numpy can use a tensor as it is; torch's error says why if it cannot."""
     plain = type(tensor) in DENSE_TYPES and tensor.layout is torch.strided and tensor.numel() > 0
     return plain and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
 
 
 def _asking(frame: FrameType) -> FrameType:
-    """Return the frame that asks a storage, past the typed one of torch's that only passes the question on."""
+    """Return the frame that asks a storage, skipping torch's typed storage, which only forwards the question."""
     behind = frame.f_back if frame.f_code is PASSES_ADDRESS_ON else None
     return frame if behind is None else behind
 

@@ -1,7 +1,4 @@
-"""Where the user's program is watched besides its operators.
-
-Ends of steps, threads, forks, and what is refused.
-"""
+"""Watch the user's program outside its operators: ends of steps, threads, forks, and what is refused."""
 
 import contextlib
 import functools
@@ -32,11 +29,14 @@ from port_planner.torch_compat.modes import current_modes
 from port_planner.torch_compat.tensors import POINTER_READS, SCRIPT_SAVES
 
 _SAME_BITS_BACKEND = "aot_eager"
-"""Its programs were compared; inductor generates kernels, and eager's traced optimizer steps differ in the last digits."""
+"""Its programs were compared; inductor generates kernels, and the last digits of eager's traced optimizer steps differ."""
 
 
 class _MakingWayForCode(MetaPathFinder):
-    """Finds nothing: at each module that a program loads, tensors leave for those before it. A compiler's are 100 MiB."""
+    """Finds nothing: at each module that a program loads, tensors are evicted for the modules before it.
+
+    A compiler's are 100 MiB.
+    """
 
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
@@ -44,24 +44,26 @@ class _MakingWayForCode(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return None, as one that does not know the module."""
+        """Return None, like a finder that does not know the module."""
         self._interceptor.make_way()
         return None
 
 
 class ProgramHooks:
-    """Hooks into torch and threading while a program is followed."""
+    """Hooks into torch and threading while a program runs under a budget."""
 
     def __init__(self, interceptor: Interceptor, *, guarded: bool) -> None:
-        """`guarded`: whether memory is, so that nothing has to be refused or brought for its sake."""
+        """`guarded`: whether memory is guarded, so that nothing has to be refused or made resident for its sake."""
         self._interceptor, self._guarded = interceptor, guarded
         self._undo: list[Callable[[], None]] = []
         self._undo_reads: list[Callable[[], None]] = []
-        """Of what is of use as long as results are given up to be made again."""
+        """For hooks that are only needed while results may be dropped and recomputed."""
         self._to_stream = set(MODULES)
-        """Modules of which none was seen yet that saves."""
+        """Modules not seen yet that save checkpoints."""
         self._accumulates = False
-        """Whether a backward() or an optimizer has ended a segment: a gradient asked for by itself does no longer."""
+        """Whether a backward() or an optimizer has ended a segment; from then on a gradient that is asked for by itself
+        does not.
+        """
 
     def install(self) -> None:
         """Put every hook in place."""
@@ -139,7 +141,7 @@ class ProgramHooks:
         return backward
 
     def _around_script_save(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Have everything there while C++ writes a scripted or traced module, whose tensors only it knows."""
+        """Make everything resident while C++ writes a scripted or traced module, whose tensors only C++ knows."""
 
         def save(*args: Any, **kwargs: Any) -> Any:
             interceptor = self._interceptor
@@ -158,7 +160,9 @@ class ProgramHooks:
         return save
 
     def _compile_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Follow no operator any more once a program compiles: under a mode, its compiled parts would run as if they were not."""
+        """Stop intercepting once a program compiles: under a mode, its compiled parts would run as if they were not
+        compiled.
+        """
 
         def compiled(model: Any = None, **options: Any) -> Any:
             if not options.get("disable") and not _compiles_nothing():
@@ -176,9 +180,9 @@ class ProgramHooks:
         return callback_from_stance
 
     def _paged_from_here(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Have there what had been given up to be made again, as a pointer to it leaves, and page it from here on.
+        """Make a dropped storage again when a pointer to it is handed out, and page it from now on.
 
-        Nothing depends on it: who comes another way to what was given up ends the program by name.
+        Nothing relies on this: any other access to a dropped storage ends the program with an error.
         """
 
         def read(*args: Any, **kwargs: Any) -> Any:
@@ -188,9 +192,8 @@ class ProgramHooks:
         return read
 
     def _start_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Follow a thread from its start, whatever it does there.
-
-        `threading.Timer` and others have a run() of their own.
+        """Intercept a thread from its start, whatever it does there; `threading.Timer` and others have a run() of their
+        own.
         """
 
         def start(thread: threading.Thread) -> None:
@@ -200,7 +203,7 @@ class ProgramHooks:
         return start
 
     def _work_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Follow the work of a pool whose threads were started before the budget."""
+        """Intercept the work of a pool whose threads were started before the budget."""
 
         def run(item: Any, *args: Any) -> None:
             if any(isinstance(mode, FollowMode) for mode in current_modes()):
@@ -225,9 +228,8 @@ def _refuse_compile(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse calls of what was compiled before the budget.
-
-    A dispatch mode makes them run as if it were not.
+    """Refuse calls of functions that were compiled before the budget: a dispatch mode would run them as if they were
+    not.
     """
 
     def callback_from_stance(callback: Any) -> Any:
@@ -239,20 +241,17 @@ def _refuse_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _check_backend(backend: Any) -> None:
-    """Raise UnsupportedError unless what this backend makes has the bits of plain operators.
-
-    A backend of torch.compile.
-    """
+    """Raise UnsupportedError unless this backend of torch.compile gives the bits of plain operators."""
     if backend != _SAME_BITS_BACKEND and not _compiles_nothing():
         raise unsupported(
             f"torch.compile(backend={backend!r}) gives other numbers than the operators one by one, and only those can be "
             "followed",
-            "leave torch.compile away, or run the program as it is with TORCH_COMPILE_DISABLE=1 in its environment",
+            "remove torch.compile, or run the program as it is with TORCH_COMPILE_DISABLE=1 in its environment",
         )
 
 
 def _compiles_nothing() -> bool:
-    """Return whether torch.compile leaves programs as they are: their user asked for that in the environment."""
+    """Return whether torch.compile does nothing, because the user asked for that in the environment."""
     disabled = compiling_disabled()
     if disabled is None:
         disabled = os.environ.get("TORCH_COMPILE_DISABLE") == "1"

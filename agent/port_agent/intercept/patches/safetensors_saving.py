@@ -1,10 +1,9 @@
-"""`safetensors.torch.save_file` of a model larger than the budget.
+"""Write a model larger than the budget with `safetensors.torch.save_file`: one tensor after another, with the library's
+bytes.
 
-One tensor after the other, with the library's bytes.
-
-The library takes the addresses of all tensors before it writes the first. Under a budget it gets placeholders; the file is
-begun by the library itself, of empty tensors, so that order, names and metadata are its own, and then sizes and contents
-are filled in.
+The library takes the addresses of all tensors before it writes the first. Under a budget it gets placeholders; the
+library itself begins the file, with empty tensors, so that order, names and metadata are its own. Then sizes and
+contents are filled in.
 """
 
 import contextlib
@@ -26,28 +25,32 @@ from port_agent.intercept.residency.storages import Storage, data_ptr
 _MODULE = "safetensors.torch"
 
 _ASKING = ("_to_ndarray", "_flatten_as_ptr", "save_file")
-"""How it asks for addresses that only its writer reads; other ways read them at once."""
+"""Functions that ask for addresses which only the library's writer reads; others read them at once."""
 
 _COMPARING_MODULES = (_MODULE, "huggingface_hub.serialization._torch")
-"""They take sizes of storages, and their addresses to find tensors that share one: the second, to put tensors into files."""
+"""Modules that take sizes of storages, and addresses to find tensors that share one: the second, to distribute tensors
+among files.
+"""
 
 _COMPARING = ("_is_complete", "_filter_shared_not_shared", "_end_ptr")
-"""Who only compares addresses within one storage, to find tensors that share it, for `save_model` and `load_model`."""
+"""Functions that only compare addresses within one storage, to find tensors that share it, for `save_model` and
+`load_model`.
+"""
 
 _FIRST_PLACEHOLDER = 1 << 62
-"""No address of a process."""
+"""Not an address of any process."""
 
 _DATA_TYPES = (
     "float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64",
     "bool", "complex64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
     "float4_e2m1fn_x2",
 )  # fmt: skip
-"""As the library takes them; it tells them by other names."""
+"""Data types in the library's order; its names for them differ."""
 
 _REMEDY = "save with torch.save, or after the budget"
 
 _LENGTH_BYTES = 8
-"""Of the header, in front of it; the header is padded to a multiple of as many (the safetensors format)."""
+"""Of the header's length, in front of it; the header is padded to a multiple of this (the safetensors format)."""
 
 
 def asked_by_safetensors(frame: FrameType) -> bool:
@@ -57,7 +60,7 @@ def asked_by_safetensors(frame: FrameType) -> bool:
 
 
 def compares_storages(frame: FrameType) -> bool:
-    """Return whether a frame is of a module that does no more with sizes and addresses of storages than compare them."""
+    """Return whether a frame belongs to a module that only compares sizes and addresses of storages."""
     modules = (sys.modules.get(name) for name in _COMPARING_MODULES)
     return frame.f_code.co_filename in {module.__file__ for module in modules if module is not None}
 
@@ -68,7 +71,7 @@ def compares_addresses(frame: FrameType) -> bool:
 
 
 class SafetensorsSaving:
-    """Stands between `save_file` and the library's writer while a program is followed."""
+    """Stands between `save_file` and the library's writer while a program runs under a budget."""
 
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
@@ -78,9 +81,7 @@ class SafetensorsSaving:
         self._writer: Callable[..., None] | None = None
 
     def placeholder(self, frame: FrameType, storage: Storage, offset_bytes: int) -> int | None:
-        """Return what `save_file` takes for the address of a followed tensor.
-
-        None where it is not `save_file` that asks.
+        """Return a placeholder for the address of a followed tensor if `save_file` asks for it; otherwise None.
 
         `frame`: the one that asks for the address.
         """
@@ -96,15 +97,17 @@ class SafetensorsSaving:
         return number
 
     def install(self) -> None:
-        """Take the place of the library's writer; `save_file` looks it up before it asks for addresses."""
+        """Replace the library's writer; `save_file` looks it up before it asks for addresses."""
         with contextlib.suppress(ImportError):
             module: Any = importlib.import_module(_MODULE)
-            if hasattr(module, "TensorSpec") and sys.byteorder == "little":  # before 0.8 it copied the bytes itself
+            if (
+                hasattr(module, "TensorSpec") and sys.byteorder == "little"
+            ):  # versions before 0.8 copied the bytes themselves
                 self._module, self._writer = module, module.serialize_file
                 module.serialize_file = self._write
 
     def remove(self) -> None:
-        """Put the library's writer back."""
+        """Restore the library's writer."""
         if self._writer is not None:
             self._module.serialize_file = self._writer
             self._writer = None
@@ -112,7 +115,7 @@ class SafetensorsSaving:
     def _write(self, specs: dict[str, Any], filename: str | os.PathLike[str], metadata: Any = None) -> None:
         """Write as the library does.
 
-        Raises PageError, OSError, UnsupportedError where its header is not understood.
+        Raises PageError, OSError, and UnsupportedError if its header is not understood.
         """
         places = {s.data_ptr: self._places[s.data_ptr] for s in specs.values() if s.data_ptr in self._places}
         self._places.clear()
@@ -159,7 +162,7 @@ def _emptied(spec: Any) -> Any:
     for data_type in _DATA_TYPES:
         if (made := empty(data_type)).dtype == spec.dtype:
             return made
-    raise unsupported(f"safetensors has a data type that is not known here, {spec.dtype}", _REMEDY)
+    raise unsupported(f"safetensors uses an unknown data type, {spec.dtype}", _REMEDY)
 
 
 def _filled_in(empty: bytes, specs: dict[str, Any]) -> bytes:
@@ -171,7 +174,7 @@ def _filled_in(empty: bytes, specs: dict[str, Any]) -> bytes:
     header = empty[_LENGTH_BYTES : _LENGTH_BYTES + length]
     entries = json.loads(header)
     if _padded(entries) != header:
-        raise unsupported("this version of safetensors writes a header that is not known here", _REMEDY)
+        raise unsupported("this version of safetensors writes an unknown header", _REMEDY)
     end = 0
     for name, entry in entries.items():
         if name in specs:

@@ -1,9 +1,10 @@
-"""Nodes of autograd's graph whose formulas ask whether a dispatch mode is on: each runs without one, like one operator.
+"""Run nodes of autograd's graph whose formulas ask whether a dispatch mode is on without one, like a single operator.
 
-`areAnyTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) is true under any mode, and the gradients named here then come from
-other formulas, with other last digits: `prod` does not divide its result by the item, `masked_fill` adds zeros, too. Before such
-a node what it saved and its gradients are brought and room is made; it runs without the mode; after it all is as before. Where the
-program has a mode of its own, plain PyTorch takes those other formulas, too, and nothing is done.
+`areAnyTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) is true under any mode, and the gradients named here then
+come from other formulas, with different last digits: `prod` does not divide its result by the item, `masked_fill` also
+adds zeros. Before such a node its saved tensors and gradients are made resident and memory is freed; it runs without
+the mode; afterwards the mode is restored. If the program has a mode of its own, plain PyTorch uses those other
+formulas, too, and nothing is done.
 """
 
 import contextlib
@@ -31,12 +32,12 @@ from port_planner.torch_compat.autograd import (
 from port_planner.torch_compat.modes import current_modes, pop_mode, push_mode
 
 _WORKSPACE = 6
-"""Times its operands that a node takes: `prod_safe_zeros_backward` makes two chains of three."""
+"""Memory that a node takes, as a multiple of its operands: `prod_safe_zeros_backward` makes two chains of three."""
 
 
 @contextlib.contextmanager
 def running_whole(interceptor: Interceptor, roots: Sequence[Tensor | GradientEdge]) -> Iterator[None]:
-    """Run such nodes without the mode in a backward pass from these roots inside the block."""
+    """Run such nodes without the mode in backward passes from these roots inside the block."""
     if len(current_modes()) != 1:
         yield
         return
@@ -49,7 +50,7 @@ def running_whole(interceptor: Interceptor, roots: Sequence[Tensor | GradientEdg
 
 
 class _WholeNode:
-    """A node that is kept from the mode while it runs."""
+    """A node that runs without the mode."""
 
     def __init__(self, interceptor: Interceptor, node: Node) -> None:
         self._interceptor, self._node = interceptor, node
@@ -58,7 +59,7 @@ class _WholeNode:
         self._hooks = node.register_prehook(self._begin), node.register_hook(self._end)
 
     def close(self) -> None:
-        """Take the hooks away, and let go what a node held that failed: autograd has put the mode back itself."""
+        """Remove the hooks, and release what a failed node held: autograd has restored the mode itself."""
         for hook in self._hooks:
             hook.remove()
         self._running.close()
@@ -69,10 +70,11 @@ class _WholeNode:
         batched = any(map(is_batch, operands))
         asked = saved if self._node.name() in ASK_WHAT_IS_SAVED else operands
         if not batched and any(map(is_wrapped, asked)):
-            return  # plain PyTorch takes those other formulas for what `torch.func` wraps, too
+            return  # plain PyTorch uses those other formulas for what `torch.func` wraps, too
         if batched or any(map(is_wrapped, operands)):
             raise unsupported(
-                f"the gradients of {self._node.name()} for a batch of gradients have other last digits while operators are followed",
+                f"the gradients of {self._node.name()} for a batch of gradients have different last digits while "
+                "operators are intercepted",
                 "ask for them one by one (is_grads_batched=False, vectorize=False), or run the program without a budget",
             )
         operands += _tangents(self._node, gradients)
@@ -93,11 +95,12 @@ class _WholeNode:
 
 
 def _saved_tensors(node: Node) -> Iterator[Tensor]:
-    """Give what a node saved; nothing where that is gone, which autograd says itself."""
+    """Yield a node's saved tensors; nothing if they are gone, which autograd itself reports."""
     for one in saved_as_they_were(node):
         if one.unpack_hook is not None:
             raise unsupported(
-                f"the gradient of {node.name()} has other last digits while operators are followed and saved tensors are hooked",
+                f"the gradient of {node.name()} has different last digits while operators are intercepted and saved "
+                "tensors are hooked",
                 "leave the operator out of checkpoints and of saved_tensors_hooks, or run the program without a budget",
             )
         if isinstance(one.data, Tensor):
@@ -105,7 +108,7 @@ def _saved_tensors(node: Node) -> Iterator[Tensor]:
 
 
 def _tangents(node: Node, gradients: Sequence[Tensor | None]) -> Iterator[Tensor]:
-    """Give the tangents of what a node saved, which are kept apart, and of its gradients."""
+    """Yield the tangents of a node's saved tensors, which are stored separately, and of its gradients."""
     if not forward_differentiating():
         return
     for tensor in tensors_in((*saved_as_used(node), *gradients)):

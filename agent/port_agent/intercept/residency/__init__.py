@@ -1,1 +1,1 @@
-"""What is resident: storages, what operators read of them, what leaves and comes back, and the page file."""
+"""What is resident: storages, the operands of operators, evictions and reads, and the page file."""

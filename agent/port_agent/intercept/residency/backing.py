@@ -1,8 +1,8 @@
-"""Where the memory of storages that are away is kept, and how it comes and goes: what the residency needs of either way.
+"""Where the memory of evicted storages is kept, and how it moves: what the residency needs of either way.
 
-`ResizedStorages` empties storages (`resize_(0)`) and keeps their pages itself: in any process, for what passes the operators.
-`GuardedStorages` asks guarded memory, where addresses stay and whoever touches what is away finds it there: what the residency
-believes is advice then, and a mistake costs time.
+`ResizedStorages` empties storages (`resize_(0)`) and keeps their pages itself; it works in any process, for accesses by
+operators. `GuardedStorages` uses guarded memory, where addresses stay and whoever touches a paged-out block finds it
+there. What the residency believes is then advice, and a mistake costs time.
 """
 
 import ctypes
@@ -35,70 +35,76 @@ from port_agent.paging.pager import PageError, Pager, PagerStats, Slot
 from port_agent.system.mounts import worn_by_writing
 
 _WRITES_BITS = 32
-"""Of what tells whether a block was written: the number of its writes; a checksum stands above."""
+"""Bits for the number of a block's writes; a checksum stands above them."""
 
 _STACK_BYTES = 1 << 20
-"""Of the thread that moves blocks: the system's 8 MiB would count against RLIMIT_DATA."""
+"""Stack of the thread that moves blocks: the system's 8 MiB would count against RLIMIT_DATA."""
 
 
 class Backing(Protocol):
-    """One way to keep what is away. `memory` is the storage's own; what lies in a file is brought and dropped elsewhere."""
+    """One way to keep evicted storages. `memory` is the storage's own; mapped files are read and dropped elsewhere."""
 
     @property
     def guarded(self) -> bool:
-        """Whether whoever touches memory that is away finds it there; what has no page ends the program by name."""
+        """Whether an access to paged-out memory brings it in; an access to memory without a page ends the program with
+        an error.
+        """
 
     @property
     def stats(self) -> PagerStats:
-        """What was moved as the residency asked for it: how fast the medium is, and how long the program waited."""
+        """What was moved at the residency's request: how fast the medium is, and how long the program waited."""
 
     def totals(self) -> PagerStats:
-        """Return what was moved in all."""
+        """Return everything that was moved."""
 
     def peak_bytes(self, table: StorageTable) -> int:
-        """Return the most that tensors took at once."""
+        """Return the peak of tensors, in bytes."""
 
     def stays(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
-        """Return whether a storage must not leave: what comes to it past the operators would not find it."""
+        """Return whether a storage must not be evicted, because accesses without operators would not find it."""
 
     def read(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
-        """Begin to bring a storage that is away, and return what to wait for."""
+        """Begin to read an evicted storage, and return the transfer."""
 
     def write(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
-        """Begin to write a storage to its page, taking one where it has none. Raises PageError where there is no room."""
+        """Begin to write a storage to its page, which is allocated if necessary. Raises PageError if there is no space."""
 
     def wait(self, moving: Moving) -> None:
-        """Return when a transfer is done. Raises what it failed with: PageError."""
+        """Return when a transfer is done. Raises its failure, a PageError."""
 
     def leave(self, storage: Storage, memory: torch.UntypedStorage) -> None:
-        """Give up memory whose page is up to date."""
+        """Release memory whose page is up to date."""
 
     def come_empty(self, storage: Storage, memory: torch.UntypedStorage) -> None:
-        """Have memory there, to be filled."""
+        """Provide memory that will be filled."""
 
     def take_from_file(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
-        """Have a mapping that is about to be written be memory like other; return whether it is."""
+        """Turn a mapping that is about to be written into ordinary memory; return whether it is now."""
 
     def seal(self, storage: Storage, memory: torch.UntypedStorage) -> int | None:
-        """Return what tells whether a storage is written past the operators from here on; None where nothing could."""
+        """Return a token that shows whether a storage is written without operators from now on; None if that is
+        impossible.
+        """
 
     def unwritten(self, storage: Storage, memory: torch.UntypedStorage, writes: int) -> bool:
-        """Return whether a storage was not written past the operators since `seal` returned `writes`."""
+        """Return whether a storage was not written without operators since `seal` returned `writes`."""
 
     def drop(self, storage: Storage, memory: torch.UntypedStorage, writes: int) -> bool:
-        """Give up memory that is made again; return False where it was written since `seal` returned `writes`, or left."""
+        """Discard memory that will be recomputed; return False if it was written since `seal` returned `writes`, or was
+        evicted.
+        """
 
     def refill(self, storage: Storage, memory: torch.UntypedStorage, made: torch.UntypedStorage) -> None:
-        """Have memory that was dropped hold what `made` does, which is not used any more."""
+        """Fill dropped memory with the contents of `made`, which is not used any more."""
 
     def bear_away(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return a new tensor that is about to leave, holding nothing: what it will hold is written in parts to its page."""
+        """Return a new tensor that starts paged out without contents: these are written to its page in parts."""
 
     def take_page(self, storage: Storage) -> None:
-        """Give a page to a storage that was born away. Raises PageError."""
+        """Allocate a page for a storage that started paged out. Raises PageError."""
 
     def give_page_back(self, storage: Storage) -> None:
-        """Take note that a storage's page is void: of another size, or its storage has died."""
+        """Release a storage's page, because its size changed or the storage died."""
 
     def read_part(
         self, storage: Storage, memory: torch.UntypedStorage, into: torch.Tensor, start: int, nbytes: int
@@ -108,25 +114,25 @@ class Backing(Protocol):
     def write_part(
         self, storage: Storage, memory: torch.UntypedStorage, source: torch.Tensor, start: int, nbytes: int
     ) -> Moving:
-        """As `read_part`, to a page, from the bytes that a tensor begins with."""
+        """Begin to write to a page, from the first bytes of a tensor; otherwise as `read_part`."""
 
     def release(self) -> None:
-        """Give back to the system what storages that left held."""
+        """Return to the system what evicted storages held."""
 
     def discard(self) -> bool:
-        """Return whether what may leave has to be freed, unwritten, at the end of the process."""
+        """Return whether storages that may be evicted have to be freed, unwritten, at the end of the process."""
 
     def about_to_fork(self) -> None:
-        """Be ready for a child process."""
+        """Prepare for a child process."""
 
     def forked(self) -> None:
-        """Go on in the parent."""
+        """Continue in the parent."""
 
     def become_child(self) -> None:
-        """Go on in the child."""
+        """Continue in the child."""
 
     def close(self) -> None:
-        """End the thread that moves, and give up the pages."""
+        """End the thread that moves storages, and discard the pages."""
 
 
 def _wait(moving: Moving, stats: PagerStats) -> None:
@@ -142,12 +148,14 @@ def _address(tensor: torch.Tensor) -> int:
 
 
 def _block_of(storage: Storage, memory: torch.UntypedStorage) -> int:
-    """Return where the block of guarded memory begins that holds a storage."""
+    """Return the address of the guarded block that holds a storage."""
     return data_ptr(memory) + storage.block_offset
 
 
 def _sum_beside_pages(storage: Storage, memory: torch.UntypedStorage) -> int:
-    """Return a checksum of what a mapping has before and after its whole pages, which no block covers; 0 of other storages."""
+    """Return a checksum of the bytes of a mapping before and after its whole pages, which no block covers; 0 for other
+    storages.
+    """
     if not storage.beside_bytes:
         return 0
     address, (start, page_bytes) = data_ptr(memory), whole_pages(memory)
@@ -157,7 +165,7 @@ def _sum_beside_pages(storage: Storage, memory: torch.UntypedStorage) -> int:
 
 
 class ResizedStorages:
-    """Storages that are away are empty; their pages lie in a page file of this process."""
+    """Evicted storages are empty; their pages are in a page file of this process."""
 
     guarded = False
 
@@ -266,7 +274,7 @@ def _slot(storage: Storage) -> Slot:
 
 @dataclass(slots=True)
 class _BlockMove:
-    """One move of a block, or of a part of one. `keep` holds the memory."""
+    """One transfer of a block, or of a part of one. `keep` holds the memory."""
 
     move: Callable[[], object]
     nbytes: int
@@ -285,7 +293,7 @@ class _BlockMove:
 
 
 class GuardedStorages:
-    """Storages that are away are blocks without access; guarded memory keeps their pages, and brings them to whoever comes."""
+    """Evicted storages are blocks without access; guarded memory keeps their pages, and brings them in on access."""
 
     guarded = True
 
@@ -325,7 +333,7 @@ class GuardedStorages:
         )
 
     def peak_bytes(self, table: StorageTable) -> int:
-        """Followed or not, and whatever the table believes of those that are; files' mappings are none of it."""
+        """All tensors, followed or not, without the mappings of files."""
         return self._guard.counters().peak_resident_bytes
 
     def stays(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
@@ -365,7 +373,7 @@ class GuardedStorages:
         return self._guard.drop(_block_of(storage, memory), writes)
 
     def refill(self, storage: Storage, memory: torch.UntypedStorage, made: torch.UntypedStorage) -> None:
-        """See `Backing`; raises RuntimeError where it was not dropped, a defect of the follower."""
+        """See `Backing`; raises RuntimeError if it was not dropped, which is a defect of the interceptor."""
         if not self._guard.fill(_block_of(storage, memory), data_ptr(made), storage.nbytes):
             raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes was not dropped; report this")
 
@@ -411,7 +419,7 @@ class GuardedStorages:
     ) -> None:
         if not copy(block, start, other, nbytes):
             raise PageError(
-                f"no block of guarded memory holds {nbytes} bytes from byte {start} on at {block:#x}; report this"
+                f"no block of guarded memory holds {nbytes} bytes from byte {start} at {block:#x}; report this"
             )
 
     def release(self) -> None:
@@ -453,7 +461,9 @@ class GuardedStorages:
             begin = time.perf_counter()
             try:
                 moving.move()
-            except Exception as error:  # it belongs to whoever waits for this move, who else waits for ever
+            except (
+                Exception
+            ) as error:  # pass any error to the thread that waits for this transfer, which would otherwise wait forever
                 moving.error = error
             limit, seconds = self._speeds[moving.write], time.perf_counter() - begin
             if limit and (ahead := moving.nbytes / limit - seconds) > 0:

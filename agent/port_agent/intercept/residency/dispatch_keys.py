@@ -1,9 +1,11 @@
-"""Autocast, lazy conjugation and the counting of writes inside kernels that call operators themselves, as without a dispatch mode.
+"""Autocast, lazy conjugation and write counting inside kernels that call operators themselves, as without a dispatch
+mode.
 
-While a dispatch mode handles an operator, every key above it is switched off: Autocast, Conjugate, Negative, ADInplaceOrView. Most
-kernels compute and never ask. Those that call other operators do: matrix products inside the fused ones of nn.TransformerEncoder and of
-`bilinear` are cast by plain PyTorch, `x.mH()` of a complex matrix inside `linalg_pinv` would be taken for x.mT(), and of what
-`_foreach_mul_` multiplies autograd would not know that it was changed.
+While a dispatch mode handles an operator, every key above it is switched off: Autocast, Conjugate, Negative,
+ADInplaceOrView. Most kernels compute without asking for these; those that call other operators depend on them. Plain
+PyTorch casts matrix products inside the fused operators of nn.TransformerEncoder and `bilinear`, `x.mH()` of a complex
+matrix inside `linalg_pinv` would be taken for x.mT(), and autograd would not know that `_foreach_mul_` changed its
+operands.
 """
 
 import threading
@@ -26,10 +28,7 @@ _program = threading.local()
 
 
 def watching_autocast(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `torch.set_autocast_enabled` that takes note of the program's own setting.
-
-    Each thread's for itself.
-    """
+    """Return `torch.set_autocast_enabled` that also records the program's own setting, for each thread."""
 
     def set_autocast_enabled(*args: Any) -> Any:
         result = original(*args)
@@ -40,21 +39,22 @@ def watching_autocast(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def start() -> None:
-    """Take note of the setting of this thread as it is outside of any operator."""
+    """Record this thread's setting outside any operator."""
     _program.autocasts = torch.is_autocast_enabled("cpu")
 
 
 @cache
 def counts_inside(func: Any) -> bool:
-    """Return whether nobody but the kernel of an operator counts that its arguments are written."""
+    """Return whether only the kernel of an operator counts writes to its arguments."""
     written = any(a.alias_info is not None and a.alias_info.is_write for a in func._schema.arguments)
     return written and not has_kernel(func, _COUNTING)
 
 
 def hidden_keys(name: str, args: Sequence[Any], *, counting: bool = False) -> tuple[Any, ...]:
-    """Return what the kernel of an operator would see without a mode: Autocast where the program has it on, Conjugate for complex operands.
+    """Return the dispatch keys that a kernel would see without a mode: Autocast if the program has it on, Conjugate for
+    complex operands.
 
-    `counting`: it counts what it writes. Raises UnsupportedError where that cannot be told.
+    `counting`: it counts what it writes. Raises UnsupportedError if the keys cannot be determined.
     """
     keys = _LAZY if _has_complex(args) else ()
     if counting:
@@ -63,7 +63,7 @@ def hidden_keys(name: str, args: Sequence[Any], *, counting: bool = False) -> tu
         return keys
     if name == "aten::linalg_pinv":
         raise unsupported(
-            "linalg_pinv under autocast casts inside, or not, as its caller does",
+            "linalg_pinv under autocast casts inside depending on its caller",
             "call it under torch.autocast(enabled=False)",
         )
     return (_AUTOCAST, *keys) if operator_of(name).casts_inside else keys

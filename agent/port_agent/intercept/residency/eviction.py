@@ -1,9 +1,8 @@
-"""Who leaves when room is needed.
-
-What is needed last (Belady), or least recently used where nobody knows.
+"""Which storage is evicted when memory is needed: the one needed last (Belady), or the least recently used if that is
+unknown.
 
 Choosing does not scan: an LSTM unrolled over a thousand steps keeps 100,000 storages alive. Storages whose next use is
-known stand in a heap, the others in the order of their last use.
+known are in a heap, the others in the order of their last use.
 """
 
 import heapq
@@ -13,24 +12,25 @@ from collections.abc import Callable, Iterable
 from port_agent.intercept.residency.storages import Storage
 
 _CANDIDATES = 6
-"""So many of those needed last are compared by what it costs to let them go."""
+"""Number of those needed last that are compared by the cost of evicting them."""
 
 _EXPENSIVE_WEIGHT = 0.6
-"""A storage that must be written first goes only when one that goes for nothing is needed this much sooner."""
+"""A storage that must be written first is evicted only if a storage that costs nothing is needed this much sooner."""
 
 _COMPACT_BELOW = 4
-"""The heap is built anew when less than one entry in so many is still true."""
+"""The heap is rebuilt when less than one entry in this many is still valid."""
 
 _IN_FILE = 1 << 39
-"""Added to the next use of a file's pages that nobody wrote: they go before what must be written, and come from the page
-cache or, at worst, are read once more."""
+"""Added to the next use of unwritten pages of a file: they go before storages that must be written, and come from the
+page cache or, at worst, are read again.
+"""
 
 LEAVES = 1 << 40
-"""Added to the next use of one that a plan lets leave: it goes before all others."""
+"""Added to the next use of a storage that a plan evicts: it goes before all others."""
 
 
 class EvictionPolicy:
-    """Resident storages in the order in which they should leave."""
+    """Resident storages in the order in which they should be evicted."""
 
     def __init__(self) -> None:
         self._heap: list[tuple[int, int, int, Storage]] = []
@@ -38,17 +38,19 @@ class EvictionPolicy:
         self._in_order = False
 
     def put_in_order(self, storages: Iterable[Storage]) -> None:
-        """Keep an order from here on, of `storages` by their last use: before anything has to leave, nobody asks for one."""
+        """Start keeping an order, with `storages` by their last use; no order is needed before anything has to be
+        evicted.
+        """
         self._in_order = True
         for storage in sorted(storages, key=lambda s: s.last_use):
             self.touch(storage, storage.last_use, storage.next_use)
 
     def touch(self, storage: Storage, clock: int, next_use: int | None, rank: int | None = None) -> None:
-        """Note that a storage was used at `clock`, and when it will be again (None: nobody knows).
+        """Record that a storage was used at `clock`, and its next use (None: unknown).
 
-        `rank`: the clock that decides in place of `next_use`, of one that a plan lets leave, or that is not used again but
-        given up then: until then leaving costs a write for nothing.
-        One that is away is no victim until it is touched again, resident.
+        `rank`: the clock that decides instead of `next_use`, for a storage that a plan evicts, or that is not used
+        again but freed then: evicting it earlier would cost a needless write. An evicted storage is not a candidate
+        until it is touched again while resident.
         """
         storage.last_use = clock
         storage.order += 1
@@ -67,12 +69,12 @@ class EvictionPolicy:
         heapq.heappush(self._heap, (-(next_use if rank is None else rank), storage.order, storage.number, storage))
 
     def forget(self, storage: Storage) -> None:
-        """Take a storage out, for good or until its next touch."""
+        """Remove a storage, for good or until its next touch."""
         self._recent.pop(storage, None)
         storage.order += 1
 
     def drop_predictions(self) -> None:
-        """Believe no next use any more: the program does something else."""
+        """Discard all predicted next uses, because the program does something else."""
         known = {entry[3]: None for entry in self._heap if self._true(entry)}
         for storage in sorted(known, key=lambda s: (not s.in_file, s.last_use)):
             storage.order += 1
@@ -83,10 +85,7 @@ class EvictionPolicy:
     def choose(
         self, clock: int, keep: Callable[[Storage], bool], goes_free: Callable[[Storage], bool]
     ) -> Storage | None:
-        """Return the storage that should leave first, None when all must stay.
-
-        Those that `keep` are passed over.
-        """
+        """Return the storage to evict first; None if all must stay. Storages for which `keep` is true are skipped."""
         oldest = next((s for s in self._recent if not keep(s)), None)
         furthest = self._furthest(clock, keep, goes_free)
         if furthest is None or oldest is None:

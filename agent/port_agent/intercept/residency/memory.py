@@ -1,6 +1,5 @@
-"""How many bytes of tensors a RAM budget leaves.
-
-Resident memory of the whole process counts, Python and torch included.
+"""How many bytes of tensors a RAM budget allows; the resident memory of the whole process counts, Python and torch
+included.
 """
 
 import os
@@ -20,42 +19,48 @@ from port_planner.base.process_memory import PAGE_BYTES, resident_bytes
 from port_planner.base.units import format_bytes
 
 _KEPT_FREE = 0.01
-"""Share of the budget that is never planned with: kernel structures and small allocations between two looks."""
+"""Share of the budget that is never used for tensors: kernel structures and small allocations between two checks."""
 
 _KEPT_FREE_BYTES = 4 << 20
-"""And this much: code that comes back from the page cache between two looks."""
+"""Additional headroom: code that comes back from the page cache between two checks."""
 
 _UNSEEN_CODE_BYTES = 88 << 20
 _UNSEEN_CODE_SHARE = 0.75
-"""Kept free, at most, until the first segment has ended: operators run for the first time bring their code in.
+"""Largest headroom until the first segment has ended, because operators that run for the first time bring in their
+code.
 
-A first product of matrices takes 78 MiB where libraries lie in large folios (see `port_planner.base.code_pages`): 24 of code, 30
-of MKL's own, and 22 while it runs.
+A first matrix product takes 78 MiB where libraries lie in large folios (see `port_planner.base.code_pages`): 24 of
+code, 30 of MKL's own, and 22 while it runs.
 """
 
 _LATER_CODE_BYTES = 24 << 20
-"""Of that, what is kept free until the end of the segment whatever has come in: the backward pass brings its own."""
+"""Part of that headroom that stays until the end of the segment whatever has come in, because the backward pass brings
+in its own code.
+"""
 
 _LOOK_OPERATORS = 8
 _LOOK_BYTES = 4 << 20
-"""Resident memory is looked at after so many operators, or when the tensors changed by so much: 10 us a look."""
+"""Resident memory is checked after this many operators, or when tensors changed by this much; a check takes 10 us."""
 
 _MIN_TENSOR_BYTES = 1 << 20
 
 _CODE_RELEASES = 6
-"""Code pages are given back when following starts and after the first segments; from then on what runs is needed."""
+"""Code pages are released when interception starts and after the first segments; after that, what runs is needed."""
 
 _NEW_CODE_SEGMENTS = 4
-"""So many bring code that did not run before: what is looked at before training, a backward pass, a step of an optimizer, and one more.
-From then on what comes back is known from them."""
+"""Number of first segments that bring in new code: the examination before training, a backward pass, an optimizer step,
+and one more. Afterwards the growth is known from them.
+"""
 
 _SEGMENTS_REMEMBERED = 8
-"""The most that the rest of the process took in so many segments counts, a step or two: code that was given back at a
-segment's end comes back when the same operators run again."""
+"""The largest size of the rest of the process over this many segments counts, a step or two: code that was released at
+a segment's end comes back when the same operators run again.
+"""
 
 _FILES_GROWTH_BYTES = 16 << 20
-"""So much more of files may be mapped in than when they were given back last: data sets that are read through numpy's memmap or
-Arrow, of which any page may come, and code."""
+"""Growth of mapped file pages since their last release, beyond which they are released again: data sets read through
+numpy's memmap or Arrow, of which any page may come, and code.
+"""
 
 _STATM = Path("/proc/self/statm")
 _STATM_BYTES = 256
@@ -63,38 +68,39 @@ _STATM_BYTES = 256
 
 
 class BudgetTooSmallError(PortError):
-    """The process takes more than the budget before any tensor is resident, or where an operator may not exceed it."""
+    """The process exceeds the budget before any tensor is resident, or an operator that may not exceed it would."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 class ProcessBudget:
-    """Bounds the resident memory of this process at `ram_bytes`.
-
-    The rest of it is measured, tensors get what is left.
+    """Limits the resident memory of this process to `ram_bytes`: the rest of it is measured, and tensors get what is
+    left.
     """
 
     def __init__(self, ram_bytes: int, table: StorageTable) -> None:
         self.ram_bytes, self._table = ram_bytes, table
         self.strict = False
-        """Whether an operator that does not fit is refused; else it runs, is named, and the budget exceeded."""
+        """Whether an operator that does not fit is rejected; otherwise it runs, is reported, and the budget is
+        exceeded.
+        """
         self.beside_bytes = 0
-        """What another process takes of the budget meanwhile: the one that plans."""
+        """Memory of another process that counts against the budget meanwhile: the one that plans."""
         self._allocator: Allocator | None = active()
         self._guard = active_guard()
         self._statm: FileIO | None = None
         if sys.platform == "linux":
             self._statm = FileIO(_STATM)
-            weakref.finalize(self, self._statm.close).atexit = False  # the end of the program is accounted for, too
+            weakref.finalize(self, self._statm.close).atexit = False  # the end of the program is reported, too
         self._of_files = 0
-        """What files took when they were given back last, weights left out that are followed."""
+        """File pages when they were last released, without the followed weights."""
         self._looked_at = -_LOOK_BYTES
         self._cache_limit = ram_bytes
-        """What the allocator's blocks and the pages of files may take together."""
+        """Limit for the allocator's blocks and the pages of files together."""
         self._skipped = 0
         self._rest_found = deque((0,), maxlen=_SEGMENTS_REMEMBERED)
         self._before_products: int | None = None
-        """The rest of the process when a product of matrices ran for the first time; None: none did."""
+        """The rest of the process when a matrix product first ran; None: none has."""
         self._releases_left = _CODE_RELEASES
         release_code_pages()
 
@@ -104,23 +110,23 @@ class ProcessBudget:
 
     @property
     def _coming_bytes(self) -> int:
-        """What of the room is not filled with freed memory for reuse: code that comes in between two looks."""
+        """Headroom that is not filled with freed memory for reuse: code that comes in between two checks."""
         ended = _CODE_RELEASES - self._releases_left
         return _LATER_CODE_BYTES if ended < _NEW_CODE_SEGMENTS else 0
 
     def check(self) -> None:
-        """Raise BudgetTooSmallError where the process alone fills the budget."""
+        """Raise BudgetTooSmallError if the process alone fills the budget."""
         now = resident_now()
         if now + _MIN_TENSOR_BYTES > self._usable:
             raise BudgetTooSmallError(
-                f"this process takes {format_bytes(now)} before training, the budget is {format_bytes(self.ram_bytes)}; "
+                f"this process takes {format_bytes(now)} before training, but the budget is {format_bytes(self.ram_bytes)}; "
                 f"give at least {format_bytes(now * 1.1)}"
             )
 
     def held_bytes(self) -> int:
-        """Return what the process takes now besides the tensors that are followed.
+        """Return what the process takes now besides followed tensors.
 
-        What is kept for reuse, and code that has run, is given back, and no longer expected to be there.
+        Memory kept for reuse and code that has run are released, and no longer expected.
         """
         self._give_back()
         release_code_pages()
@@ -128,7 +134,9 @@ class ProcessBudget:
         return max(resident_now() - self._table.resident_bytes, 0)
 
     def lacking_bytes(self, nbytes: int) -> int:
-        """Return by how much the process would exceed the budget with so much more, all that can be given back being so."""
+        """Return by how much the process would exceed the budget with `nbytes` more, after releasing everything
+        possible.
+        """
         if (lacking := resident_now() + nbytes - self.ram_bytes) > -_KEPT_FREE_BYTES:
             self._give_back()
             release_code_pages()
@@ -136,17 +144,17 @@ class ProcessBudget:
         return lacking
 
     def due(self) -> bool:
-        """Return whether it is time to look again."""
+        """Return whether it is time for another check."""
         self._skipped += 1
         return self._skipped >= _LOOK_OPERATORS or abs(self._table.resident_bytes - self._looked_at) >= _LOOK_BYTES
 
     @property
     def settling(self) -> bool:
-        """Whether code is still given back at the ends of segments: the program has only begun."""
+        """Whether code is still released at the ends of segments, because the program has only begun."""
         return self._releases_left > 0
 
     def end_segment(self) -> None:
-        """Take note that a segment of the program ended."""
+        """Record that a segment of the program ended."""
         self._rest_found.append(0)
         if self.settling:
             self._releases_left -= 1
@@ -154,12 +162,10 @@ class ProcessBudget:
             self._give_back()
 
     def tensor_bytes(self) -> int:
-        """Return how many bytes of tensors fit now.
+        """Return how many bytes of tensors fit now, and tell the allocator how much freed memory it may keep.
 
-        Also tells the allocator how much freed memory it may keep.
-
-        Blocks that were allocated and not yet written are not resident, so one look may find the rest of the process
-        too small: the most that was found lately counts.
+        Blocks that were allocated but not yet written are not resident, so a single check may find the rest of the
+        process too small; the largest recent value counts.
         """
         self._skipped = 0
         self._looked_at = self._table.resident_bytes
@@ -181,14 +187,16 @@ class ProcessBudget:
     def _guarded_bytes(self, guard: GuardedMemory, rest_bytes: int, allocated_bytes: int) -> int:
         """Return how many bytes of tensors fit beside what the allocator has handed out.
 
-        Guarded memory keeps to it, too, and lets those leave that no operator has used yet.
+        Guarded memory keeps this limit, too, and evicts blocks that no operator has used yet.
         """
         room_bytes = max(self._usable - rest_bytes - allocated_bytes, _MIN_TENSOR_BYTES)
         guard.set_limit(max(room_bytes - self._table.mapped_bytes, _MIN_TENSOR_BYTES))
         return room_bytes
 
     def _look(self, statm: FileIO) -> int:
-        """Return the resident bytes of the process, and give back what files grew by: as much comes again until the next time."""
+        """Return the resident bytes of the process, and release the growth of file pages: as much comes again until the
+        next time.
+        """
         found = os.pread(statm.fileno(), _STATM_BYTES, 0)
         if _of_files_in(found) - self._table.mapped_bytes > self._of_files + _FILES_GROWTH_BYTES:
             release_shared_pages(in_ram)
@@ -196,12 +204,12 @@ class ProcessBudget:
         return _resident_in(found)
 
     def expect_product(self) -> None:
-        """Take note that a product of matrices is about to run: what the process grows by from now on is its code."""
+        """Record that a matrix product is about to run: growth of the process from now on is its code."""
         if self._before_products is None:
             self._before_products = max(self._rest_found)
 
     def make_way(self, nbytes: int) -> None:
-        """Have the allocator give back what it keeps where `nbytes` of a file's pages are about to come."""
+        """Make the allocator release what it keeps if `nbytes` of a file's pages are about to come in."""
         if self._allocator is not None:
             mapped_bytes = self._table.mapped_bytes + nbytes
             kept_bytes = self._cache_limit - self._coming_bytes - mapped_bytes
@@ -226,16 +234,14 @@ class ProcessBudget:
 
 
 def min_ram_for(nbytes: int) -> int:
-    """Return the smallest budget, of bytes, in which so much of a whole process fits."""
+    """Return the smallest budget, in bytes, that holds a whole process of `nbytes`."""
     return int((nbytes + _KEPT_FREE_BYTES) / (1 - _KEPT_FREE)) + 1
 
 
 class WorkspaceMeter:
-    """Measures what an operator allocates besides its results.
+    """Measures what an operator allocates besides its results; 0 if the process's allocator does not report it.
 
-    0 where the process has no allocator that tells.
-
-    Not `enabled` where the budget is for tensors alone.
+    Not `enabled` if the budget is for tensors alone.
     """
 
     def __init__(self, *, enabled: bool) -> None:
@@ -244,7 +250,7 @@ class WorkspaceMeter:
         self._before = 0
 
     def begin(self) -> None:
-        """Start measuring: an operator is about to run."""
+        """Start measuring, before an operator runs."""
         if self._allocator is not None:
             self._allocator.reset_peak()
             self._before = self._allocator.live_bytes()
@@ -252,10 +258,7 @@ class WorkspaceMeter:
                 self._before += self._guard.measure_live_bytes()
 
     def end(self, made_bytes: int) -> int:
-        """Return the bytes at the operator's peak besides what was there and its results.
-
-        The `made_bytes` that it returned.
-        """
+        """Return the bytes at the operator's peak besides its operands and its results of `made_bytes`."""
         if self._allocator is None:
             return 0
         peak_bytes = self._allocator.peak_live_bytes()
@@ -265,7 +268,7 @@ class WorkspaceMeter:
 
 
 def resident_now() -> int:
-    """Return the resident memory of this process; on Linux at the price of one short read."""
+    """Return the resident memory of this process in bytes; on Linux this takes one short read."""
     if sys.platform != "linux":
         return resident_bytes()
     return _resident_in(_STATM.read_bytes())

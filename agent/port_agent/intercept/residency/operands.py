@@ -1,4 +1,4 @@
-"""What one call of an operator reads, writes and makes, in storages."""
+"""What one call of an operator reads, writes and makes, as storages."""
 
 import math
 import zlib
@@ -30,7 +30,7 @@ DENSE_TYPES = (torch.Tensor, torch.nn.Parameter)
 
 
 def is_wrapper(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor subclass has no memory of its own, but other tensors inside."""
+    """Return whether a tensor subclass has no memory of its own, but wraps other tensors."""
     if type(tensor) in DENSE_TYPES or is_traceable_wrapper_subclass(tensor):
         return type(tensor) not in DENSE_TYPES
     try:
@@ -55,7 +55,7 @@ def strided_runs(tensor: torch.Tensor) -> tuple[torch.Tensor, ...]:
 
 
 def storages_in(arguments: Any, table: StorageTable) -> list[Storage]:
-    """Return the followed storages of all tensors among arguments, each as often as it is met."""
+    """Return the followed storages of all tensors among arguments, as often as each occurs."""
     found: list[Storage] = []
     for argument in arguments:
         if isinstance(argument, torch.Tensor):
@@ -69,10 +69,7 @@ def storages_in(arguments: Any, table: StorageTable) -> list[Storage]:
 
 
 def bare_storages_in(arguments: Any, table: StorageTable) -> list[Storage]:
-    """Return the followed ones among arguments that are storages without a tensor.
-
-    As `Tensor.set_` takes them.
-    """
+    """Return the followed storages among arguments that are bare storages, as `Tensor.set_` takes them."""
     found = []
     for argument in arguments:
         if isinstance(argument, torch.TypedStorage):
@@ -90,12 +87,12 @@ def stable_number(func: Any) -> int:
 
 
 _UNSAFE_VIEW = "aten::_unsafe_view"
-"""A view whose schema does not say that it is one: autograd need not know."""
+"""A view whose schema does not declare it as one, because autograd need not know."""
 
 
 @cache
 def only_views(func: Any) -> bool:
-    """Return whether an operator reads no byte of its operands: all that it returns are views of them."""
+    """Return whether an operator reads no byte of its operands, because everything that it returns is a view of them."""
     if func._schema.name == _UNSAFE_VIEW:
         return True
     if is_composite(func):  # `contiguous` and others return an operand or a copy of it
@@ -107,13 +104,13 @@ def only_views(func: Any) -> bool:
 
 @cache
 def is_composite(func: Any) -> bool:
-    """Return whether an operator is made of others."""
+    """Return whether an operator is composed of others."""
     return has_kernel(func, DispatchKey.CompositeImplicitAutograd)
 
 
 @cache
 def makes_storage(func: Any) -> bool:
-    """Return whether an operator returns a tensor that is no view of an argument."""
+    """Return whether an operator returns a tensor that is not a view of an argument."""
     if func._schema.name == _UNSAFE_VIEW:
         return False
     return any(result.alias_info is None and "Tensor" in str(result.type) for result in func._schema.returns)
@@ -121,7 +118,7 @@ def makes_storage(func: Any) -> bool:
 
 def _created_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
     if kwargs.get("device") is not None and torch.device(kwargs["device"]).type != "cpu":
-        return 0  # a model's, as a loader makes it on the meta device
+        return 0  # of a model that a loader makes on the meta device
     place = next(k for k, argument in enumerate(func._schema.arguments) if argument.name == "size")
     if len(args) <= place or not all(isinstance(size, int) for size in args[place]):
         return None
@@ -131,7 +128,9 @@ def _created_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
 
 
 def _normalised_bytes(name: str, args: Any) -> int | None:
-    """Return the bytes of a result like the input, and of mean and deviation, or of the gradients of weight and bias."""
+    """Return the bytes of a normalisation's results: one like the input, with mean and deviation, or the gradients of
+    weight and bias.
+    """
     backward = name.endswith("_backward")
     x = args[1] if backward else args[0]
     if x.dtype not in (torch.float32, torch.float64):
@@ -147,10 +146,7 @@ def _normalised_bytes(name: str, args: Any) -> int | None:
 
 
 def known_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
-    """Return the bytes of a common operator's result.
-
-    Without its meta kernel, which is Python and takes 100 us.
-    """
+    """Return the bytes of a common operator's result without its meta kernel, which is Python and takes 100 us."""
     try:
         return _bytes_by_shape(func, args, kwargs)
     except RuntimeError:  # nested tensors have no shape
@@ -182,7 +178,9 @@ def _bytes_by_shape(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
         gone = {dim % max(args[0].dim(), 1) for dim in args[1]}
         kept = (size for dim, size in enumerate(args[0].shape) if dim not in gone)
         return int(math.prod(kept) * (kwargs.get("dtype") or args[0].dtype).itemsize)
-    if name == "aten::nll_loss_forward" and args[3]:  # the loss and its weights' sum, not reduced: one for each row
+    if (
+        name == "aten::nll_loss_forward" and args[3]
+    ):  # the unreduced loss, one value for each row, and the sum of weights
         return int(2 * args[0].element_size())
     if name == "aten::nll_loss_backward":
         return int(args[1].numel() * args[1].element_size())
@@ -223,12 +221,10 @@ def _broadcast_elements(tensors: Sequence[torch.Tensor]) -> int:
 
 
 def result_bytes(func: Any, args: Any, kwargs: dict[str, Any]) -> int | None:
-    """Return the bytes that an operator will make, by its operands or its meta kernel.
+    """Return the bytes that an operator will make, by its operands or its meta kernel; None if that is unknown.
 
-    None where that does not tell.
-
-    A result whose shape depends on values has no meta kernel, and some operators have none at all. No operator is ever run
-    on real memory here: one that draws random numbers would draw them twice.
+    A result whose shape depends on values has no meta kernel, and some operators have none at all. No operator is ever
+    run on real memory here, because one that draws random numbers would draw them twice.
     """
     if not makes_storage(func):
         return 0

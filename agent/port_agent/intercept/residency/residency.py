@@ -1,7 +1,8 @@
-"""Moving storages in and out of RAM so that what is resident stays within the limit.
+"""Move storages in and out of RAM so that resident storages stay within the limit.
 
-Correct whatever the advice: an operator's storages are brought in before it runs, and nothing is dropped that could not
-come back with the same bytes. The page thread moves them; this side waits only for what is needed now.
+This is correct whatever the advice: an operator's storages are made resident before it runs, and nothing is dropped
+that could not come back with the same bytes. The page thread moves storages; this side waits only for what is needed
+now.
 """
 
 import contextlib
@@ -34,24 +35,21 @@ from port_planner.base.units import format_bytes
 
 _MEASURED_FROM_BYTES = 32 << 20
 _UNMEASURED_BYTES_PER_S = 1e9
-"""The medium is taken for a fast one until so much was moved."""
+"""The medium is assumed to be fast until this much was moved."""
 
 _NAN_BYTE = 0xFF
 """All bits set is NaN in every IEEE format, and -1 in integers."""
 
 
 class NotRestorableError(PortError):
-    """What is away does not fit into memory: it stays away, and the budget in force."""
+    """Evicted tensors do not fit into memory: they stay paged out, and the budget stays in force."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(slots=True)
 class Counters:
-    """What was moved and recomputed since the start, in bytes of storages.
-
-    `over_bytes` is the most that did not fit.
-    """
+    """What was moved and recomputed since the start, in bytes of storages; `over_bytes` is the most that did not fit."""
 
     recomputed_bytes: int = 0
     recomputing_seconds: float = 0.0
@@ -60,7 +58,7 @@ class Counters:
 
 
 class Residency:
-    """Brings storages in, lets storages go; `limit_bytes` bounds what is resident."""
+    """Makes storages resident and evicts them; `limit_bytes` limits what is resident."""
 
     def __init__(self, table: StorageTable, backing: Backing, limit_bytes: float) -> None:
         self.table, self.backing = table, backing
@@ -69,19 +67,21 @@ class Residency:
         self.counters = Counters()
         self.clock = 0
         self.trust_trace = False
-        """Whether recipes are believed now: the program does what its trace says."""
+        """Whether recomputation is trusted now, because the program follows its trace."""
         self.read_only = False
-        """In a child process: pages are read, none is written."""
+        """In a child process: pages are read, but none is written."""
         self.pressed = False
-        """Whether anything ever had to leave."""
+        """Whether anything ever had to be evicted."""
         self.kept: set[Storage] = set()
-        """These leave only where no other can: the program says that it needs them again soon."""
+        """Storages that are evicted only if no other can be, because the program announced that it needs them again
+        soon.
+        """
         self.released: deque[Storage] = deque()
-        """Those that nobody has lent any more, as often as they were: Python says so between any two lines."""
+        """Storages that nothing borrows any more, once for each loan; Python may append to it between any two lines."""
         self.before_mapping: Callable[[int], None] = lambda nbytes: None
         """Called with the bytes of a file's pages that are about to come in."""
 
-    # -- bringing in
+    # -- making resident
 
     def ensure_resident(self, storages: Iterable[Storage]) -> None:
         """Return when all of `storages` are resident and filled. Pin them first. Raises PageError."""
@@ -89,7 +89,7 @@ class Residency:
         for storage in storages:
             if not storage.resident or storage.reading:
                 away.append(storage)
-            elif not storage.order:  # no operator has used it yet: now it is among those that may leave
+            elif not storage.order:  # no operator has used it yet: from now on it can be evicted
                 self.eviction.touch(storage, self.clock, None)
         for storage in away:
             if not storage.resident:
@@ -98,11 +98,10 @@ class Residency:
             self.wait_read(storage)
 
     def prefetch(self, storage: Storage, reserve_bytes: int, needed_at: int) -> bool:
-        """Start reading a storage that is away, leaving `reserve_bytes`.
+        """Start reading an evicted storage, leaving `reserve_bytes` free; return False if there is no memory for it
+        yet.
 
-        False where there is no room for it yet.
-
-        Only storages that leave for nothing and are needed after clock `needed_at` make room: nothing waits here.
+        Only storages that are evicted at no cost and are needed after clock `needed_at` make space: nothing waits here.
         """
         if not storage.clean or storage.page is None or storage.ref() is None:
             return True
@@ -124,7 +123,7 @@ class Residency:
         return True
 
     def wait_read(self, storage: Storage) -> None:
-        """Wait for a read that is under way. Raises PageError, after which the storage is away as before."""
+        """Wait for a read in progress. Raises PageError, after which the storage is still paged out."""
         transfer = storage.transfer
         if transfer is None or transfer.write:
             return
@@ -155,7 +154,9 @@ class Residency:
     def _recompute(self, storage: Storage) -> None:
         remat = storage.remat
         if remat is None:
-            raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has neither page nor recipe")
+            raise RuntimeError(
+                f"storage {storage.number} of {storage.nbytes} bytes has neither a page nor a rematerialization; report this"
+            )
         for source in remat.sources:
             source.pins += 1
             if source.left_at is not None and source.resident:
@@ -180,10 +181,10 @@ class Residency:
         self.table.came(storage)
         self.eviction.touch(storage, self.clock, storage.next_use)
 
-    # -- letting go
+    # -- evicting
 
     def make_free(self, nbytes: int) -> bool:
-        """Let storages leave until `nbytes` more fit, and say whether they do; what is missing is counted as `over_bytes`."""
+        """Evict storages until `nbytes` more fit, and return whether they do; the shortage is counted as `over_bytes`."""
         target = self.limit_bytes - nbytes
         if self.table.resident_bytes <= target or self.read_only:
             return True
@@ -201,11 +202,11 @@ class Residency:
         return True
 
     def could_fit(self, nbytes: int) -> bool:
-        """Return whether so much more would fit if everything left that can."""
+        """Return whether `nbytes` more would fit if everything possible were evicted."""
         return nbytes + sum(s.nbytes for s in self.table if s.resident and self._stays(s)) <= self.limit_bytes
 
     def leave_to_files(self, storages: Iterable[Storage]) -> None:
-        """Let those storages leave whose files hold them."""
+        """Evict those storages whose files hold their contents."""
         for storage in storages:
             if storage.resident and storage.in_file and not self._stays(storage):
                 self.notice_writes(storage)
@@ -213,7 +214,7 @@ class Residency:
                     self._free(storage)
 
     def empty(self) -> None:
-        """Let everything leave that can, without counting on making it again. Raises PageError."""
+        """Evict everything possible, without relying on recomputation. Raises PageError."""
         limit_bytes, over_bytes, trust_trace = self.limit_bytes, self.counters.over_bytes, self.trust_trace
         self.limit_bytes, self.trust_trace = 0, False
         try:
@@ -226,17 +227,15 @@ class Residency:
         self.counters.over_bytes = max(self.counters.over_bytes, over_bytes)
 
     def leaves_free(self, storage: Storage) -> bool:
-        """Return whether a storage can leave without waiting for a write."""
+        """Return whether a storage can be evicted without waiting for a write."""
         if storage.writing and storage.transfer is not None:
             return storage.transfer.done()
         return storage.clean or (self.trust_trace and storage.remat is not None and storage.remat.possible(storage))
 
     def try_make_free(self, nbytes: int = 0) -> None:
-        """As `make_free`, where nothing new is made.
+        """Free `nbytes` as `make_free` does, after an operator or for what is read back; nothing new is made.
 
-        After an operator, or for what is read back, to be saved perhaps.
-
-        Where a full or broken medium takes nothing more, the next operator raises it before it runs.
+        If a full or broken medium rejects writes, the next operator raises the error before it runs.
         """
         try:
             self.make_free(nbytes)
@@ -244,20 +243,19 @@ class Residency:
             self._count_over(nbytes)
 
     def write_early(self, storage: Storage) -> None:
-        """Start writing a storage that left before its next use the last time.
-
-        So nobody waits when it leaves.
+        """Start writing a storage that was evicted before its next use the last time, so that nothing waits when it is
+        evicted.
         """
         if not storage.resident or storage.transfer is not None or self.read_only:
             return
         if not self._stays(storage) and not self.leaves_free(storage):
-            with contextlib.suppress(PageError):  # no space: it is raised when the storage has to leave
+            with contextlib.suppress(PageError):  # no disk space: raised when the storage has to be evicted
                 self._start_write(storage)
 
     def keep_smaller(self, storage: Storage) -> None:
-        """Let a storage go that is not needed soon and can be made from something much smaller.
+        """Drop a storage that is not needed soon and can be recomputed from something much smaller.
 
-        At once: that is about to be given up, and could not be kept later.
+        This must happen at once, because that source is about to be freed and could not be kept later.
         """
         if storage.remat is None or storage.clean or not storage.resident or storage.transfer is not None:
             return
@@ -267,7 +265,7 @@ class Residency:
             self._leave(storage)
 
     def paging_seconds(self, nbytes: int) -> float:
-        """Return how long writing and reading `nbytes` takes on this medium, as measured so far."""
+        """Return the seconds of writing and reading `nbytes` on this medium, as measured so far."""
         stats = self.backing.stats
         total = stats.read_bytes + stats.written_bytes
         if total < _MEASURED_FROM_BYTES:
@@ -275,15 +273,15 @@ class Residency:
         return 2 * nbytes * stats.busy_seconds / total
 
     def bytes_per_s(self, *, write: bool) -> float:
-        """Return how fast the medium writes, or reads, as measured so far."""
+        """Return the write or read speed of the medium, as measured so far."""
         stats = self.backing.stats
         moved, seconds = (stats.written_bytes, stats.write_seconds) if write else (stats.read_bytes, stats.read_seconds)
         return moved / seconds if moved >= _MEASURED_FROM_BYTES else _UNMEASURED_BYTES_PER_S
 
     def _let_go(self, wanted: float) -> bool:
-        """Let at least one storage leave; several writes are begun at once where more than one is `wanted`.
+        """Evict at least one storage; several writes are started at once if more than one is `wanted`.
 
-        Raises PageError where one cannot be written and nothing else can leave; it then stays, resident and valid.
+        Raises PageError if one cannot be written and nothing else can be evicted; it then stays resident and valid.
         """
         writing: list[Storage] = []
         freed = 0.0
@@ -326,13 +324,12 @@ class Residency:
         return freed > 0
 
     def _wait_reads(self) -> bool:
-        """Wait for pages that were fetched in advance, so that they can leave again.
-
-        Return whether there were any.
-        """
+        """Wait for prefetched pages, so that they can be evicted again; return whether there were any."""
         fetched = [s for s in self.table if s.reading and s.pins == 0]
         for storage in fetched:
-            with contextlib.suppress(PageError):  # away again; the operator that needs it reads it anew, and raises
+            with contextlib.suppress(
+                PageError
+            ):  # paged out again; the operator that needs it reads it once more, and raises
                 self.wait_read(storage)
         return bool(fetched)
 
@@ -349,7 +346,7 @@ class Residency:
         storage.transfer = self.backing.write(storage, _alive(storage))
 
     def _wait_write(self, storage: Storage) -> None:
-        """Wait for a write that is under way. Raises PageError; the storage then stays resident and valid."""
+        """Wait for a write in progress. Raises PageError; the storage then stays resident and valid."""
         transfer = storage.transfer
         if transfer is None or not transfer.write:
             return
@@ -363,16 +360,16 @@ class Residency:
         storage.clean = True
 
     def wait_transfer(self, storage: Storage) -> None:
-        """Wait for a write that nobody depends on: where it fails the storage stays, and no page holds it."""
+        """Wait for a write that nothing depends on: if it fails the storage stays, and no page holds it."""
         with contextlib.suppress(PageError):
             self._wait_write(storage)
 
     def change(self, storages: Sequence[Storage]) -> None:
-        """Take note that storages are about to be written: what was dropped and is made from them is made now.
+        """Record that storages are about to be written: dropped storages that depend on them are recomputed now.
 
-        Their pages and recipes are void. Raises PageError, after which nothing is changed.
+        Their pages and rematerializations become void. Raises PageError, after which nothing is changed.
         """
-        trust_trace, self.trust_trace = self.trust_trace, False  # or making room would drop it again
+        trust_trace, self.trust_trace = self.trust_trace, False  # otherwise freeing memory would drop it again
         try:
             for storage in storages:
                 if storage.dependents:
@@ -392,14 +389,13 @@ class Residency:
             storage.clean = False
 
     def watch(self, storage: Storage) -> None:
-        """Take note that a pointer to a storage that is in its file leaves, and may be written through."""
+        """Record that a pointer to a mapped storage was handed out, and may be written through."""
         self.change([storage])
         storage.clean = storage.watched = True
 
     def notice_writes(self, storage: Storage) -> None:
-        """Look at the pages of a mapped storage to which a pointer is about.
-
-        One that was written stays for good.
+        """Check the pages of a mapped storage whose pointer was handed out; one that was written stays resident for
+        good.
         """
         guarded = self.backing.guarded
         if not (storage.watched or guarded) or not storage.in_file or not mapping_written(_alive(storage)):
@@ -413,13 +409,13 @@ class Residency:
         storage.pins += 1
 
     def _leave_file(self, storage: Storage) -> None:
-        """Take note that a mapped storage is a block like others from here on."""
+        """Record that a mapped storage is a block like any other from now on."""
         self.table.left_file(storage)
         self.eviction.touch(storage, self.clock, storage.next_use)
         self.change([storage])
 
     def page_from_here(self, storages: Iterable[Storage]) -> None:
-        """Make again what of `storages` was given up, and give it up no more. Raises PageError."""
+        """Recompute what of `storages` was dropped, and page it from now on. Raises PageError."""
         for storage in storages:
             if storage.remat is None or storage.ref() is None:
                 continue
@@ -431,7 +427,7 @@ class Residency:
             storage.remat = None
 
     def drop_touched(self, storages: Iterable[Storage]) -> None:
-        """Give back the pages that an operator touched of mapped storages that were not brought for it."""
+        """Release pages of mapped storages that an operator touched without having been brought in for it."""
         for storage in storages:
             if storage.resident:
                 continue
@@ -440,7 +436,7 @@ class Residency:
                 drop_mapping(_alive(storage))
 
     def bear_away(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
-        """Return a new tensor that lives in the page file: what it will hold is written there. Raises PageError."""
+        """Return a new tensor that starts in the page file: its contents are written there. Raises PageError."""
         made = self.backing.bear_away(make)
         storage = self.table.of(made)
         if storage is not None:
@@ -449,7 +445,7 @@ class Residency:
         return made
 
     def resized(self, storage: Storage) -> bool:
-        """Take note that an operator may have given a storage that it wrote another size; tell whether it did.
+        """Record that an operator may have resized a storage that it wrote; return whether it did.
 
         Its page does not fit then.
         """
@@ -459,9 +455,9 @@ class Residency:
         return changed
 
     def borrow(self, storage: Storage) -> None:
-        """Keep a storage resident, and let it be written, until it is among `released`. Raises PageError.
+        """Keep a storage resident and writable until it is in `released`. Raises PageError.
 
-        With room for as much again: what is asked for is mostly copied.
+        As much memory again is kept free, because what is borrowed is usually copied.
         """
         storage.pins += 1
         storage.borrowed += 1
@@ -486,7 +482,7 @@ class Residency:
                     if source.next_use == NEVER:
                         self.eviction.touch(source, source.last_use, storage.next_use)
                 return
-            self.backing.take_page(storage)  # it was written, or has left already: as one that is paged
+            self.backing.take_page(storage)  # it was written, or is already evicted: treat it as paged
             storage.clean, storage.remat = True, None
         self._free(storage)
 
@@ -509,7 +505,7 @@ class Residency:
     # -- the end of storages
 
     def reclaim_dead(self) -> list[Storage]:
-        """Give back what dead storages held, and return those that died since the last call."""
+        """Reclaim what dead storages held, and return those that died since the last call."""
         if not self.table.dead:
             return []
         dead = list(self.table.reclaim_dead())
@@ -522,16 +518,13 @@ class Residency:
         return dead
 
     def become_child(self) -> None:
-        """Go on in a forked child without a limit.
-
-        It reads pages, by a page thread of its own, and writes none.
-        """
+        """Continue in a forked child without a limit, which reads pages by a page thread of its own and writes none."""
         self.read_only = True
         self.limit_bytes = math.inf
         self.backing.become_child()
 
     def drain(self) -> None:
-        """Wait for every transfer that is under way; where one fails, the storage is where it was before."""
+        """Wait for every transfer in progress; if one fails, the storage is where it was before."""
         for storage in self.table:
             if storage.reading:
                 with contextlib.suppress(PageError):
@@ -540,7 +533,9 @@ class Residency:
                 self.wait_transfer(storage)
 
     def discard(self) -> None:
-        """Free every storage that may leave, unwritten, for a process that ends; or have there what only an operator would make."""
+        """Free every evictable storage, unwritten, for a process that ends; or make resident what only an operator
+        could recompute.
+        """
         if not self.backing.discard():
             self.ensure_resident([s for s in self.table if not s.resident and not s.clean and s.ref() is not None])
             return
@@ -551,8 +546,9 @@ class Residency:
     def restore(self) -> None:
         """Bring everything back.
 
-        Raises NotRestorableError where it does not fit into memory: nothing is lost then, what is away can be used and
-        brought back later. Raises PageError where pages cannot be read, for the first; all that is lost then holds NaN.
+        Raises NotRestorableError if it does not fit into memory; nothing is lost then, and evicted tensors can be used
+        and brought back later. Raises PageError for the first page that cannot be read; all that is lost then holds
+        NaN.
         """
         away_bytes = sum(s.nbytes for s in self.table if not s.resident and not s.in_file)
         if away_bytes > (free_bytes := available_bytes()):
@@ -561,7 +557,7 @@ class Residency:
         first: PageError | None = None
         for step in (self._start, self.wait_read):
             for storage in self.table:
-                memory = storage.ref()  # held: the garbage collector may run meanwhile
+                memory = storage.ref()  # held, because the garbage collector may run meanwhile
                 if memory is None or storage.in_file or (storage.resident and not storage.reading):
                     continue
                 try:
@@ -569,14 +565,14 @@ class Residency:
                 except PageError as error:
                     first = first or error
                     lost.append(storage)
-                except (RuntimeError, MemoryError) as error:  # torch's allocator says it with either
+                except (RuntimeError, MemoryError) as error:  # torch's allocator raises either
                     raise NotRestorableError(_does_not_fit(away_bytes, f"({error})")) from error
         for storage in lost:
             self._fill_with_nan(storage)
         if first is not None:
             raise PageError(
-                f"{len(lost)} tensors of {format_bytes(sum(s.nbytes for s in lost))} are lost and hold NaN now, the others "
-                f"are as they were; go on from a checkpoint. {first}",
+                f"{len(lost)} tensors of {format_bytes(sum(s.nbytes for s in lost))} are lost and hold NaN now; the others "
+                f"are intact; continue from a checkpoint. {first}",
                 first.errno,
             ) from first
 
@@ -590,15 +586,15 @@ class Residency:
 
 def _written_meanwhile(storage: Storage) -> UnsupportedError:
     return unsupported(
-        f"a tensor of {format_bytes(storage.nbytes)} was given up to be computed again, and what it is computed from was written "
-        "since by something other than an operator",
+        f"a tensor of {format_bytes(storage.nbytes)} was dropped to be recomputed, but something other than an operator has "
+        "written its operands since",
         "run with --no-recompute",
     )
 
 
 def _does_not_fit(away_bytes: int, where: str) -> str:
     return (
-        f"{format_bytes(away_bytes)} of tensors that are in the page file have no room {where}; the budget stays in force and "
+        f"{format_bytes(away_bytes)} of tensors in the page file do not fit {where}; the budget stays in force and "
         "nothing is lost: save or delete tensors and stop() again, or end with stop(restore=False)"
     )
 

@@ -1,7 +1,4 @@
-"""Storages that are followed.
-
-One record per storage of the program, found by the storage, never by a view of it.
-"""
+"""Followed storages: one record per storage of the program, found by the storage, never by a view of it."""
 
 import ctypes
 import os
@@ -28,19 +25,19 @@ if TYPE_CHECKING:
     from port_agent.paging.pager import Slot
 
 SMALLEST_BYTES = 16 << 10
-"""Storages below this stay resident: their transfer costs more than their room is worth."""
+"""Smaller storages stay resident: their transfer costs more than their memory is worth."""
 
 SMALL_INTEGERS_BYTES = 32 << 10
-"""int64 storages below this stay: lengths, batch sizes and index shapes are read by C++ past the dispatcher."""
+"""Smaller int64 storages stay: C++ reads lengths, batch sizes and index shapes without the dispatcher."""
 
 SMALLEST_MAPPING_BYTES = max(64 << 10, 4 * PAGE_BYTES)
-"""File mappings below this stay: only whole pages inside them can leave."""
+"""Smaller file mappings stay: only whole pages inside them can be dropped."""
 
 NEVER = 1 << 62
 """`next_use` of a storage that its trace does not use again."""
 
 _NO_DEVICE = "meta"
-"""Tensors there have no memory."""
+"""Tensors on this device have no memory."""
 
 
 untyped_storage = torch.Tensor.untyped_storage
@@ -49,47 +46,49 @@ data_ptr: Callable[[torch.UntypedStorage], int] = _Untyped.data_ptr
 allocated_bytes: Callable[[torch.UntypedStorage], int] = _Untyped.nbytes
 resize: Callable[[torch.UntypedStorage, int], object] = _Untyped.resize_
 is_shared: Callable[[torch.UntypedStorage], bool] = _Untyped.is_shared
-"""torch's own methods, past those that `port_agent.intercept.patches.pointer_guards` puts in their place."""
+"""torch's own methods, without those that `port_agent.intercept.patches.pointer_guards` puts in their place."""
 
 
 def exposed(memory: torch.UntypedStorage) -> bool:
-    """Return whether others hold the address of a storage's memory for good: numpy, another process."""
+    """Return whether something else, such as numpy or another process, holds the address of a storage's memory for
+    good.
+    """
     return not memory.resizable() or is_shared(memory)
 
 
 class Recomputation(Protocol):
-    """How a storage that was dropped is made again (`port_agent.intercept.decisions.rematerialization.StorageRemat`)."""
+    """How a dropped storage is recomputed (`port_agent.intercept.decisions.rematerialization.StorageRemat`)."""
 
     @property
     def sources(self) -> "tuple[Storage, ...]":
-        """The followed storages that are read."""
+        """The followed storages that it reads."""
 
     @property
     def workspace_bytes(self) -> int:
         """What the operator takes besides operands and result."""
 
     def possible(self, storage: "Storage") -> bool:
-        """Return whether what is read is unchanged and will be there when `storage` is needed next."""
+        """Return whether its sources are unchanged and will exist when `storage` is needed next."""
 
     def kept_for(self, storage: "Storage") -> "list[Storage]":
-        """Return those of what is read that the program itself does not need as long as `storage`."""
+        """Return the sources that the program itself does not need as long as `storage`."""
 
     def take_hold(self, storage: "Storage") -> tuple[torch.UntypedStorage, ...]:
-        """Return strong references to what is read, and make it remember who depends on it."""
+        """Return strong references to its sources, which then remember the dependent storage."""
 
     @property
     def writes(self) -> int:
-        """How often the storage was written past the operators when it was made (`Backing.seal`)."""
+        """The count of writes without operators when the storage was made (`Backing.seal`)."""
 
     def unwritten(self) -> bool:
-        """Return whether nobody wrote what is read past the operators since the storage was made."""
+        """Return whether no source was written without operators since the storage was made."""
 
     def run(self) -> torch.UntypedStorage:
-        """Return the contents, made again."""
+        """Return the recomputed contents."""
 
 
 class Moving(Protocol):
-    """A transfer of a storage, or of a part of one, that is under way."""
+    """A transfer of a storage, or of a part of one, in progress."""
 
     @property
     def write(self) -> bool:
@@ -99,28 +98,28 @@ class Moving(Protocol):
         """Return whether it has ended."""
 
     def join(self) -> None:
-        """Return when it has ended. Raises what it failed with."""
+        """Return when it has ended. Raises its failure."""
 
 
 @dataclass(frozen=True, slots=True)
 class GuardedPage:
-    """The page of a block of guarded memory, which knows itself where that is."""
+    """The page of a block of guarded memory, which knows its place itself."""
 
     address: int
 
 
 class LastUse(Protocol):
-    """A place in a trace at which a storage was used, and what became of it until its next use."""
+    """A place in a trace at which a storage was used, and what happened to it until its next use."""
 
     def left(self) -> None:
-        """Take note that it had to be written and leave before it was needed again."""
+        """Record that it had to be written and evicted before it was needed again."""
 
     def stayed(self) -> None:
-        """Take note that it was still resident when it was needed again."""
+        """Record that it was still resident when it was needed again."""
 
 
 class Storage:
-    """What is known of one storage of the program. Bytes are of the storage, whatever its views show."""
+    """The state of one storage of the program. Bytes are of the storage, whatever its views cover."""
 
     __slots__ = (
         "__weakref__",
@@ -154,51 +153,48 @@ class Storage:
     ) -> None:
         self.ref, self.key, self.nbytes, self.mapped = ref, key, nbytes, mapped
         self.number = number
-        """Identity for the life of the process; `key` is used again after the storage's death."""
+        """Identity for the life of the process; `key` is reused after the storage's death."""
         self.resident = True
-        """Its memory is allocated, filled or being filled; of a mapped one: its pages were brought."""
+        """Its memory is allocated, filled or being filled; for a mapped one, its pages were read."""
         self.clean = False
-        """What `page` (or the mapped file) holds is what the storage holds; of guarded memory, what is believed."""
+        """The page (or the mapped file) holds the same bytes as the storage; for guarded memory, as far as known."""
         self.page: Slot | GuardedPage | None = None
         self.transfer: Moving | None = None
-        """A read into it or a write of it that is under way."""
+        """A read or write of it in progress."""
         self.version = 0
-        """Counts writes, so that what was computed from it knows whether it could be computed again."""
+        """Counts writes, to show whether what was computed from it can be recomputed."""
         self.pins = 0
         self.borrowed = 0
-        """So many of the pins are of numpy's arrays over its memory."""
+        """Number of pins that belong to numpy's arrays over its memory."""
         self.beside_bytes = 0
-        """Of a mapping in guarded memory: what lies before and after its whole pages, and in no block."""
+        """For a mapping in guarded memory: bytes before and after its whole pages, which are in no block."""
         self.block_offset = 0
-        """Where its block of guarded memory begins, in bytes from its own begin: a mapping's is of whole pages."""
+        """Offset of its block of guarded memory from its own start, in bytes: a mapping's block has whole pages."""
         self.watched = False
-        """Of a mapped one: a pointer to it is about, so whether it was written is seen in its pages."""
+        """For a mapped one: a pointer to it was handed out, so its pages show whether it was written."""
         self.last_use = 0
         self.next_use: int | None = None
         self.left_at: LastUse | None = None
-        """Where the program used it last, unless it left since."""
+        """Where the program used it last, unless it was evicted since."""
         self.order = 0
-        """Counts touches; entries of the queue of victims that carry an older count are stale."""
+        """Counts touches; entries of the eviction queue with an older count are stale."""
         self.birth: tuple[int, int, int] | None = None
         """Segment, position and output that made it."""
         self.remat: Recomputation | None = None
         self.hold: tuple[torch.UntypedStorage, ...] = ()
-        """While dropped: the storages that it will be made from, kept alive."""
+        """While dropped: the storages from which it will be recomputed, kept alive."""
         self.dependents: weakref.WeakSet[Storage] | None = None
-        """Dropped storages that will be made from this one, and must be before it changes."""
+        """Dropped storages that will be recomputed from this one, and must be before it changes."""
 
     @property
     def awaited_at(self) -> int:
-        """The clock at which a dropped storage made from this one is needed; NEVER if there is none."""
+        """The clock at which a dropped storage that depends on this one is needed; NEVER if there is none."""
         away = (d.next_use for d in self.dependents or () if not d.resident)
         return min((clock for clock in away if clock is not None), default=NEVER)
 
     @property
     def in_file(self) -> bool:
-        """Whether it is a mapping whose file holds what it holds.
-
-        Its pages come by themselves when they are touched.
-        """
+        """Whether it is a mapping that equals its file, so that its pages come in when they are touched."""
         return self.mapped and self.clean and self.page is None
 
     @property
@@ -213,17 +209,17 @@ class Storage:
 class StorageTable:
     """All followed storages. `resident_bytes` counts those whose memory is allocated.
 
-    Storages may die in any thread at any time: their end is queued and taken into account at the next `reclaim_dead`.
+    Storages may die in any thread at any time: their end is queued and handled at the next `reclaim_dead`.
     """
 
     def __init__(self, smallest_bytes: int, guard: GuardedMemory | None = None) -> None:
-        """`guard`: where storages lie in guarded memory."""
+        """`guard`: set if storages are in guarded memory."""
         self.smallest_bytes, self._guard = smallest_bytes, guard
         self.met = 0
-        """Storages met so far: the number that the next one gets."""
+        """Storages seen so far: the number of the next one."""
         self.resident_bytes = 0
         self.mapped_bytes = 0
-        """Those of them that are pages of files, not the allocator's."""
+        """Resident bytes that are pages of files, not the allocator's."""
         self.peak_bytes = 0
         self._by_key: dict[int, Storage] = {}
         self._by_number: dict[int, Storage] = {}
@@ -231,7 +227,7 @@ class StorageTable:
         """Those that died since the last `reclaim_dead`."""
         self._mappings = FileMappings()
         self.elsewhere: set[str] = set()
-        """Kinds of devices beside the CPU that storages were met on: these are neither counted nor moved."""
+        """Kinds of devices other than the CPU on which storages were seen: these are neither counted nor moved."""
 
     def __iter__(self) -> Iterator[Storage]:
         return iter(list(self._by_key.values()))
@@ -252,10 +248,7 @@ class StorageTable:
         return self._by_number.get(number)
 
     def of(self, tensor: torch.Tensor) -> Storage | None:
-        """Return the record of a tensor's storage, made now for one that was not seen before.
-
-        None where it stays.
-        """
+        """Return the record of a tensor's storage, created for a new one; None if it is not followed."""
         storage = untyped_storage(tensor)
         found = self._by_key.get(id(storage))
         if found is None:
@@ -263,7 +256,7 @@ class StorageTable:
         return found
 
     def of_storage(self, storage: torch.UntypedStorage) -> Storage | None:
-        """Return the record of a storage, made now for one that was not seen before; None where it stays."""
+        """Return the record of a storage, created for a new one; None if it is not followed."""
         return self._by_key.get(id(storage)) or self._meet_storage(storage)
 
     def _meet(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Storage | None:
@@ -292,27 +285,25 @@ class StorageTable:
         return self._watch(self._guard, storage, nbytes)
 
     def _watch(self, guard: GuardedMemory, storage: torch.UntypedStorage, nbytes: int) -> Storage | None:
-        """Have guarded memory tell whether a mapping is still what its file holds."""
+        """Make guarded memory watch whether a mapping still equals its file."""
         start, page_bytes = whole_pages(storage)
         kind = guard.watch(start, page_bytes)
         if kind is MappingKind.NONE:
             return None
-        if kind is MappingKind.FILE_PAGES and _pages_written(
-            start, page_bytes
-        ):  # before: they are closed for writing now
+        if kind is MappingKind.FILE_PAGES and _pages_written(start, page_bytes):  # before: they are write-protected now
             guard.take_from_file(start)
         made = self._add(storage, nbytes, mapped=guard.is_of_file(start))
         made.block_offset, made.beside_bytes = start - data_ptr(storage), nbytes - page_bytes
         return made
 
     def _meet_device(self, kind: str) -> None:
-        """Take note of a device; raises UnsupportedError for one that takes the budget's memory past the budget."""
+        """Record a device; raises UnsupportedError for one that takes the budget's memory without being counted."""
         if kind in self.elsewhere or kind == _NO_DEVICE:
             return
         self.elsewhere.add(kind)
         if shares_host_memory(kind):
             raise unsupported(
-                f"tensors on {kind} take the host's memory, which is what the budget is for, and are not followed",
+                f"tensors on {kind} take the host's memory, which the budget limits, but cannot be moved",
                 f"plan the training with `port-agent plan --device {kind} --ram SIZE`, or run the program on the CPU",
             )
 
@@ -336,25 +327,25 @@ class StorageTable:
         return made
 
     def came(self, storage: Storage) -> None:
-        """Count the memory of a storage that is resident from here on."""
+        """Count the memory of a storage that is resident from now on."""
         self.resident_bytes += storage.nbytes
         self.mapped_bytes += storage.nbytes * storage.mapped
         self.peak_bytes = max(self.peak_bytes, self.resident_bytes)
 
     def left_file(self, storage: Storage) -> None:
-        """Take note that a mapped storage is memory of the process from here on, and resident."""
+        """Record that a mapped storage is memory of the process from now on, and resident."""
         if storage.resident:
             self.went(storage)
         storage.mapped, storage.clean, storage.resident = False, False, True
         self.came(storage)
 
     def went(self, storage: Storage) -> None:
-        """Count the memory of a storage no longer."""
+        """Stop counting the memory of a storage."""
         self.resident_bytes -= storage.nbytes
         self.mapped_bytes -= storage.nbytes * storage.mapped
 
     def reclaim_dead(self) -> Iterator[Storage]:
-        """Yield storages that died since the last call, already taken out of the count."""
+        """Yield storages that died since the last call, already subtracted from the count."""
         while self.dead:
             gone = self.dead.popleft()
             if gone.resident:
@@ -362,7 +353,7 @@ class StorageTable:
             yield gone
 
     def resized(self, storage: Storage) -> bool:
-        """Take note that an operator may have given a resident storage another size; tell whether it did."""
+        """Record that an operator may have resized a resident storage; return whether it did."""
         memory = storage.ref()
         nbytes = storage.nbytes if memory is None else allocated_bytes(memory)
         if nbytes == storage.nbytes:
@@ -380,7 +371,7 @@ class StorageTable:
 
 
 class FileMappings:
-    """Private file mappings of this process: weights that safetensors or torch.load(mmap=True) brought."""
+    """Private file mappings of this process: weights that safetensors or torch.load(mmap=True) mapped."""
 
     def __init__(self) -> None:
         self._ranges: list[tuple[int, int]] = []
@@ -401,9 +392,10 @@ class FileMappings:
 
 
 def _is_mapped(start: int, stop: int) -> bool:
-    """Return whether a file is mapped from `start` to `stop` now: where a mapping is gone, anything may lie at its address.
+    """Return whether a file is mapped from `start` to `stop` now; after a mapping is gone, anything may be at its
+    address.
 
-    Takes a hundredth of what listing all mappings does. False where /proc does not tell.
+    This takes a hundredth of the time of listing all mappings. False if /proc is not readable.
     """
     return os.path.lexists(f"/proc/self/map_files/{start:x}-{stop:x}")
 
@@ -416,13 +408,13 @@ def private_file_mappings() -> Iterator[FileMapping]:
 _MADV_WILLNEED = 3
 _MADV_DONTNEED = 4
 _MADV_POPULATE_READ = 22
-"""Linux 5.14; on older kernels the pages come at first touch."""
+"""Linux 5.14; on older kernels the pages come in at first touch."""
 _madvise = ctypes.CDLL(None).madvise
 _madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 def whole_pages(storage: torch.UntypedStorage) -> tuple[int, int]:
-    """Return where the whole pages of a storage begin, and their bytes."""
+    """Return the address of the whole pages of a storage, and their bytes."""
     address = data_ptr(storage)
     start = -(-address // PAGE_BYTES) * PAGE_BYTES
     return start, (address + allocated_bytes(storage)) // PAGE_BYTES * PAGE_BYTES - start
@@ -434,9 +426,9 @@ _PAGEMAP_PRESENT, _PAGEMAP_SWAPPED, _PAGEMAP_OF_FILE = 1 << 63, 1 << 62, 1 << 61
 
 
 def mapping_written(storage: torch.UntypedStorage) -> bool:
-    """Return whether whole pages of a private file mapping were written: they are the process's own then.
+    """Return whether whole pages of a private file mapping were written, and so belong to the process.
 
-    True where the kernel does not tell (no CONFIG_PROC_PAGE_MONITOR).
+    True if the kernel does not report it (no CONFIG_PROC_PAGE_MONITOR).
     """
     start, nbytes = whole_pages(storage)
     guard = active_guard()
@@ -455,9 +447,9 @@ def _pages_written(start: int, nbytes: int) -> bool:
 
 
 def drop_mapping(storage: torch.UntypedStorage) -> None:
-    """Give back the whole pages of a mapped storage; unwritten ones come back from the file by themselves.
+    """Release the whole pages of a mapped storage; unwritten ones come back from the file on access.
 
-    Guarded memory gives back none that were written.
+    Guarded memory never releases written pages.
     """
     guard = active_guard()
     if guard is None:
@@ -467,28 +459,28 @@ def drop_mapping(storage: torch.UntypedStorage) -> None:
 
 
 def populate_mapping(storage: torch.UntypedStorage) -> None:
-    """Bring the pages of a mapped storage in, in large reads instead of a fault each."""
+    """Bring in the pages of a mapped storage, in large reads instead of a fault each."""
     _madvise(*whole_pages(storage), _MADV_POPULATE_READ)
 
 
 def read_mapping_ahead(storage: torch.UntypedStorage) -> None:
-    """Have all pages of a mapped storage read into the page cache: nothing waits, no RAM is taken."""
+    """Read all pages of a mapped storage ahead into the page cache, without waiting and without process memory."""
     _madvise(*whole_pages(storage), _MADV_WILLNEED)
 
 
 def read_ahead(tensor: torch.Tensor) -> None:
-    """Have a part of a mapped file read into the page cache: nothing waits, no RAM is taken."""
+    """Read a part of a mapped file ahead into the page cache, without waiting and without process memory."""
     start = address_of(tensor) // PAGE_BYTES * PAGE_BYTES
     _madvise(start, address_of(tensor) + span(tensor) * tensor.element_size() - start, _MADV_WILLNEED)
 
 
 def address_of(tensor: torch.Tensor) -> int:
-    """Return where a tensor's first element lies, without taking note that its pointer left."""
+    """Return the address of a tensor's first element, without recording that its pointer was handed out."""
     return data_ptr(untyped_storage(tensor)) + int(tensor.storage_offset()) * tensor.element_size()
 
 
 def span(tensor: torch.Tensor) -> int:
-    """Return how many elements lie from a tensor's first to its last in memory."""
+    """Return the number of elements from a tensor's first to its last in memory."""
     elements = 1
     for size, stride in zip(tensor.shape, tensor.stride(), strict=True):
         elements += (int(size) - 1) * int(stride)

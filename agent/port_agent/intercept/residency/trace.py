@@ -1,8 +1,8 @@
 """What the program did before: traces of its segments, and when each storage is needed next.
 
-A segment ends where a `backward()` or an optimizer's step ends. Traces are matched by prefix: several are kept (lengths,
-branches, accumulation phases, evaluation), and one that was seen before is recognised at its first operators. A trace is
-advice only; where the program does something else it is dropped and nothing is lost.
+A segment ends where a `backward()` or an optimizer's step ends. Traces are matched by prefix: several are kept
+(lengths, branches, accumulation phases, evaluation), and one that was seen before is recognised at its first operators.
+A trace is only advice; if the program does something else it is dropped and nothing is lost.
 """
 
 from collections import OrderedDict, deque
@@ -15,26 +15,25 @@ TRACES_KEPT = 32
 """Different segments remembered; the least recently seen is forgotten."""
 
 LONGEST_SEGMENT = 300_000
-"""Operators after which a segment is cut: a loop that never calls backward() must not grow without bound."""
+"""Operators after which a segment is cut, so that a loop that never calls backward() does not grow without limit."""
 
 CHAIN = 4
-"""So many segments are looked ahead for the next use of a storage that outlives its segment."""
+"""Segments that are searched ahead for the next use of a storage that outlives its segment."""
 
 AHEAD = 48
-"""Operators for which pages are fetched in advance."""
+"""Operators ahead for which pages are prefetched."""
 
 Birth = tuple[int, int, int]
 """Segment, position and output that made a storage."""
 
 Key = int | tuple[int, int, int]
-"""A storage that comes from before: its number, or how many segments ago and by which position it was made."""
+"""A storage from before: its number, or how many segments ago and at which position it was made."""
 
 
 @dataclass(slots=True)
 class Entry:
-    """One operator: its fingerprint, bytes it made and took besides, its operands.
-
-    Operands: indices into the locals.
+    """One operator: its fingerprint, the bytes of its results and workspace, and its operands as indices into the
+    locals.
     """
 
     fingerprint: int
@@ -42,16 +41,16 @@ class Entry:
     workspace_bytes: int
     operands: tuple[int, ...]
     next_uses: tuple[int, ...] = ()
-    """For each operand the position of its next use in this segment; NEVER where there is none."""
+    """For each operand the position of its next use in this segment; NEVER if there is none."""
     reserve_bytes: int = 0
-    """The most that this or one of the next `AHEAD` operators makes and takes besides."""
+    """The largest result and workspace of this and the next `AHEAD` operators."""
 
     leaving: set[int] | None = None
-    """Operands that had to be written and leave before their next use the last time: they are written at once."""
+    """Operands that had to be written and evicted before their next use the last time: they are written at once."""
 
     @property
     def need_bytes(self) -> int:
-        """What the operator makes and takes besides its operands."""
+        """The operator's result and workspace in bytes."""
         return self.made_bytes + self.workspace_bytes
 
 
@@ -63,34 +62,34 @@ class Use:
     operand: int
 
     def left(self) -> None:
-        """Take note that the operand had to be written and leave before it was needed again."""
+        """Record that the operand had to be written and evicted before it was needed again."""
         if self.entry.leaving is None:
             self.entry.leaving = set()
         self.entry.leaving.add(self.operand)
 
     def stayed(self) -> None:
-        """Take note that the operand was still resident when it was needed again."""
+        """Record that the operand was still resident when it was needed again."""
         if self.entry.leaving is not None:
             self.entry.leaving.discard(self.operand)
 
 
 NOTHING: dict[int, bool] = {}
-"""What a plan says of positions after which nothing leaves."""
+"""Empty eviction set."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentPlan:
-    """What a plan says of one segment. Everything that it does not name stays."""
+    """A plan's decisions for one segment. Everything that it does not name stays."""
 
     leaving: dict[int, dict[int, bool]] = field(default_factory=dict)
-    """Position -> operands that leave after it: whether they are made again in place of paged."""
+    """Position -> operands evicted after it, and whether they are recomputed instead of paged."""
     remade: set[int] = field(default_factory=set)
-    """Positions whose result will be made again."""
+    """Positions whose result will be recomputed."""
 
 
 @dataclass(slots=True, eq=False)
 class Trace:
-    """A segment as it was recorded. Locals are its storages in the order in which they were met."""
+    """A recorded segment. Locals are its storages in the order of their first use."""
 
     entries: list[Entry] = field(default_factory=list)
     prefixes: list[int] = field(default_factory=list)
@@ -99,9 +98,9 @@ class Trace:
     """Locals that come from before the segment, by their keys."""
     first_use: dict[Key, int] = field(default_factory=dict)
     ends: dict[int, int] = field(default_factory=dict)
-    """Locals that the program gave up in the segment: before which operator, the last time."""
+    """Locals that the program freed in the segment: before which operator, the last time."""
     ends_before: dict[Key, int] = field(default_factory=dict)
-    """The same of storages from before that the segment does not use."""
+    """The same for storages from before that the segment does not use."""
     successor: "Trace | None" = None
     plan: SegmentPlan | None = None
 
@@ -110,7 +109,7 @@ class Trace:
 
 
 def keys_of(storage: Storage, segment: int) -> tuple[Key, ...]:
-    """Return by which names a trace of `segment` may know a storage from before."""
+    """Return the keys by which a trace of `segment` may know a storage from before."""
     if storage.birth is None or segment - storage.birth[0] > CHAIN:
         return (storage.number,)
     born, position, output = storage.birth
@@ -124,7 +123,7 @@ class Recorder:
         self.trace = Trace()
         self.segment = segment
         self.numbers: list[int] = []
-        """The storages that the locals are in this run, by number."""
+        """The storages of the locals in this run, by number."""
         self._locals: dict[int, int] = {}
         self._prefix = 0
 
@@ -146,7 +145,7 @@ class Recorder:
         trace.prefixes.append(self._prefix)
 
     def ended(self, storage: Storage) -> None:
-        """Take note that the program gave a storage up before the operator that comes next."""
+        """Record that the program freed a storage before the next operator."""
         trace, position = self.trace, len(self.trace.entries)
         local = self._locals.get(storage.number)
         if local is not None:
@@ -182,7 +181,7 @@ class Recorder:
         return self.trace
 
     def _foresee_free(self) -> None:
-        """Fill in the room that the operators ahead need, by a sliding maximum from the end."""
+        """Fill in the memory that the operators ahead need, by a sliding maximum from the end."""
         entries = self.trace.entries
         largest: deque[int] = deque()
         for position in range(len(entries) - 1, -1, -1):
@@ -196,7 +195,7 @@ class Recorder:
 
 
 class TraceBook:
-    """The traces kept, and the one the program follows now."""
+    """The kept traces, and the one that the program follows now."""
 
     def __init__(self) -> None:
         self.segment = 0
@@ -206,7 +205,7 @@ class TraceBook:
         self.deviations = 0
         self.segments_matched = 0
         self.resting = False
-        """Nothing is recorded or expected: the program runs what no earlier segment foretells."""
+        """Nothing is recorded or predicted: the program does something that no earlier segment predicts."""
         self._recorder = Recorder(0)
         self._traces: OrderedDict[int, Trace] = OrderedDict()
         self._previous: Trace | None = None
@@ -215,10 +214,7 @@ class TraceBook:
     # -- while operators run
 
     def expect(self, fingerprint: int) -> Entry | None:
-        """Return what the trace says of the operator that comes now.
-
-        None where it says nothing or another one.
-        """
+        """Return the trace's entry for the operator that runs now; None if it has none or a different one."""
         trace, position = self.matched, self.position
         if self.resting:
             return None
@@ -240,7 +236,7 @@ class TraceBook:
         self.deviations += self.matched is None
 
     def _known(self, position: int, prefix: int) -> Trace | None:
-        """Return the trace seen last that goes this way up to `position`."""
+        """Return the most recent trace that equals this one up to `position`."""
         return next(
             (t for t in reversed(self._traces.values()) if len(t) > position and t.prefixes[position] == prefix), None
         )
@@ -252,7 +248,7 @@ class TraceBook:
         made: Sequence[Storage],
         workspace_bytes: int,
     ) -> None:
-        """Take note of an operator that ran."""
+        """Record an operator that ran."""
         if self.resting:
             return
         self._recorder.add(fingerprint, inputs, made, workspace_bytes)
@@ -262,7 +258,7 @@ class TraceBook:
         self.position += 1
 
     def ended(self, storage: Storage) -> None:
-        """Take note that the program gave a storage up."""
+        """Record that the program freed a storage."""
         if not self.resting:
             self._recorder.ended(storage)
         if storage.birth is not None:
@@ -270,12 +266,12 @@ class TraceBook:
 
     @property
     def plan(self) -> SegmentPlan | None:
-        """What a plan says of the matched trace, None where there is none."""
+        """The plan of the matched trace, None if there is none."""
         return None if self.matched is None else self.matched.plan
 
     @property
     def traces(self) -> tuple[Trace, ...]:
-        """The segments that are remembered."""
+        """The remembered segments."""
         return tuple(self._traces.values())
 
     @property
@@ -284,18 +280,12 @@ class TraceBook:
         return self._previous
 
     def entry_run(self) -> Entry:
-        """Return the entry of the operator that ran last.
-
-        Of the matched trace, else of the one being recorded.
-        """
+        """Return the entry of the operator that ran last: of the matched trace, otherwise of the one being recorded."""
         trace = self._recorder.trace if self.matched is None else self.matched
         return trace.entries[self.position - 1]
 
     def number_of(self, local: int) -> int | None:
-        """Return the number that a local of the matched trace has in this run, if that is known yet.
-
-        The number of its storage.
-        """
+        """Return the number of the storage of a local of the matched trace in this run, if that is known yet."""
         if local < len(self._recorder.numbers):
             return self._recorder.numbers[local]
         if self.matched is None:
@@ -310,11 +300,9 @@ class TraceBook:
         return None
 
     def next_clock(self, storage: Storage, position: int) -> int | None:
-        """Return the clock of the next use after `position` in the segment.
+        """Return the clock of the next use after `position` in the segment; None if the trace does not know it.
 
-        None where the trace does not know it.
-
-        `position` is what `Entry.next_uses` says of the operand.
+        `position` is a value of `Entry.next_uses`.
         """
         if position != NEVER:
             return self.start_clock + position
@@ -334,9 +322,7 @@ class TraceBook:
         return NEVER
 
     def end_clock(self, storage: Storage, local: int) -> int:
-        """Return the clock at which the program gives up a storage that it does not use again.
-
-        NEVER where unknown.
+        """Return the clock at which the program frees a storage that it does not use again; NEVER if unknown.
 
         `local` is its index in the matched trace.
         """
@@ -361,7 +347,7 @@ class TraceBook:
     # -- between segments
 
     def end_segment(self, clock: int) -> bool:
-        """End the segment; return whether it went as its trace said from beginning to end."""
+        """End the segment; return whether it matched its trace from beginning to end."""
         recorded = self._recorder.trace
         if not recorded.entries:
             return self.matched is not None

@@ -1,5 +1,6 @@
-"""Operators that run a part at a time, with the bits of the whole, where the whole has no room.
+"""Operators that run a part at a time, with the bits of the whole, if the whole does not fit.
 
-`lists` runs operators over lists element by element; `piecewise` cuts what computes each element, or each row, alone, and what only moves elements (`moves`); `rows` and
-`products` read from files where they lie, products only where `port_planner.exactness` knows that they have the bits of the whole.
+`lists` runs operators over lists element by element. `elementwise` tiles operators that compute each element, or each
+row, alone, and those that only move elements (`element_copies`). `rows` and `products` read from files in place,
+products only if `port_planner.exactness` knows that they have the bits of the whole.
 """

@@ -1,7 +1,7 @@
 """Operators that only move elements: a contiguous copy of a view, the gradient of a slice.
 
-A language model's logits without those of the last token are copied so, and their gradient is put back among zeros. Both are told as
-runs of consecutive elements, which can be moved a part at a time.
+A language model's logits without those of the last token are copied this way, and their gradient is put back among
+zeros. Both are described as runs of consecutive elements, which can be moved a part at a time.
 """
 
 import itertools
@@ -17,24 +17,24 @@ _COPY = "aten::clone"
 _OF_SLICE = "aten::slice_backward"
 
 _SHORTEST_RUN_BYTES = 64 << 10
-"""What moves in shorter runs is left whole: each takes a call."""
+"""Shorter runs are not tiled, because each run takes a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ElementRun:
-    """The next `count` elements of a result: those from element `start` of the operand's storage on; None: zeros."""
+    """The next `count` elements of a result: those from element `start` of the operand's storage; None: zeros."""
 
     start: int | None
     count: int
 
 
 def only_copies(func: Any) -> bool:
-    """Return whether an operator may be told as runs."""
+    """Return whether an operator can be described as runs."""
     return func._schema.name in (_COPY, _OF_SLICE)
 
 
 def element_runs(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[ElementRun, ...]:
-    """Return what a call's result is made of, in order; nothing where it is not told so."""
+    """Return the runs that make a call's result, in order; nothing if it cannot be described as runs."""
     source = args[0]
     if source.layout is not torch.strided or source.is_conj() or source.is_neg() or 0 in source.shape:
         return ()

@@ -1,10 +1,11 @@
-"""Operators whose operands do not fit together run piece by piece, with the same bits.
+"""Tile operators whose operands do not fit together, with the same bits.
 
-An elementwise operator over whole contiguous tensors gives the same bits on consecutive pieces in which each number is computed in a
-vector where it was in the whole, or rounded alike without one (`port_planner.exactness.vector_ends`); a softmax along the last dimension does
-on whole rows, each of which its kernel computes alone; what only moves elements, in runs of them (`moves`). A piece of an operand that is away is read into
-a buffer; a piece of a result whose storage is away goes straight to its page: AdamW on an embedding never has four such tensors
-in RAM, the loss of a language model never both logits and their logarithms.
+An elementwise operator over whole contiguous tensors gives the same bits in consecutive tiles in which each number is
+computed in a vector as in the whole, or rounded alike without one (`port_planner.exactness.vector_ends`). A softmax
+along the last dimension gives the same bits on whole rows, each of which its kernel computes alone. Operators that only
+move elements run in runs of them (`element_copies`). A tile of a paged-out operand is read into a buffer, and a tile of
+a result whose storage is paged out goes straight to its page. So AdamW on an embedding never has four such tensors in
+RAM, and the loss of a language model never both logits and their logarithms.
 """
 
 import math
@@ -30,27 +31,30 @@ from port_planner.operators import operator_of, overload_name
 from port_planner.operators.row import VECTOR, Reads
 
 _CONVERTING = "aten::_to_copy"
-"""Elementwise where it gives floating-point numbers another type (`converted_dtype`)."""
+"""Elementwise if it converts floating-point numbers to another type (`converted_dtype`)."""
 
 _SAME_ORDER = (None, torch.contiguous_format, torch.preserve_format)
-"""What may be asked of a copy of a contiguous tensor whose elements stay in their order."""
+"""Memory formats of a copy that keep the order of a contiguous tensor's elements."""
 
 TILE_BYTES = 4 * CHUNK
-"""Bytes of each operand in a piece: a multiple of the checksummed chunk, and what flash likes to move at once."""
+"""Bytes of each operand in a tile: a multiple of the checksummed chunk, and an efficient size for flash."""
 
 _LARGEST_ITEM_BYTES = 16
-"""Of an element, complex128."""
+"""Bytes of the largest element, complex128."""
 
 TILED_FROM = 256
-"""Operands that together take less than this part of the limit are not looked at: of all but lists there are fewer than 16."""
+"""Operands that together take less than this fraction of the limit are not examined: operators other than lists have
+fewer than 16.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorTiling:
-    """How a call is cut: its `large` operands, of which a piece is `step` elements: whole rows of `row` each, where that is not 0.
+    """How a call is tiled: its `large` operands, of which a tile is `step` elements, whole rows of `row` each if that
+    is not 0.
 
-    `shape`: of a result. `runs`: what a result is made of where the operator only moves elements. `least`: fewer elements that are left at
-    the end belong to the piece before.
+    `shape`: of a result. `runs`: the parts of a result if the operator only moves elements. `least`: if fewer elements
+    remain at the end, they belong to the tile before.
     """
 
     large: list[torch.Tensor]
@@ -63,18 +67,18 @@ class OperatorTiling:
 
     @property
     def made_bytes(self) -> int:
-        """Of a result."""
+        """Bytes of the result."""
         return self.shape.numel() * self.made_item_bytes
 
     @property
     def buffers_bytes(self) -> int:
-        """What pieces take at most: one of each operand, one that is made, those that are being written, and what ends within a chunk."""
+        """Most bytes of tiles: one of each operand, one result, those being written, and partial chunks."""
         tile_bytes = (self.step + self.least) * max(self.made_item_bytes, *(t.element_size() for t in self.large))
         ends_bytes = CHUNK if self.row or self.runs else 0
         return (tile_bytes + ends_bytes) * (len(self.large) + 1 + MAX_PENDING_WRITES)
 
     def bounds(self) -> Iterator[tuple[int, int]]:
-        """Yield the first element of each piece, and that behind its last."""
+        """Yield the first element of each tile, and the one after its last."""
         elements, start = self.large[0].numel(), 0
         while start < elements:
             stop = start + self.step
@@ -84,7 +88,7 @@ class OperatorTiling:
 
 
 def tiling_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> OperatorTiling | None:
-    """Return how a call is cut that must run piece by piece; None where it may, or has to, run whole."""
+    """Return the tiling of a call that must run in tiles; None if it may, or has to, run whole."""
     if math.isinf(limit_bytes) or not is_tiled(func):
         return None
     if only_copies(func) and (runs := element_runs(func, args, kwargs)):
@@ -105,7 +109,7 @@ def tiling_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
         return None
     if kwargs.get("memory_format") not in _SAME_ORDER:
         return None
-    if any(t.dim() > large[0].dim() for t in tensors):  # a single number that gives a result more dimensions
+    if any(t.dim() > large[0].dim() for t in tensors):  # a single number that adds dimensions to the result
         return None
     if _writes_numbers(func, args, kwargs, largest):
         return None
@@ -115,7 +119,7 @@ def tiling_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
     nbytes = {id(untyped_storage(t)): t.numel() * t.element_size() for t in large}
     made_item_bytes = _made_item_bytes(func, args, kwargs, largest) if makes_storage(func) else 0
     made_bytes = largest * made_item_bytes
-    fills_chunk = CHUNK // min(t.element_size() for t in large)  # of each page that is written in place
+    fills_chunk = CHUNK // min(t.element_size() for t in large)  # for each page that is written in place
     unparted, least = row or fills_chunk, 0
     if sum(nbytes.values()) + made_bytes <= limit_bytes:
         return None
@@ -142,7 +146,7 @@ def _made_item_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], lar
 def _copy_tiling(
     source: torch.Tensor, runs: tuple[ElementRun, ...], shape: Sequence[int], limit_bytes: float
 ) -> OperatorTiling | None:
-    """Return how a result of these runs is cut; None where it may be made whole."""
+    """Return the tiling of a result of these runs; None if it may be made whole."""
     item_bytes = source.element_size()
     reached = max(run.start + run.count for run in runs if run.start is not None)
     made = sum(run.count for run in runs)
@@ -153,7 +157,7 @@ def _copy_tiling(
 
 
 def _row(func: Any, args: Sequence[Any], large: Sequence[torch.Tensor]) -> int | None:
-    """Return the length of rows that may not be parted; 0: none are; None: what may not be parted are no rows."""
+    """Return the length of rows that may not be divided; 0: there are none; None: what may not be divided are not rows."""
     count = operator_of(func._schema.name).row_operands
     if count == 0:
         return 0
@@ -163,19 +167,20 @@ def _row(func: Any, args: Sequence[Any], large: Sequence[torch.Tensor]) -> int |
 
 
 def _strides(shape: torch.Size) -> tuple[int, ...]:
-    """Return the strides of a new tensor; one that is contiguous may have others where a dimension is 1, and gives them on."""
+    """Return the strides of a new tensor; a contiguous one may have others where a dimension is 1, and passes them on."""
     return tuple(math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def _shown_alike(large: Sequence[torch.Tensor]) -> bool:
-    """Return whether operands that share a storage have one data type: a piece of it is read once for all."""
+    """Return whether operands that share a storage have one data type, so that a tile of it is read once for all."""
     return len({(id(untyped_storage(t)), t.dtype) for t in large}) == len({id(untyped_storage(t)) for t in large})
 
 
 def _writes_numbers(func: Any, args: Sequence[Any], kwargs: dict[str, Any], largest: int) -> bool:
-    """Return whether a call writes single numbers, or the storages of some: those of a piece are read anew for each.
+    """Return whether a call writes single numbers, or storages that several operands share, of which each tile is read
+    again.
 
-    The steps of fused optimizers are only read, though their schema says otherwise.
+    The steps of fused optimizers are only read, although their schema says otherwise.
     """
     if operator_of(func._schema.name).fused_update:
         return False
@@ -186,7 +191,7 @@ def _writes_numbers(func: Any, args: Sequence[Any], kwargs: dict[str, Any], larg
 
 @cache
 def is_tiled(func: Any) -> bool:
-    """Return whether an operator may run piece by piece."""
+    """Return whether an operator may run in tiles."""
     name = _full_name(func)
     known = operator_of(name)
     by_rows = known.row_operands > 0 and name == func._schema.name
@@ -195,7 +200,9 @@ def is_tiled(func: Any) -> bool:
 
 @cache
 def _by_vectors(func: Any) -> bool:
-    """Return whether threads take an operator's elements in vectors from where their shares begin, whatever cache lines these lie in."""
+    """Return whether threads process an operator's elements in vectors from the start of their shares, whatever the
+    cache lines.
+    """
     name = _full_name(func)
     known = operator_of(name)
     return known.reads is not Reads.SHAPES and (runs_in_slices(name) or overload_name(name) in known.in_vectors)
@@ -210,7 +217,7 @@ def run_tiled(
     residency: Residency,
     table: StorageTable,
 ) -> Any:
-    """Run a call piece by piece and return what the whole call would. Raises PageError."""
+    """Run a call in tiles and return what the whole call would. Raises PageError."""
     tensors = list(tensors_in((*args, *kwargs.values())))
     away = {
         s.key: s for s in (table.known(t) for t in tensors) if s is not None and not s.resident and s.page is not None
@@ -252,7 +259,7 @@ def run_tiled(
 def _run_copies(
     tiling: OperatorTiling, buffers: TileBuffers, residency: Residency, table: StorageTable
 ) -> torch.Tensor:
-    """Make a result of its runs. Raises PageError."""
+    """Make a result from its runs. Raises PageError."""
     (source,) = tiling.large
     result = _Result(source.dtype, tiling, residency, table)
     zeros = torch.zeros(tiling.step, dtype=source.dtype)
@@ -269,7 +276,7 @@ def _run_copies(
 
 
 class _Result:
-    """A result that is made piece by piece: its storage is away from the beginning where it does not fit."""
+    """A result that is made in tiles: its storage starts paged out if it does not fit."""
 
     def __init__(self, dtype: torch.dtype, tiling: OperatorTiling, residency: Residency, table: StorageTable) -> None:
         need_bytes = tiling.made_bytes + tiling.buffers_bytes
@@ -300,14 +307,14 @@ def _full_name(func: Any) -> str:
 
 
 def _changed(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Return what an operator returns that writes into its first argument, or `out`, once that is counted."""
-    if counts_inside(func) and not operator_of(func._schema.name).fused_update:  # which count nothing
+    """Return the result of an operator that writes to its first argument, or `out`, after counting the write."""
+    if counts_inside(func) and not operator_of(func._schema.name).fused_update:  # detached tensors do not count writes
         increment_version(t for t in args[0] if not t.is_inference())
     return kwargs.get("out", args[0]) if func._schema.returns else None
 
 
 def _number(tensor: torch.Tensor, buffers: TileBuffers) -> torch.Tensor:
-    """Return a single number of no more dimensions than a piece, wherever its storage is. Raises PageError."""
+    """Return a single number with no more dimensions than a tile, wherever its storage is. Raises PageError."""
     place = int(tensor.storage_offset())
     number = buffers.load(tensor, place, place + 1)
     return number if tensor.dim() > 0 else number.view(())

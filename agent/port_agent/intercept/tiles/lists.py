@@ -15,13 +15,13 @@ from port_planner.operators import operator_of
 _LISTS = "aten::_foreach_"
 
 _WHOLE_FRACTION = 16
-"""Lists that together take less than this part of the limit run whole: a call per element has its price."""
+"""Lists that together take less than this fraction of the limit run whole, because a call per element has a cost."""
 
 Call = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
 
 def runs_by_element(func: Any, args: Sequence[Any], limit_bytes: float) -> bool:
-    """Return whether a call is one over lists that are too large to be resident together."""
+    """Return whether a call is over lists that are too large to be resident together."""
     if not takes_lists(func):
         return False
     total = sum(
@@ -71,7 +71,7 @@ def split_call(func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: Cal
 
 @cache
 def _numbers_argument(func: Any) -> int | None:
-    """Return which argument is a tensor of a number for each element, if there is one."""
+    """Return the argument that is a tensor of one number for each element, if there is one."""
     return next(
         (k for k, a in enumerate(func._schema.arguments) if a.name == "scalars" and str(a.type) == "Tensor"), None
     )

@@ -1,10 +1,10 @@
-"""Products with a frozen weight read from its file in blocks of output columns, to the bit.
+"""Products with a frozen weight that is read from its file in blocks of output columns, to the bit.
 
-A language model's head is often the largest tensor there is. Where it is a mapping of a safetensors file, a block of it is
-read where it lies, and its pages go back before the next block: the whole is never resident. Columns of a product are
-independent of each other, and kernels that compute them in wide blocks give the bits of the whole; whether they do is seen
-on this machine first, for each shape, layout, data type and number of threads (`_equal_in_blocks`), and kept for the next
-process. Else the product is run whole.
+A language model's head is often its largest tensor. If it is a mapping of a safetensors file, blocks of it are read in
+place, and the pages of one are released before the next: the whole is never resident. Columns of a product are
+independent of each other, and kernels that compute them in wide blocks give the bits of the whole. A comparison on this
+machine, for each shape, layout, data type and number of threads (`_equal_in_blocks`), shows whether they do, and is
+kept for the next process. Otherwise the product runs whole.
 """
 
 import contextlib
@@ -35,7 +35,7 @@ from port_planner.operators import operator_of
 
 
 def is_product(func: Any) -> bool:
-    """Return whether an operator multiplies by a weight that may lie in its file."""
+    """Return whether an operator multiplies by a weight that may be in its file."""
     return _weight_of(func) is not None
 
 
@@ -46,39 +46,45 @@ def _weight_of(func: Any) -> int | None:
 
 
 BLOCK_BYTES = 8 << 20
-"""Of the weight, at least: less pays for calls, more is kept from other tensors."""
+"""Fewest bytes of a block of the weight: less costs more calls, more takes memory from other tensors."""
 
 _BLOCK_SHARE = 1 / 8
-"""Of the limit that a block takes where that is more."""
+"""Share of the limit that a block takes if that is more."""
 
 _SHARE = 1 / 8
-"""A weight that takes more of the limit runs in blocks where its columns are contiguous: that costs nothing."""
+"""A weight that takes more of the limit runs in blocks if its columns are contiguous, which costs nothing."""
 
 _COPIED_SHARE = 1 / 2
-"""Where a block must be gathered from the rows of the file, that costs a third of the product's time, and two blocks' room."""
+"""Share of the limit for a weight whose blocks must be gathered from the rows of the file, which costs a third of the
+product's time, and the memory of two blocks.
+"""
 
 _GATHERED_SLICES = 4
-"""Of BLOCK_BYTES: a weight from whose rows columns are gathered is mapped by such stretches. Smaller ones take no longer."""
+"""Slices of BLOCK_BYTES in which the rows of a weight are mapped to gather columns. Smaller slices take no longer."""
 
 _SLICES_MAPPED = 3
-"""Of them are there at once: one, and large folios at either end of it."""
+"""Mapped slices that exist at once: one, and large folios at either end of it."""
 
 _PACKED = 2
-"""Times its size that a weight takes which is multiplied whole along its rows: kernels of half precision pack a copy of it."""
+"""Copies of a weight that exist when it is multiplied whole along its rows: kernels of half precision pack a copy of
+it.
+"""
 
 _COLUMNS = 64
-"""Blocks begin at multiples of it: no kernel's last columns, which are computed in another order, lie inside of the whole."""
+"""Blocks begin at multiples of this, so that no kernel's last columns, which are computed in a different order, lie
+inside the whole.
+"""
 
 _ALIGNMENT = 64
-"""Bytes of a cache line: kernels may choose by it."""
+"""Bytes of a cache line, by which kernels may choose."""
 
 _COMPARED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 _PLACES, _COMPARED_AT_ONCE_ROWS = 64, 16
-"""Of a weight that is compared, this many rows in this many places hold numbers."""
+"""In a compared weight, this many rows in this many places hold numbers."""
 
 _END_ROWS = 8
-"""Of what it is multiplied by, so many first and last rows do."""
+"""First and last rows of the other operand that hold numbers."""
 
 _MADV_NOHUGEPAGE = 15
 _mprotect = ctypes.CDLL(None, use_errno=True).mprotect
@@ -87,17 +93,17 @@ _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 @dataclass(frozen=True, slots=True)
 class MappedProduct:
-    """A call of `mm` or `addmm` whose weight lies in its file; `step` output columns make a block."""
+    """A call of `mm` or `addmm` whose weight is in its file; `step` output columns make a block."""
 
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     storage: Storage
     position: int
-    """Of the weight, among the arguments."""
+    """Position of the weight among the arguments."""
     step: int
     form: tuple[Any, ...]
-    """What decides which kernels run: those of equal form have, or lack, the bits of the whole alike."""
+    """What decides which kernels run: products of equal form have, or lack, the bits of the whole alike."""
 
     @property
     def weight(self) -> torch.Tensor:
@@ -107,12 +113,12 @@ class MappedProduct:
 
     @property
     def read_bytes(self) -> int:
-        """What is read of the file."""
+        """Bytes read from the file."""
         return self.storage.nbytes
 
     @property
     def need_bytes(self) -> int:
-        """What the product makes, and takes besides it."""
+        """Bytes of the product's result and workspace."""
         inner, columns = self.weight.shape
         rows: int = self.args[self.position - 1].shape[0]
         item = self.weight.element_size()
@@ -122,7 +128,7 @@ class MappedProduct:
 
     @property
     def compared_bytes(self) -> int:
-        """What the whole call makes and takes besides it, and what a block takes."""
+        """Bytes of the whole call's result and workspace, and of a block."""
         inner, columns = self.weight.shape
         operand = self.args[self.position - 1]
         rows: int = operand.shape[0]
@@ -134,7 +140,7 @@ class MappedProduct:
 
     @property
     def mapped_bytes(self) -> int:
-        """What is resident of the weight's mapping at once."""
+        """Bytes of the weight's mapping that are resident at once."""
         if self.weight.stride(0) == 1:
             inner, columns = self.weight.shape
             return int(inner) * _widest(columns, self.step) * self.weight.element_size()
@@ -146,7 +152,7 @@ class MappedProduct:
 
 
 def accumulated_bytes(rows: int, columns: int, dtype: torch.dtype) -> int:
-    """Return what a product of this size takes besides its result: sums in 32 bits where this processor has them beside shorter numbers.
+    """Return the workspace of a product of this size: 32-bit sums if this processor keeps them for shorter numbers.
 
     148 MiB for 256 rows of 151,936 in bfloat16, on an AVX-512 without bfloat16 and on a Cortex-A72 alike.
     """
@@ -154,21 +160,23 @@ def accumulated_bytes(rows: int, columns: int, dtype: torch.dtype) -> int:
 
 
 def gathered_bytes(table: torch.Tensor) -> int:
-    """Return what a product with a table, [inner, columns] as it lies in its file, gathers of it at a time, and maps meanwhile."""
+    """Return what a product with a table, [inner, columns] as stored in its file, gathers of it at a time, and maps
+    meanwhile.
+    """
     mapped_bytes = _SLICES_MAPPED * BLOCK_BYTES // _GATHERED_SLICES
     return max(_COLUMNS * table.shape[0] * table.element_size(), 2 * BLOCK_BYTES) + mapped_bytes
 
 
 class MappedProducts:
-    """Which products run in blocks; remembers what was compared."""
+    """Which products run in blocks; remembers comparisons."""
 
     def __init__(self, table: StorageTable, make_free: Callable[[int], object]) -> None:
-        """`make_free` is called with the bytes that a comparison takes, before it is made."""
+        """`make_free` is called with the bytes that a comparison takes, before it runs."""
         self._table, self._make_free = table, make_free
         self._equal = KeptAnswers()
 
     def of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> MappedProduct | None:
-        """Return the call as a product that may run in blocks; None where it may, or has to, run whole."""
+        """Return the call as a product that may run in blocks; None if it may, or has to, run whole."""
         position = _weight_of(func)
         if position is None or len(args) <= position or func._schema.overload_name not in ("", "default"):
             return None
@@ -195,7 +203,10 @@ class MappedProducts:
         return MappedProduct(func, tuple(args), kwargs, storage, position, step, form)
 
     def has_bits_of_whole(self, product: MappedProduct) -> bool:
-        """Return whether a product may run in blocks; compares where none of its form has come. All but its weight is resident."""
+        """Return whether a product may run in blocks; compares if its form is new.
+
+        All operands but its weight are resident.
+        """
 
         def compare() -> bool:
             self._make_free(product.compared_bytes)
@@ -203,11 +214,11 @@ class MappedProducts:
 
         try:
             return self._equal.equal(product.form, compare)
-        except OSError:  # no address space to compare in, this time
+        except OSError:  # no address space for the comparison, this time
             return False
 
     def _others_would_leave(self, nbytes: int, limit_bytes: float) -> bool:
-        """Return whether `nbytes` find room only where tensors leave that are in no file and may have to be written."""
+        """Return whether `nbytes` fit only if tensors are evicted that are in no file and may have to be written."""
         written_bytes = self._table.resident_bytes - self._table.mapped_bytes
         return bool(written_bytes + nbytes > limit_bytes)
 
@@ -219,7 +230,7 @@ def _form(argument: Any) -> Any:
 
 
 def _blockwise(product: MappedProduct) -> torch.Tensor:
-    """Run the product; the mapping of its weight is given back block by block."""
+    """Run the product; the mapping of its weight is released block by block."""
     position = product.position
     rows, columns = product.args[position - 1].shape[0], product.weight.shape[1]
     out = torch.empty((rows, columns), dtype=product.weight.dtype)
@@ -231,7 +242,7 @@ def _blockwise(product: MappedProduct) -> torch.Tensor:
 def _computed_blocks(
     product: MappedProduct, args: Sequence[Any], memory: torch.UntypedStorage | None
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield where the blocks of the product with `args` begin and end, and each, after which its part of `memory` is given back."""
+    """Yield the bounds of each block of the product with `args`, and the block; its part of `memory` is then released."""
     position = product.position
     weight = args[position]
     columns = weight.shape[1]
@@ -251,7 +262,7 @@ def _computed_blocks(
 
 
 def _gathered(weight: torch.Tensor, start: int, stop: int, memory: torch.UntypedStorage | None) -> torch.Tensor:
-    """Return columns of a weight that lies row by row, copied from a few rows of the file at a time."""
+    """Return columns of a weight stored row by row, copied from a few rows of the file at a time."""
     inner = weight.shape[0]
     gathered = torch.empty((inner, stop - start), dtype=weight.dtype)
     step = max(1, BLOCK_BYTES // _GATHERED_SLICES // (weight.stride(0) * weight.element_size()))
@@ -263,7 +274,7 @@ def _gathered(weight: torch.Tensor, start: int, stop: int, memory: torch.Untyped
 
 
 def column_blocks(columns: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield where blocks begin and end; the last takes what is too little for one of its own."""
+    """Yield the bounds of blocks; the last includes a remainder that is too small for a block of its own."""
     start = 0
     while columns - start >= 2 * step:
         yield start, start + step
@@ -272,16 +283,16 @@ def column_blocks(columns: int, step: int) -> Iterator[tuple[int, int]]:
 
 
 def _widest(columns: int, step: int) -> int:
-    """Return the columns of the largest of the blocks, the last."""
+    """Return the columns of the largest block, the last."""
     return columns - max(columns // step - 1, 0) * step
 
 
 def _equal_in_blocks(product: MappedProduct) -> bool:
     """Return whether a product of this form, run in blocks, has the bits of the whole.
 
-    Which terms are added in which order does not depend on their values: operands of the same shapes, layouts and alignment stand for
-    those given, with sums that cancel. Most of them is pages of zeros, which take no RAM: numbers stand in a few rows, and in
-    stretches of the weight. Raises OSError.
+    The order in which terms are added does not depend on their values, so operands of the same shapes, layouts and
+    alignment stand for the given ones, with sums that cancel. Most of them are pages of zeros, which take no RAM:
+    numbers are in a few rows, and in some parts of the weight. Raises OSError.
     """
     position = product.position
     numbers = Operands(product.weight.dtype)
@@ -303,19 +314,19 @@ def large_product_equal_in_blocks(operand: torch.Tensor, weight: tuple[int, int]
     with contextlib.closing(ZeroMapping(rows * columns * operand.element_size())) as zeros:
         stand_in = zeros.tensor(0, operand.dtype).view(rows, columns)
         factor = stand_in.t() if by_rows else stand_in
-        storage: Any = None  # of no file: nothing is read
+        storage: Any = None  # not in a file: nothing is read
         return _equal_in_blocks(MappedProduct(torch.ops.aten.mm.default, (operand, factor), {}, storage, 1, step, ()))
 
 
 def _zeros_like(operand: torch.Tensor, stack: contextlib.ExitStack) -> torch.Tensor:
-    """Return zeros in an operand's layout, which takes no RAM until it is written, and is there until `stack` closes."""
+    """Return zeros in an operand's layout, which take no RAM until they are written, and exist until `stack` closes."""
     lead_bytes = address_of(operand) % mmap.PAGESIZE
     zeros = stack.enter_context(contextlib.closing(ZeroMapping(lead_bytes + span(operand) * operand.element_size())))
     return zeros.tensor(lead_bytes, operand.dtype).as_strided(operand.shape, operand.stride())
 
 
 def _filled(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Let numbers stand in a part of what `_zeros_like` returned, and return it. Raises OSError."""
+    """Fill a part of what `_zeros_like` returned with numbers, and return it. Raises OSError."""
     flat = rows.as_strided((span(rows),), (1,))
     make_writable(flat)
     flat.normal_(generator=generator)
@@ -323,12 +334,12 @@ def _filled(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _fill_rows(operand: torch.Tensor, generator: torch.Generator) -> None:
-    """Fill the first and the last rows of what a weight is multiplied by, mirrored, all where they do not lie one behind the other."""
+    """Fill the first and last rows of what a weight is multiplied by, mirrored, or all rows if they are not contiguous."""
     rows = operand.shape[0]
     some = rows > _compared_rows(operand)
     for first, stop in ((0, _END_ROWS), (rows - _END_ROWS, rows)) if some else ((0, rows),):
         numbers = _filled(operand[first:stop], generator)
-        if 0 not in numbers.stride():  # what repeats one number is mirrored
+        if 0 not in numbers.stride():  # a tensor that repeats one number is mirrored
             mirrored(numbers, 1, 1)
 
 
@@ -340,7 +351,7 @@ def _compared_rows(operand: torch.Tensor) -> int:
 def _fill_runs(product: MappedProduct, weight: torch.Tensor, generator: torch.Generator) -> None:
     """Fill rows of a weight, as it lies in memory, mirrored against the operand's.
 
-    Those of terms all over each sum; or, of output columns, the first and last of the blocks that can differ.
+    These are terms spread over each sum; or, for output columns, the first and last of the blocks that can differ.
     """
     inner, columns = weight.shape
     if weight.stride(0) != 1:
@@ -357,7 +368,7 @@ def _fill_runs(product: MappedProduct, weight: torch.Tensor, generator: torch.Ge
 
 
 class ZeroMapping:
-    """Private memory of zeros that takes no RAM until written. Raises OSError where there is none."""
+    """Private memory of zeros that takes no RAM until written. Raises OSError if there is none."""
 
     def __init__(self, nbytes: int) -> None:
         self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
@@ -366,17 +377,17 @@ class ZeroMapping:
         self._nbytes = nbytes
 
     def tensor(self, lead_bytes: int, dtype: torch.dtype) -> torch.Tensor:
-        """Return what follows `lead_bytes`, as it is: only a part that was made writable may be written."""
+        """Return the tensor after `lead_bytes`; only a part that was made writable may be written."""
         array = (ctypes.c_char * self._nbytes).from_address(self._start)
         return torch.frombuffer(array, dtype=dtype, offset=lead_bytes)
 
     def close(self) -> None:
-        """Give the memory back; no tensor of it may be used any more."""
+        """Release the memory; no tensor of it may be used any more."""
         self._memory.close()
 
 
 def make_writable(part: torch.Tensor) -> None:
-    """Let the pages of a part of a `ZeroMapping` be written; RLIMIT_DATA counts those alone. Raises OSError."""
+    """Make the pages of a part of a `ZeroMapping` writable; RLIMIT_DATA counts only those. Raises OSError."""
     first = address_of(part) // mmap.PAGESIZE * mmap.PAGESIZE
     nbytes = address_of(part) + part.numel() * part.element_size() - first
     if _mprotect(first, nbytes, mmap.PROT_READ | mmap.PROT_WRITE) != 0:

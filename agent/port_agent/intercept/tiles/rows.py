@@ -1,9 +1,10 @@
-"""Rows of a table that lies in its file, a stretch of the table at a time.
+"""Rows of a table that is in its file, a part of the table at a time.
 
-An embedding's lookup touches a page for each row, and the kernel maps more than that page: 64 KiB around it, or all of a
-large folio (up to 2 MiB). A hundred rows from all over a table brought most of it in. So the rows of each stretch are
-copied, and its pages go back before the next. Copies have the bits of what is copied. So a whole table is copied, or a part
-of it, in another type perhaps: how a number is converted does not depend on those beside it.
+An embedding's lookup touches a page for each row, and the kernel maps more than that page: 64 KiB around it, or a whole
+large folio (up to 2 MiB). A hundred rows from all over a table brought in most of it. So the rows of each part are
+copied, and its pages are released before the next. Copies have the bits of the original. A whole table is copied the
+same way, or a part of it, and optionally converted, because the conversion of a number does not depend on its
+neighbours.
 """
 
 import itertools
@@ -19,7 +20,7 @@ from port_planner.operators import operator_of
 from port_planner.operators.row import Reads
 
 TILE_BYTES = 8 << 20
-"""Of the table, of which any page may come in at once."""
+"""Bytes of a part of the table, of which any page may come in at once."""
 
 _PLAIN_COPY: Mapping[str, tuple[object, ...]] = {
     "layout": (None, torch.strided),
@@ -27,38 +28,38 @@ _PLAIN_COPY: Mapping[str, tuple[object, ...]] = {
     "non_blocking": (None, False),
     "pin_memory": (None, False),
 }
-"""What may be asked of a copy that is made stretch by stretch."""
+"""Arguments of a copy that can be made part by part."""
 
 AROUND_BYTES = 4 << 20
-"""What may come in around a stretch that is copied: a large folio at either end."""
+"""What may come in around a part that is copied: a large folio at either end."""
 
 
 def looks_up_rows(func: Any) -> bool:
-    """Return whether an operator reads rows of a table that may lie in its file."""
+    """Return whether an operator reads rows of a table that may be in its file."""
     return _index_of(func) is not None
 
 
 def _index_of(func: Any) -> int | None:
-    """Return which argument of a look-up says the rows; None for other operators."""
+    """Return which argument of a lookup holds the rows; None for other operators."""
     known = operator_of(func._schema.name)
     return known.indices[1] if known.reads is Reads.ROWS and known.indices is not None else None
 
 
 def copies(func: Any) -> bool:
-    """Return whether an operator copies its operand, which may lie in its file."""
+    """Return whether an operator copies its operand, which may be in its file."""
     return operator_of(func._schema.name).copies and not written_arguments(func)
 
 
 @dataclass(frozen=True, slots=True)
 class MappedRows:
-    """A call of `embedding` or of `index_select` along the first dimension, whose table lies in its file."""
+    """A call of `embedding` or of `index_select` along the first dimension, whose table is in its file."""
 
     func: Any
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     storage: Storage
     position: int
-    """Of the argument that says the rows."""
+    """Position of the argument that holds the rows."""
 
     @property
     def table(self) -> torch.Tensor:
@@ -68,19 +69,19 @@ class MappedRows:
 
     @property
     def indices(self) -> torch.Tensor:
-        """Which rows are read, in any shape."""
+        """The rows that are read, in any shape."""
         indices: torch.Tensor = self.args[self.position]
         return indices
 
     @property
     def need_bytes(self) -> int:
-        """What the call makes, its copy in order of the table's rows, and the stretch that is mapped."""
+        """Bytes of the result, its copy in the order of the table's rows, and the mapped part."""
         made_bytes = self.indices.numel() * self.table.shape[1:].numel() * self.table.element_size()
         return 2 * made_bytes + self.mapped_bytes
 
     @property
     def mapped_bytes(self) -> int:
-        """What is resident of the table at once."""
+        """Bytes of the table that are resident at once."""
         return TILE_BYTES
 
     def run(self) -> torch.Tensor:
@@ -104,7 +105,7 @@ class MappedRows:
 
 @dataclass(frozen=True, slots=True)
 class MappedCopy:
-    """A call that copies a contiguous table, or a contiguous part of it, that lies in its file."""
+    """A call that copies a contiguous table, or a contiguous part of it, from its file."""
 
     func: Any
     args: tuple[Any, ...]
@@ -119,17 +120,17 @@ class MappedCopy:
 
     @property
     def read_bytes(self) -> int:
-        """What is read of the file."""
+        """Bytes read from the file."""
         return int(self.args[0].nbytes)
 
     @property
     def need_bytes(self) -> int:
-        """What the call makes, and the pages that it reads at once."""
+        """Bytes of the result, and of the pages read at once."""
         return int(self.args[0].numel()) * self.dtype.itemsize + self.mapped_bytes
 
     @property
     def mapped_bytes(self) -> int:
-        """What is resident of the table at once."""
+        """Bytes of the table that are resident at once."""
         return min(self.read_bytes, TILE_BYTES) + AROUND_BYTES
 
     def run(self) -> torch.Tensor:
@@ -147,7 +148,7 @@ class MappedCopy:
 
 
 def mapped_copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: StorageTable) -> MappedCopy | None:
-    """Return the call as one that copies a table stretch by stretch; None where it runs whole."""
+    """Return the call as one that copies a table part by part; None if it runs whole."""
     copied = args[0]
     if not copies(func) or converted_dtype(copied, kwargs) is None:
         return None
@@ -156,7 +157,7 @@ def mapped_copy(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: S
 
 
 def converted_dtype(copied: torch.Tensor, kwargs: dict[str, Any]) -> torch.dtype | None:
-    """Return the data type of a copy on the CPU, in the same order, whose numbers are converted each by itself; None for another."""
+    """Return the data type of an elementwise conversion on the CPU, in the same order; None for any other copy."""
     if any(kwargs.get(name) not in plain for name, plain in _PLAIN_COPY.items()):
         return None
     if (
@@ -172,7 +173,7 @@ def converted_dtype(copied: torch.Tensor, kwargs: dict[str, Any]) -> torch.dtype
 
 
 def mapped_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: StorageTable) -> MappedRows | None:
-    """Return the call as one that reads a table stretch by stretch; None where it runs whole."""
+    """Return the call as one that reads a table part by part; None if it runs whole."""
     position = _index_of(func)
     if position is None or len(args) <= position or func._schema.overload_name not in ("", "default"):
         return None
@@ -186,7 +187,7 @@ def mapped_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: S
 
 
 def _in_its_file(tensor: torch.Tensor, table: StorageTable) -> Storage | None:
-    """Return the storage of a tensor of which parts may be read where they lie; None for a small one, and one that is in RAM."""
+    """Return the storage of a tensor of which parts may be read in place; None for a small one, and one that is in RAM."""
     storage = table.known(tensor)
     if storage is None or not storage.in_file or storage.resident or storage.watched:
         return None

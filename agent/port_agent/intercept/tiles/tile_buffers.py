@@ -1,4 +1,4 @@
-"""Pieces of tensors that are away, read into buffers and written from them; pages are moved in checksummed chunks."""
+"""Tiles of paged-out tensors, read into buffers and written from them; pages are moved in checksummed chunks."""
 
 from collections import deque
 
@@ -9,25 +9,25 @@ from port_agent.intercept.residency.storages import Moving, Storage, allocated_b
 from port_agent.paging.pager import CHUNK
 
 MAX_PENDING_WRITES = 2
-"""Pieces of results that may wait for the medium; each keeps its buffer."""
+"""Tiles of results that may wait for the medium; each keeps its buffer."""
 
 
 class TileBuffers:
-    """The pieces of a call's large operands: views where they are resident, buffers where they are away."""
+    """The tiles of a call's large operands: views if they are resident, buffers if they are paged out."""
 
     def __init__(self, residency: Residency, away: dict[int, Storage]) -> None:
         self._residency, self._away = residency, away
         self._writes: deque[Moving] = deque()
         self._read_ends: dict[int, tuple[int, torch.Tensor]] = {}
-        """By storage: the chunk that the last piece ended in, and where it begins: the next piece begins in it, too."""
+        """By storage: the chunk in which the last tile ended, and its offset: the next tile begins in it, too."""
         self._unwritten = torch.empty(0, dtype=torch.uint8)
-        """The end of the last appended piece, less than a chunk."""
+        """The end of the last appended tile, less than a chunk."""
 
     def load(self, tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
-        """Return elements `start` to `stop` of a tensor's storage, in a buffer of whole chunks where it is away.
+        """Return elements `start` to `stop` of a tensor's storage, in a buffer of whole chunks if it is paged out.
 
-        One that begins in the chunk in which the one before ended does not read it again. Raises PageError, or RuntimeError where the tensor is away and has no page: a defect of the
-        follower.
+        A tile that begins in the chunk in which the one before ended does not read it again. Raises PageError, or
+        RuntimeError if the tensor is paged out without a page, a defect of the interceptor.
         """
         key, item_bytes = id(untyped_storage(tensor)), tensor.element_size()
         storage = self._away.get(key)
@@ -51,11 +51,11 @@ class TileBuffers:
         return buffer[first - begin : last - begin].view(tensor.dtype)
 
     def store(self, storage: Storage, tile: torch.Tensor, start: int) -> None:
-        """Write the buffer that a piece of a result begins to the page of its storage, from element `start` on. Raises PageError."""
+        """Write the buffer of a tile of a result to the page of its storage, from element `start`. Raises PageError."""
         self._write(storage, tile, start * tile.element_size(), allocated_bytes(untyped_storage(tile)))
 
     def append(self, storage: Storage, tile: torch.Tensor, start: int) -> None:
-        """As `store`, of pieces that come in order and end anywhere: what is less than a chunk waits for the next."""
+        """As `store`, for tiles that come in order and may end anywhere: a partial chunk waits for the next tile."""
         begin = start * tile.element_size() - len(self._unwritten)
         end = begin + len(self._unwritten) + tile.numel() * tile.element_size()
         whole = end if end == storage.nbytes else end // CHUNK * CHUNK
@@ -66,14 +66,16 @@ class TileBuffers:
             self._write(storage, tile, begin, whole - begin)
 
     def _write(self, storage: Storage, buffer: torch.Tensor, begin: int, nbytes: int) -> None:
-        """Queue a write; raises PageError for an earlier one, or RuntimeError where there is no page: a defect of the follower."""
+        """Queue a write; raises PageError for an earlier one, or RuntimeError if there is no page, a defect of the
+        interceptor.
+        """
         backing = self._residency.backing
         self._writes.append(backing.write_part(storage, _memory(storage), buffer, begin, nbytes))
         while len(self._writes) > MAX_PENDING_WRITES:
             backing.wait(self._writes.popleft())
 
     def finish(self) -> None:
-        """Return when all that was stored is written. Raises PageError."""
+        """Return when everything stored is written. Raises PageError."""
         while self._writes:
             self._residency.backing.wait(self._writes.popleft())
 

@@ -1,7 +1,4 @@
-"""The samples of a bundle.
-
-Rows are read from the file when a batch needs them, so data sets need no RAM.
-"""
+"""The samples of a bundle; rows are read from the file when a batch needs them, so data sets need no RAM."""
 
 import os
 from collections.abc import Sequence
@@ -13,7 +10,7 @@ from port_planner.ir.torch_operators import dtype
 
 
 class Samples:
-    """Columns of data sets inside a bundle; `parts`: what their names begin with, "train", "train#1" ... or "eval"."""
+    """Columns of data sets inside a bundle; `parts`: the beginnings of their names, "train", "train#1" ... or "eval"."""
 
     def __init__(self, bundle: Bundle, parts: Sequence[str]) -> None:
         self._bundle = bundle
@@ -28,7 +25,7 @@ class Samples:
     def batch(self, rows: Sequence[int], part: int = 0) -> list[torch.Tensor]:
         """Return one tensor per column of a part with these rows, in this order.
 
-        Raises BundleError where a row is damaged.
+        Raises BundleError if a row is damaged.
         """
         return [self._gather(key, rows) for key in self._columns[part]]
 

@@ -39,7 +39,7 @@ _DAMAGE = (
     struct.error,
     zipfile.BadZipFile,
 )
-"""What the readers of both formats raise for a file that is damaged, encrypted or of another kind."""
+"""Exceptions that the readers of both formats raise for a file that is damaged, encrypted or of another kind."""
 
 
 class DataError(PortError):
@@ -51,18 +51,19 @@ class DataError(PortError):
 class ArrivedColumns:
     """The columns of a directory's samples, in plain files of `folder`.
 
-    `parts`: the columns of each shape that the bundle has steps for; a file's samples are of the part whose shape they have.
+    `parts`: the columns of each shape that the bundle has steps for; a file's samples belong to the part with their
+    shape.
     """
 
     def __init__(self, directory: Path, parts: Sequence[Sequence[Member]], folder: Path) -> None:
         self.sections = [[(c.dtype, c.shape[1:], c.nbytes // max(1, c.shape[0])) for c in columns] for columns in parts]
-        """Type, shape and bytes of a row, of each column of each part."""
+        """Type, shape and bytes of a row, for each column of each part."""
         self.paths = [[folder / _column_file(p, i) for i in range(len(columns))] for p, columns in enumerate(parts)]
         self.counts = self._copy(directory, self.paths)
         """Rows of each part."""
 
     def digest(self) -> str:
-        """Return what `Bundle.data_digest` would say of the same rows in a bundle; raises OSError."""
+        """Return the `Bundle.data_digest` of the same rows; raises OSError."""
         sums = {}
         for part, (of_part, paths) in enumerate(zip(self.sections, self.paths, strict=True)):
             for i, ((_, _, width), path) in enumerate(zip(of_part, paths, strict=True)):
@@ -94,31 +95,34 @@ class ArrivedColumns:
         return tuple(totals)
 
     def _section_of(self, file: Path) -> int:
-        """Return the part whose rows have the shapes of a file's; raise DataError where none has, or several have."""
+        """Return the part whose rows have the shapes of a file's; raise DataError if none or several have."""
         found = [(array.dtype, tuple(array.shape[1:])) for array in _arrays(file)]
         known = [[(kind, tuple(shape)) for kind, shape, _ in columns] for columns in self.sections]
         if found not in known:
             raise DataError(
-                f"{file} has rows of {_shown(found)}, and the bundle has steps for {'; '.join(map(_shown, known))}: pad to one of "
-                "these, or plan the job again with batches of that shape"
+                f"{file} has rows of {_shown(found)}, but the bundle has steps for {'; '.join(map(_shown, known))}: "
+                "pad to one of these, or plan the job again with batches of that shape"
             )
         if known.count(found) > 1:
             raise DataError(
-                f"{file} has rows of {_shown(found)}, for which the bundle has {known.count(found)} steps that differ in what no row says (such as "
-                "a task); plan the job again with these samples in its batches"
+                f"{file} has rows of {_shown(found)}, for which the bundle has {known.count(found)} steps that "
+                "differ in something that is not in the rows (such as a task); plan the job again with these "
+                "samples in its batches"
             )
         return known.index(found)
 
     def _check(self, file: Path, i: int, array: "_StoredArray", part: int) -> None:
         columns = self.sections[part]
         if array.together != len(columns):
-            raise DataError(f"{file} has {array.together} arrays, a batch of this job has {len(columns)}")
+            raise DataError(
+                f"{file} has {array.together} arrays, but a batch of this job has {len(columns)}; give one array per column"
+            )
         kind, shape, _ = columns[i]
         if not array.shape:
             raise DataError(f"{file}: array {i} is a single {array.dtype}; give an array with a row per sample")
         if array.dtype != kind or array.shape[1:] != tuple(shape):
             raise DataError(
-                f"{file}: array {i} is {array.dtype} with rows of {array.shape[1:]}, the job needs {kind} {tuple(shape)}"
+                f"{file}: array {i} is {array.dtype} with rows of {array.shape[1:]}, but the job needs {kind} {tuple(shape)}"
             )
 
 
@@ -132,11 +136,9 @@ def _shown(columns: Sequence[tuple[str, tuple[int, ...]]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _StoredArray:
-    """An array in a file: what it is, and where its bytes are read from.
+    """An array in a file: its type and shape, where its bytes are, and how many arrays the file has.
 
-    And how many arrays the file has together.
-
-    `by_columns`: they lie in Fortran's order, as those of pandas do.
+    `by_columns`: it is in Fortran order, as those of pandas are.
     """
 
     dtype: str
@@ -177,7 +179,7 @@ def _safetensors_arrays(file: Path) -> Iterator[_StoredArray]:
 
 
 def _copy_rows(file: Path, array: _StoredArray, target: IO[bytes]) -> None:
-    """Copy an array row by row. Raises DataError where it ends early, PortError where the disk is full."""
+    """Copy an array row by row. Raises DataError if it ends early, PortError if the disk is full."""
     if not array.by_columns:
         _copy_bytes(file, array, target)
         return

@@ -1,1 +1,3 @@
-"""What lasts from step to step: weights and optimizer state, where they begin, whether they are finite, and their commits."""
+"""What lasts from step to step: weights and optimizer state, their initial values, whether they are finite, and their
+commits.
+"""

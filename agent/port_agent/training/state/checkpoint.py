@@ -1,9 +1,10 @@
-"""Where a job's persistent storages (weights, buffers, optimizer state) lie, and their commits.
+"""Where a job's persistent storages (weights, buffers, optimizer state) are stored, and their commits.
 
-Each storage has three slots in one page file, but for frozen weights, which are read where they lie in the user's files. A commit record names, for every storage, the slot that holds its contents
-and their checksums; it becomes valid by an atomic rename after everything it names is on the medium. Until the next
-commit, changed storages go to the slot that neither the last commit nor the one before refers to. So a power cut at any
-instant leaves the last commit intact, and a block that rots leaves the one before.
+Each storage has three slots in one page file, except frozen weights, which are read in place from the user's files. A
+commit record names, for every storage, the slot that holds its contents and their checksums; it becomes valid by an
+atomic rename after everything it names is on the medium. Until the next commit, changed storages go to the slot that
+neither the last commit nor the one before refers to. So a power cut at any time leaves the last commit intact, and a
+block that decays leaves the one before.
 """
 
 import errno
@@ -27,8 +28,9 @@ from port_planner.ir.bundle.manifest import FileRange
 
 SLOTS = 3
 _VERSION, _PACKED_VERSION, _ZEROS_VERSION, _FILES_VERSION = _VERSIONS = (1, 2, 3, 4)
-"""Version 2 has chunks that lie on the medium packed, version 3 chunks of zeros that do not lie there, version 4 storages that lie in files
-of the user's."""
+"""Version 2 has chunks that are packed on the medium, version 3 chunks of zeros that are not stored, version 4 storages
+in the user's files.
+"""
 
 
 class CheckpointError(PortError):
@@ -37,7 +39,7 @@ class CheckpointError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """What a commit record says besides the slots: how far training was, and what it goes on from."""
+    """The contents of a commit record besides the slots: how far training was, and the state to continue from."""
 
     sequence: int
     step: int
@@ -54,15 +56,15 @@ class _CommitRecord(_Version):
     step: int
     progress: dict[str, Any]
     slots: dict[str, tuple[int, int, list[int | None]]]
-    """For each storage the slot that holds it now, that of the commit before, and the checksums of the present one."""
+    """For each storage its current slot, its slot in the previous commit, and the checksums of the current contents."""
     packed: dict[str, list[int]] = {}
-    """For each storage with chunks that are packed or zeros, what each takes on the medium (`Slot.packed_bytes`)."""
+    """For each storage with packed or zero chunks, the bytes of each on the medium (`Slot.packed_bytes`)."""
     in_files: list[str] = []
-    """Storages that are read where the user's files have them; their slot is 0."""
+    """Storages that are read from the user's files; their slot is 0."""
 
 
 class StateStore:
-    """Persistent storages on flash, by key. See the module's text."""
+    """Persistent storages on flash, by key. See the module's docstring."""
 
     def __init__(
         self,
@@ -75,11 +77,11 @@ class StateStore:
         item_bytes: Mapping[str, int] | None = None,
         in_files: Mapping[str, FileRange] = MappingProxyType({}),
     ) -> None:
-        """`finite`: storages, and what their bytes are, that never reach flash with NaN or infinities in them.
+        """`finite`: storages, and their types, that never reach flash with NaN or infinities in them.
 
-        `item_bytes`: storages of floating-point numbers of so many bytes whose chunks are packed on the medium. `in_files`: storages
-        that never change and are read where these files have them, in a state that begins; one that is there goes on as it began.
-        Raises CheckpointError where it began with such files and they are not given.
+        `item_bytes`: storages of floating-point numbers of this size whose chunks are packed on the medium. `in_files`:
+        storages that never change and are read from these files, if the state is new; an existing state continues as it
+        began. Raises CheckpointError if it began with such files and they are not given.
         """
         self.directory, self.pager, self.job = directory, pager, job
         self._finite, self._item_bytes = finite or {}, item_bytes or {}
@@ -89,22 +91,22 @@ class StateStore:
         self._slots: dict[str, list[Slot]] = {}
         self._file_bytes = 0
         self._files: dict[str, PageFile] = {}
-        """The user's, by path."""
+        """The user's files, by path."""
         self._in_files = self._begun_in(in_files)
         self._committed: dict[str, int] = {}
         self._before: dict[str, int] = {}
         self.add(sizes)
         self._working: dict[str, int] = {}
         self.pending: dict[str, Transfer] = {}
-        """Writes of storages' new contents that nobody has waited for yet."""
+        """Writes of storages' new contents that have not been waited for yet."""
         self._damaged: set[tuple[str, int]] = set()
-        """Slots, by key and place, that gave back something else than was written."""
+        """Slots, by key and place, that returned something else than was written."""
         self.sequence = 0
         self.damage = ""
-        """What `open` found wrong with a record that was newer than the one it took; empty: nothing."""
+        """The damage that `open` found in a newer record than the one it took; empty if none."""
 
     def add(self, sizes: Mapping[str, int]) -> None:
-        """Make room for storages that are not known yet."""
+        """Reserve space for new storages."""
         for key in sorted(sizes.keys() - self.sizes.keys()):
             step = padded(sizes[key])
             self.sizes[key] = sizes[key]
@@ -120,14 +122,16 @@ class StateStore:
             self._file_bytes += SLOTS * step
 
     def _begun_in(self, in_files: Mapping[str, FileRange]) -> dict[str, FileRange]:
-        """Return which of the storages in files are read there: those that were, in a new state all on the medium that pages are on."""
+        """Return which of the storages in files are read there: those that were, or in a new state those that are on
+        the pages' medium.
+        """
         records = [record for record in self._records()[0] if record.job == self.job]
         if not records:
             return {key: part for key, part in in_files.items() if _same_medium(Path(part.path), self.directory)}
         keys = max(records, key=lambda record: record.sequence).in_files
         if not in_files.keys() >= set(keys):
             raise CheckpointError(
-                f"{self.directory} began with the bundle's own weights; go on without others, or choose another --state-dir"
+                f"{self.directory} began with the bundle's own weights; continue without others, or choose another --state-dir"
             )
         return {key: in_files[key] for key in keys}
 
@@ -160,9 +164,9 @@ class StateStore:
         return self.commit(0, progress)
 
     def open(self) -> Commit | None:
-        """Take up the latest valid commit, whatever was written since; None where there is none yet.
+        """Load the latest valid commit, whatever was written since; return None if there is none yet.
 
-        Raises CheckpointError where the directory holds another job's state.
+        Raises CheckpointError if the directory holds another job's state.
         """
         for transfer in self.pending.values():
             transfer.finished.wait()
@@ -171,8 +175,8 @@ class StateStore:
         records, others, damaged = self._records()
         if others and not records:
             raise CheckpointError(
-                f"{self.directory} holds state of format {others[0]}, this agent reads {_VERSIONS[0]} to {_VERSIONS[-1]}; go on "
-                "with the version that wrote it, or choose another --state-dir"
+                f"{self.directory} holds state of format {others[0]}, this agent reads {_VERSIONS[0]} to "
+                f"{_VERSIONS[-1]}; continue with the version that wrote it, or choose another --state-dir"
             )
         for record in sorted(records, key=lambda r: -r.sequence):
             if record.job != self.job:
@@ -197,7 +201,7 @@ class StateStore:
         return None
 
     def discard_latest(self) -> None:
-        """Forget the latest commit because one of its blocks is damaged; `open` then finds the one before."""
+        """Discard the latest commit because one of its blocks is damaged; `open` then finds the one before."""
         try:
             self._record_path(self.sequence).unlink(missing_ok=True)
             sync_directory(self.directory)
@@ -208,7 +212,7 @@ class StateStore:
         return self.directory / f"commit.{sequence % SLOTS}"
 
     def _records(self) -> tuple[list[_CommitRecord], list[int], set[int]]:
-        """Return the sound commit records, the versions of those of other agents, and the places of damaged ones."""
+        """Return the intact commit records, the versions of those of other agents, and the places of damaged ones."""
         sound, others, damaged = list[_CommitRecord](), list[int](), set[int]()
         for place in range(SLOTS):
             try:
@@ -229,7 +233,7 @@ class StateStore:
         return sound, others, damaged
 
     def avoid(self, offset: int) -> bool:
-        """Write no more where byte `offset` of the page file lies; return whether the last commit is there."""
+        """Never write again to the place of byte `offset` of the page file; return whether the last commit uses it."""
         for key, slots in self._slots.items():
             for index, slot in enumerate(slots):
                 if slot.file is self.file and slot.offset <= offset < slot.offset + padded(slot.nbytes):
@@ -240,13 +244,13 @@ class StateStore:
     # -- transfers
 
     def slot(self, key: str) -> Slot:
-        """Return the slot that holds the present contents of a storage."""
+        """Return the slot that holds the current contents of a storage."""
         return self._slots[key][self._working.get(key, self._committed[key])]
 
     def working_slot(self, key: str) -> Slot:
-        """Return the slot that new contents of a storage go to until the next commit.
+        """Return the slot for new contents of a storage until the next commit.
 
-        Raises PageError where no sound one is left.
+        Raises PageError if no intact one is left.
         """
         if key not in self._working:
             sound = [
@@ -254,20 +258,20 @@ class StateStore:
             ]
             if not sound:
                 raise PageError(
-                    f"{self.file.path}: no sound block is left for {key}; copy your data off it and replace it"
+                    f"{self.file.path}: no intact block is left for {key}; copy your data off the medium and replace it"
                 )
             self._working[key] = min(sound, key=lambda i: i == self._before[key])
         return self._slots[key][self._working[key]]
 
     def check(self, key: str, contents: torch.Tensor) -> None:
-        """Raise NonFiniteError where bytes of a storage, about to be written, are not finite numbers."""
+        """Raise NonFiniteError if bytes of a storage, about to be written, are not finite numbers."""
         if key in self._finite:
             check_state(key, contents, self._finite[key])
 
     def write(self, key: str, tensor: torch.Tensor) -> Transfer:
         """Queue a write of a storage's new contents.
 
-        Raises NonFiniteError where they are none to go on with, CheckpointError where they are too few bytes.
+        Raises NonFiniteError if they are not finite, CheckpointError if they are too few bytes.
         """
         contents = whole_bytes(tensor)
         if contents.numel() < self.sizes[key]:
@@ -280,12 +284,12 @@ class StateStore:
         return transfer
 
     def wait(self, but: Set[str] = frozenset()) -> None:
-        """Wait for the writes under way but those of the storages `but`; raise a failed one's PageError."""
+        """Wait for the writes in progress except those of the storages `but`; raise the PageError of a failed one."""
         for key in self.pending.keys() - but:
             self.pager.wait(self.pending.pop(key))
 
     def load(self, key: str, into: torch.Tensor | None = None) -> torch.Tensor:
-        """Return a storage's present contents as bytes, read at once (into the memory of `into` where given)."""
+        """Return a storage's current contents as bytes, read at once (into the memory of `into` if given)."""
         slot = self.slot(key)
         target = block(slot.nbytes)
         if slot.nbytes:
@@ -300,7 +304,7 @@ class StateStore:
     # -- commits
 
     def commit(self, step: int, progress: Mapping[str, Any]) -> Commit:
-        """Make the present contents durable as the state after `step` steps."""
+        """Make the current contents durable as the state after `step` steps."""
         self.wait()
         self.file.sync()
         now = {key: self._working.get(key, index) for key, index in self._committed.items()}
@@ -328,5 +332,5 @@ class StateStore:
 
 
 def _same_medium(path: Path, directory: Path) -> bool:
-    """Return whether a file is there, in the file system of a directory."""
+    """Return whether a file exists on the same file system as a directory."""
     return path.is_file() and path.stat().st_dev == directory.stat().st_dev

@@ -1,4 +1,4 @@
-"""Numbers that training cannot go on with: a loss or a state that is NaN or infinite."""
+"""Losses or states that are NaN or infinite, with which training cannot continue."""
 
 import math
 
@@ -8,7 +8,7 @@ from port_planner.base.errors import ExitCode, PortError
 
 _REMEDY = (
     "the last good checkpoint is kept; lower the learning rate or clip gradients (clip_grad_norm of the job) and plan again, "
-    "or set allow_nonfinite=True in the job to go on all the same"
+    "or set allow_nonfinite=True in the job to continue anyway"
 )
 
 
@@ -19,16 +19,16 @@ class NonFiniteError(PortError):
 
 
 def check_loss(loss: float, step: int) -> None:
-    """Raise NonFiniteError where the loss of a step is no finite number."""
+    """Raise NonFiniteError if the loss of a step is not a finite number."""
     if not math.isfinite(loss):
         raise NonFiniteError(f"the loss of step {step} is {loss}; {_REMEDY}")
 
 
 def check_state(key: str, contents: torch.Tensor, kind: torch.dtype) -> None:
-    """Raise NonFiniteError where the bytes of a persistent storage are not all finite numbers.
+    """Raise NonFiniteError if the bytes of a persistent storage are not all finite numbers.
 
-    Read as `kind`, at the speed of memory, without a copy: a sum of finite numbers is finite, which takes half of the time that looking for
-    their range does, or has overflowed.
+    They are read as `kind`, at the speed of memory, without a copy. A sum of finite numbers is finite unless it
+    overflows; computing it takes half the time of computing their range.
     """
     if not (kind.is_floating_point or kind.is_complex) or contents.numel() < kind.itemsize:
         return

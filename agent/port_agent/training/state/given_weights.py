@@ -1,4 +1,4 @@
-"""Weights that a run begins with in place of its bundle's: another run's result, or what a federation averaged."""
+"""Initial weights of a run instead of its bundle's: another run's result, or a federation's average."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,14 +17,14 @@ from port_planner.ir.torch_operators import dtype
 
 
 class GivenWeightsError(PortError):
-    """Weights that are not those of the bundle."""
+    """Weights that do not belong to the bundle."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """Which rows, and which bytes of each, of a frozen weight a storage holds; `whole`: the weight's key."""
+    """The rows, and the bytes of each, of a frozen weight that a storage holds; `whole`: the weight's key."""
 
     whole: str
     rows: slice
@@ -61,8 +61,8 @@ class GivenWeights:
         copied = sorted(key.removeprefix(prefix) for key in bundle.tensors if key.startswith(prefix))
         if copied:
             raise GivenWeightsError(
-                f"the optimizer keeps {copied[0]} as a copy of the weights that the bundle was made with, and {path} holds others: plan the job "
-                "again with them"
+                f"the optimizer keeps {copied[0]} as a copy of the weights that the bundle was made with, but {path} "
+                "holds others; plan the job again with them"
             )
         with path.open("rb") as stream:
             available = path.stat().st_size
@@ -78,11 +78,13 @@ class GivenWeights:
                 )
             if (member.dtype, member.shape) != (layout.dtype, tuple(layout.shape)):
                 wanted = f"{layout.dtype}{list(layout.shape)}"
-                raise GivenWeightsError(f"{path}: {name} is {member.dtype}{list(member.shape)}, in the bundle {wanted}")
+                raise GivenWeightsError(
+                    f"{path}: {name} is {member.dtype}{list(member.shape)}, but the bundle needs {wanted}"
+                )
             self._members[bundle.result_key(name)] = member
 
     def contents(self, key: str, initial: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Yield the bytes that a storage starts from; `initial` are the bundle's, in chunks."""
+        """Yield the bytes from which a storage starts; `initial` are the bundle's, in chunks."""
         block = self._blocks.get(key)
         member = self._members.get(key if block is None else block.whole)
         if member is None or self._path is None:

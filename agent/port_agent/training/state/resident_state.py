@@ -1,6 +1,5 @@
-"""Weights, buffers and optimizer state of a running job.
-
-Which are where operators compute, which in the host's memory beside that, which on flash, and what is not yet safe.
+"""Weights, buffers and optimizer state of a running job: which are on the device, in the host's memory or on flash, and
+which are not yet safe.
 """
 
 import functools
@@ -33,14 +32,14 @@ class Persistents:
         layouts: Mapping[str, TensorLayout],
         blocks: Mapping[str, WeightBlocks] = MappingProxyType({}),
     ) -> None:
-        """`blocks`: tensors that no storage holds whole, by key, and the storages that do."""
+        """`blocks`: tensors that no storage holds whole, by key, and the storages that hold their blocks."""
         self.store, self.layouts, self.blocks = store, layouts, blocks
         self.resident: dict[str, torch.Tensor] = {}
         self.dirty: set[str] = set()
         """Keys whose contents in RAM are newer than on flash."""
 
     def prepare(self, program: Program) -> None:
-        """Bring to flash, to the host's memory and to where operators compute what the program expects there when it starts."""
+        """Move to flash, to the host's memory and to the device what the program expects there when it starts."""
         graph = program.graph
         self.store.wait({graph.storages[s].key for s in program.cross_step})
         away, at_host, copied = (
@@ -68,21 +67,24 @@ class Persistents:
         return None if staging is None else staging.copies
 
     def _in_ram(self, key: str) -> torch.Tensor | None:
-        """Return the present contents of a storage that has them on the device or in the host's memory; None where flash has them."""
+        """Return the current contents of a storage if they are on the device or in the host's memory; None if they are
+        on flash.
+        """
         if key in self.resident or self._copies is None:
             return self.resident.get(key)
         return self._copies.present(key)
 
     def _present(self, key: str) -> torch.Tensor:
-        """Return the present contents of a storage, wherever they are."""
+        """Return the current contents of a storage, wherever they are."""
         found = self._in_ram(key)
         return self.store.load(key) if found is None else found
 
     def _copy_to_host(self, key: str) -> None:
-        """Have the present contents of a storage in the host's memory, and nowhere on the device."""
+        """Move the current contents of a storage to the host's memory, away from the device."""
         if self._copies is None:
             raise PortError(
-                "this plan keeps weights in the host's memory, beside a device with its own; the CPU has no other: plan again"
+                "this plan keeps weights in host memory beside a device with its own memory, and runs on the CPU; "
+                "plan the job again"
             )
         if key not in self._copies.current:
             nbytes = self.store.sizes[key]
@@ -91,7 +93,7 @@ class Persistents:
         self.resident.pop(key, None)
 
     def stepped(self, program: Program) -> None:
-        """Note that a program has run: what it changed in RAM is not on flash yet."""
+        """Record that a program has run: what it changed in RAM is not on flash yet."""
         for op in program.graph.ops:
             for s in op.writes:
                 key = program.graph.storages[s].key
@@ -107,7 +109,7 @@ class Persistents:
         return commit
 
     def commit_and_free(self, step: int, progress: Mapping[str, Any]) -> Commit:
-        """As `commit`, for the last time: a storage's memory is free as soon as it is written."""
+        """As `commit`, for the last time: a storage's memory is freed as soon as it is written."""
         to_write = self._to_write()
         for key in self.resident.keys() - set(to_write):
             del self.resident[key]
@@ -121,24 +123,24 @@ class Persistents:
         return commit
 
     def _to_write(self) -> list[str]:
-        """Return what is in RAM and newer there; the others left for flash in a step that never ended."""
+        """Return the keys that are newer in RAM; the others were evicted to flash in a step that never ended."""
         return sorted(key for key in self.dirty if self._in_ram(key) is not None)
 
     @property
     def unwritten_bytes(self) -> int:
-        """What a commit would have to write, transfers under way included."""
+        """The bytes that a commit would have to write, including transfers in progress."""
         keys = {*self._to_write(), *self.store.pending}
         return sum(self.store.sizes[key] for key in keys)
 
     def forget(self) -> None:
-        """Drop what is in RAM, as after a step that failed; the last commit is the truth."""
+        """Discard what is in RAM, after a failed step; the last commit is valid."""
         self.resident.clear()
         self.dirty.clear()
         if self._copies is not None:
             self._copies.current.clear()
 
     def tensor(self, key: str) -> torch.Tensor:
-        """Return the present value of one storage's tensor."""
+        """Return the current value of one storage's tensor."""
         layout = self.layouts[key]
         return view(self._present(key), Value(0, layout.dtype, layout.shape, layout.stride, layout.offset))
 
@@ -162,9 +164,10 @@ class Persistents:
             yield buffer[: min(size, nbytes - start)].numpy().data
 
     def for_each_chunk(self, key: str, function: Callable[[torch.Tensor], None], *, changes: bool) -> None:
-        """Call a function with the items of a storage, flat and a piece at a time; what it `changes` there is kept.
+        """Call a function with the items of a storage, flattened and a part at a time; its changes are kept if it
+        `changes` them.
 
-        What is on flash is read, and written if it changes, a piece at a time.
+        Contents on flash are read, and written if changed, a part at a time.
         """
         kind = dtype(self.layouts[key].dtype)
         held = self._in_ram(key)
@@ -209,9 +212,9 @@ def bundle_chunks(bundle: Bundle, key: str) -> Chunks:
 
 
 def initial_contents(bundle: Bundle, key: str, nbytes: int) -> Iterator[torch.Tensor]:
-    """Yield the bytes that a storage starts from, in chunks.
+    """Yield the initial bytes of a storage, in chunks.
 
-    Raises BundleError where they are not as written.
+    Raises BundleError if they differ from what was written.
     """
     fill = bundle.manifest.fills.get(key)
     if fill is None:

@@ -39,11 +39,11 @@ def test_it_says_what_it_wrote(
         "merged: 618.7 KiB, 4 layers of model with their adapters; for llama.cpp: python convert_hf_to_gguf.py merged\n"
     )
     assert errors == (
-        "port-agent: the adapter was trained over weights on the nf4 grid: 14 layers are written as the grid has them, in the data "
-        "type of model\n"
+        "port-agent: the adapter was trained on nf4-quantized weights: 14 layers are written as quantized and "
+        "decoded, in the data type of model\n"
     )
     assert main(words) == 2
-    said = "port-agent: merged is there already; give a directory that is not, or remove it\n"
+    said = "port-agent: merged exists already; give a new directory, or remove it\n"
     assert capsys.readouterr() == ("", said)
 
 

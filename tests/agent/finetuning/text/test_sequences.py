@@ -113,7 +113,8 @@ def test_answers_that_are_cut_are_counted(tokenizer: Any) -> None:
     whole = len(tokenizer("to be" + TEXT)["input_ids"]) + 1
     (note,) = split.notes
     assert note == (
-        f"1 of 2 answers are cut at --seq-len 16: {whole - 16} tokens are not learned; --seq-len {-(-whole // 32) * 32} keeps all"
+        f"1 of 2 answers are cut at --seq-len 16: {whole - 16} tokens are not learned; --seq-len "
+        f"{-(-whole // 32) * 32} keeps all"
     )
     enough = options(sequence_tokens=-(-whole // 32) * 32)
     assert split_sequences([long, short], tokenizer, enough, CAUSAL).notes == ()

@@ -159,7 +159,7 @@ def test_paused_by_plug_user_and_loss_of_the_daemon_it_ends_with_the_same_bits(t
         number = it.wait_for_training()["id"]
         it.daemon.kill()
         it.daemon.wait()
-        until(lambda: "is gone; paused until it is back" in it.said())
+        until(lambda: "is offline; paused until it is back" in it.said())
         go_on(program)
         until(lambda: resident(program.pid) < full - 50 * MIB)
         it.daemon = start_agent(tmp_path)

@@ -64,7 +64,7 @@ def test_what_numpy_has_no_more_leaves_again(tmp_path: Path) -> None:
         del weights[0]
         assert array[2] == 4.0
         whole = weights[0].numpy()
-        with pytest.raises(UnsupportedError, match="resized while an array of numpy lies over its memory"):
+        with pytest.raises(UnsupportedError, match="resized while a numpy array shares its memory"):
             weights[0].resize_(whole.size + 1)
     assert array[:2].tolist() == [7.0, 8.0]
 

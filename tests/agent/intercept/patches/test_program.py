@@ -42,7 +42,7 @@ def test_an_operator_that_takes_programs_is_refused_by_name(tmp_path: Path) -> N
     yes, x = torch.tensor(True), torch.ones(3)
     with (
         budget(tensors="4K", page_dir=tmp_path),
-        pytest.raises(UnsupportedError, match="cond of torch takes a program"),
+        pytest.raises(UnsupportedError, match="cond of torch runs a program"),
     ):
         torch.ops.higher_order.cond(yes, torch.sin, torch.cos, (x,))
 

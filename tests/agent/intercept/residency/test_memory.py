@@ -38,7 +38,7 @@ def test_what_code_took_already_is_not_kept_free_for_it_again(monkeypatch: pytes
 
 
 def test_a_budget_below_the_process_is_refused_with_numbers() -> None:
-    with pytest.raises(BudgetTooSmallError, match=r"MiB before training, the budget is 8\.0 MiB; give at least"):
+    with pytest.raises(BudgetTooSmallError, match=r"MiB before training, but the budget is 8\.0 MiB; give at least"):
         ProcessBudget(8 << 20, StorageTable(256)).check()
 
 

@@ -140,7 +140,7 @@ def test_a_job_goes_on_from_the_file_itself_and_not_where_it_changed_meanwhile(w
     with copy.open("r+b") as stream:
         stream.seek(part.offset + 5)
         stream.write(b"\x7f")
-    with pytest.raises(BundleError, match=r"copy\.safetensors was changed since the bundle was made; put back"):
+    with pytest.raises(BundleError, match=r"copy\.safetensors was changed since the bundle was made; restore"):
         trained(3)
     copy.write_bytes(weights.read_bytes())
     assert len(trained(3)) == 1

@@ -153,7 +153,7 @@ def test_another_number_than_the_operators_give_ends_the_training(
     device = SimBackend()
     device.use_own_bits(False)
     try:
-        with pytest.raises(MismatchError, match="its operators one by one on their devices gave"):
+        with pytest.raises(MismatchError, match="its operators run one at a time on their devices gave"):
             trained(bundle, tmp_path / "state")
     finally:
         device.use_own_bits(True)

@@ -138,7 +138,7 @@ async def test_it_keeps_its_memory_in_a_short_pause_and_long_operators_are_named
             await live.until(lambda: "long-operator" in live.health_codes())
             later_s = live.context.clock.monotonic_s() + 1000.0
             (item,) = (item for item in live.context.health.items(later_s) if item.code == "long-operator")
-            assert "aten::mm went on for" in item.text
+            assert "aten::mm ran on for" in item.text
             live.heat(50.0)
             await until_heard(live, program, ResumeTraining, PauseTraining, ResumeTraining)
 

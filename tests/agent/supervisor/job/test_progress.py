@@ -55,7 +55,8 @@ async def test_tensors_that_outgrow_what_the_plan_keeps_for_them_are_a_condition
         live.runner._on_event(step)
         (item,) = [item for item in live.health.items(time.monotonic()) if item.code == "packing-overflow"]
         assert (
-            "in step 3 2 tensors needed more room packed" in item.text and "a plan that keeps more room" in item.remedy
+            "in step 3 2 tensors needed more memory when packed" in item.text
+            and "a plan that reserves more" in item.remedy
         )
 
 

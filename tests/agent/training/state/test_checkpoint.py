@@ -267,7 +267,7 @@ def test_frozen_weights_are_read_from_their_file_and_never_written(tmp_path: Pat
     pager.wait(pager.receive(again.slot("parameter/frozen"), aside))
     assert torch.equal(aside, contents)
     again.close()
-    with pytest.raises(CheckpointError, match=r"began with the bundle's own weights; go on without others"):
+    with pytest.raises(CheckpointError, match=r"began with the bundle's own weights; continue without others"):
         StateStore(tmp_path / "state", store.sizes, pager, job="j")
     pager.close()
 

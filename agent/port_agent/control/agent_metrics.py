@@ -1,4 +1,4 @@
-"""The supervisor's metrics. What is not known is left out instead of zero."""
+"""The supervisor's metrics. Unknown values are left out, not reported as zero."""
 
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -20,7 +20,7 @@ def agent_families(status: AgentStatus, jobs: Iterable[Job]) -> Iterator[MetricF
     written = status.flash_written_today_bytes
     yield gauge("flash_written_today_bytes", "Written by the agent since local midnight.", written)
     severities = [item.severity.name.lower() for item in status.health]
-    yield _shares("health_items", "Problems that hold now, by severity.", "severity", _SEVERITIES, severities)
+    yield _shares("health_items", "Current problems, by severity.", "severity", _SEVERITIES, severities)
     states = [job.state.name.lower() for job in jobs]
     yield _shares("jobs", "Jobs by state.", "state", [state.name.lower() for state in JobState], states)
     yield from _run_families(status.running)
@@ -42,12 +42,12 @@ def _run_families(runs: Sequence[RunStatus]) -> Iterator[MetricFamily]:
         )
 
     yield of_each("job_step", "Step of a running job.", [run.step for run in runs])
-    yield of_each("job_total_steps", "Steps of a running job in all.", [run.total_steps for run in runs])
+    yield of_each("job_total_steps", "Total steps of a running job.", [run.total_steps for run in runs])
     yield of_each("job_loss", "Loss of the newest step.", [run.loss for run in runs])
     yield of_each("job_step_seconds", "Smoothed time of a step.", [run.step_s for run in runs])
     yield of_each("job_memory_limit_bytes", "Memory limit of the worker.", [run.memory_limit_bytes for run in runs])
 
 
 def _shares(name: str, meaning: str, label: str, values: Iterable[str], seen: list[str]) -> MetricFamily:
-    """Return a gauge with how often each of `values` is in `seen`."""
+    """Return a gauge with the number of times that each of `values` is in `seen`."""
     return MetricFamily(name, "gauge", meaning, tuple(({label: value}, float(seen.count(value))) for value in values))

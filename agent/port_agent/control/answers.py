@@ -49,9 +49,9 @@ class JobDetail:
     directory: Path
     inbox: Path | None
     metered_step_joules: float | None = None
-    """Of a step on average, since the agent started; None where nothing was metered."""
+    """Joules of a step on average, since the agent started; None if nothing was metered."""
     metered_joules: float | None = None
-    """What the job used since the agent started, idle power left out; likewise."""
+    """Joules that the job used since the agent started, without idle power; None if nothing was metered."""
 
     def as_json(self) -> dict[str, Any]:
         """Return plain values."""
@@ -85,13 +85,13 @@ class RunStatus:
     planned_joules: float | None
     deadline_at: float | None
     waits_for: str | None = None
-    """Why it cannot get on although it may: a board that is not there."""
+    """Why it cannot continue although it may: for example, its board is missing."""
     owner: str | None = None
     """Whose process it is, of an attached program."""
     step_written_bytes: int | None = None
     """To flash, by its plan."""
     planned_device_bytes: int | None = None
-    """Of the memory of a device's own, which `planned_peak_bytes` leaves out; None where it has none."""
+    """Planned bytes of a device's own memory, which are not part of `planned_peak_bytes`; None if it has none."""
     device_peak_bytes: int | None = None
 
 
@@ -101,10 +101,10 @@ class FlashLife:
 
     medium: str
     endurance_bytes: int
-    """What it takes in its life; `assumed` of its kind and size where nobody said."""
+    """Bytes that the medium endures; `assumed` from its kind and size if not configured."""
     assumed: bool
     used_share: float | None
-    """Of its life, as its own registers say; None where it does not."""
+    """Share of its life used, by its own registers; None if it does not report it."""
     left_bytes: int
     bytes_per_day: float
     """What the agent writes a day, over yesterday and today."""
@@ -114,7 +114,7 @@ class FlashLife:
 
 @dataclass(frozen=True, slots=True)
 class IdleSignalState:
-    """What one sensor says of the device being left alone: yes, no or unknown."""
+    """What one sensor reports about the device being idle: yes, no or unknown."""
 
     name: str
     idle: str
@@ -123,7 +123,7 @@ class IdleSignalState:
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """What the sensors say."""
+    """What the sensors report."""
 
     power: str
     power_detail: str
@@ -151,7 +151,7 @@ class AgentStatus:
     codes: tuple[str, ...]
     paused_until: float | None
     job: RunStatus | None
-    """The run that a line about the agent is about: this computer's, or while it has none a board's."""
+    """The run shown for the whole agent: this computer's, or a board's if there is none."""
     running: tuple[RunStatus, ...]
     """All jobs that have a worker, this computer's first."""
     waiting: tuple[JobSummary, ...]
@@ -164,7 +164,7 @@ class AgentStatus:
     sleep: str
     """Whether sleep is held off, or why not."""
     usual_day_s: float | None
-    """How many seconds of training an average day gives; None until a day was watched."""
+    """Seconds of training on an average day; None until a day was observed."""
     energy: Row | None
     health: tuple[HealthItem, ...]
 

@@ -20,14 +20,14 @@ from port_planner.base.errors import ExitCode, PortError
 DEFAULT_RUNTIME_DIR = Path("/run/port-agent")
 _CHUNK_BYTES = 1 << 16
 _SUBMITTED_AGAIN = 2
-"""How often a job is asked for again that no answer came for."""
+"""How often a submission without an answer is repeated."""
 
 
 class ControlError(PortError):
     """The daemon cannot be reached, or it refused; `status` is its HTTP status, None without an answer."""
 
     def __init__(self, message: str, status: int | None = None, *, is_absent: bool = False) -> None:
-        """`is_absent`: nobody listens, which is also so while the agent is being restarted."""
+        """`is_absent`: no agent is listening, which is also the case while it is being restarted."""
         self.status, self.is_absent = status, is_absent
         refused = status is not None and 400 <= status < 500  # nothing is wrong with the agent
         self.exit_code = ExitCode.UNREACHABLE if status is None else ExitCode.IMPOSSIBLE if refused else ExitCode.FAILED
@@ -52,7 +52,7 @@ class _UnixConnection(http.client.HTTPConnection):
 
 
 class ControlClient:
-    """Speaks to the daemon whose socket lies in `runtime_dir`."""
+    """Client of the daemon whose socket is in `runtime_dir`."""
 
     def __init__(self, runtime_dir: Path = DEFAULT_RUNTIME_DIR, timeout_s: float = PATIENCE_S) -> None:
         self.path = runtime_dir / SOCKET_NAME
@@ -75,10 +75,10 @@ class ControlClient:
         return self._whole(self._answer("GET", path, None)).decode()
 
     def submit(self, bundle: Path | None, /, **fields: object) -> Any:
-        """Return the job that was made, of a bundle or of what `fields` alone say.
+        """Return the submitted job, from a bundle or from `fields` alone.
 
-        What can be refused without the bundle is, before it goes over. Where no answer comes in time, it is asked for once more,
-        and is still one job.
+        The agent first checks what it can without the bundle. If no answer comes in time, the request is repeated once
+        and still makes one job.
         """
         wanted = {**fields, "submission": secrets.token_hex(16)}
         if bundle is not None:
@@ -120,12 +120,12 @@ class ControlClient:
         return b"".join(self._chunks(lambda _: answer.read()))
 
     def _chunks(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
-        """Yield what `read` gives; raises ControlError where the agent ends before its answer does."""
+        """Yield what `read` returns; raises ControlError if the agent ends before its answer does."""
         while True:
             try:
                 piece = read(_CHUNK_BYTES)
             except (OSError, http.client.HTTPException) as error:
-                raise ControlError(f"the agent at {self.path} ended in the middle of its answer; ask again") from error
+                raise ControlError(f"the agent at {self.path} ended in the middle of its answer; try again") from error
             if not piece:
                 return
             yield piece
@@ -147,7 +147,7 @@ class ControlClient:
             reason = f"no agent is running: {self.path} does not exist; {_start_hint()}"
             raise ControlError(reason, is_absent=True) from None
         except ConnectionRefusedError:
-            raise ControlError(f"no agent listens at {self.path}; {_start_hint()}", is_absent=True) from None
+            raise ControlError(f"no agent is listening at {self.path}; {_start_hint()}", is_absent=True) from None
         except PermissionError:
             raise ControlError(
                 f"you may not use {self.path}; join its group (sudo usermod -aG port-agent $USER, then log in again) or use sudo"

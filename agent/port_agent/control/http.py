@@ -1,6 +1,6 @@
-"""A small HTTP/1.1 server on asyncio streams: what the control socket needs and nothing more.
+"""A small HTTP/1.1 server on asyncio streams, with only what the control socket needs.
 
-Measured against frameworks for this daemon: 32 MB of resident memory in all and no wake-ups of its own, where uvicorn
+Measured against frameworks for this daemon: 32 MB of resident memory in total and no wake-ups of its own, while uvicorn
 wakes ten times a second.
 """
 
@@ -65,16 +65,16 @@ class HttpRequest:
     length: int
     consumed: int = 0
     peer: "SocketPeer | None" = None
-    """Who asks, where it came over a Unix socket."""
+    """The client's user, for a connection over a Unix socket."""
 
     async def body(self) -> AsyncIterator[bytes]:
-        """Yield the body in pieces; raises HttpError where it ends early or does not go on."""
+        """Yield the body in chunks; raises HttpError if it ends early or stalls."""
         while self.consumed < self.length:
             try:
                 async with asyncio.timeout(IDLE_TIMEOUT_S):
                     piece = await self.reader.read(min(_CHUNK_BYTES, self.length - self.consumed))
             except TimeoutError as error:
-                raise HttpError(408, f"nothing came after {self.consumed} of {self.length} bytes") from error
+                raise HttpError(408, f"no data came after {self.consumed} of {self.length} bytes") from error
             if not piece:
                 raise HttpError(400, f"the connection ended after {self.consumed} of {self.length} bytes")
             self.consumed += len(piece)
@@ -83,7 +83,7 @@ class HttpRequest:
     async def json_text(self) -> bytes:
         """Return the body of a request in JSON; raises HttpError for more than a description takes."""
         if self.length > JSON_LIMIT_BYTES:
-            raise HttpError(413, f"{self.length} bytes of JSON are more than the {JSON_LIMIT_BYTES} that are read")
+            raise HttpError(413, f"{self.length} bytes of JSON exceed the limit of {JSON_LIMIT_BYTES}")
         return b"".join([piece async for piece in self.body()])
 
     async def json(self) -> dict[str, object]:
@@ -107,7 +107,7 @@ class HttpResponse:
     stream: AsyncIterator[bytes] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     takes_over: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None = None
-    """What the connection is for from here on: it speaks no HTTP any more (status 101)."""
+    """Handler that takes over the connection, which stops speaking HTTP (status 101)."""
 
 
 def json_response(value: object, status: int = 200) -> HttpResponse:
@@ -120,7 +120,7 @@ Handler = Callable[[HttpRequest], Awaitable[HttpResponse]]
 
 @dataclass(frozen=True, slots=True)
 class SocketPeer:
-    """Who is at the other end of a Unix socket, as the kernel says."""
+    """The process at the other end of a Unix socket, according to the kernel."""
 
     uid: int
     gid: int
@@ -160,7 +160,7 @@ async def serve_connection(
         while await _one_request(reader, writer, handler, reason, peer, waits):
             pass
     except (OSError, asyncio.IncompleteReadError):
-        pass  # the client went away: its business
+        pass  # the client disconnected, which is its right
     finally:
         writer.close()
         with contextlib.suppress(OSError):
@@ -190,7 +190,7 @@ async def _one_request(
         response = error_response(error.status, error)
     except PortError as error:
         response = error_response(409, error)
-    if request is None:  # what came was no request, so where the next one begins is unknown
+    if request is None:  # this was not a request, so it is unknown where the next one begins
         await _send(writer, response, keep=False)
         return False
     waits(True)
@@ -204,7 +204,7 @@ async def _one_request(
 
 
 async def _discard_body(request: HttpRequest) -> None:
-    """Read what the handler left: a client that still sends when the socket closes never sees the answer."""
+    """Read what the handler left, because a client that is still sending when the socket closes never sees the answer."""
     async with asyncio.timeout(IDLE_TIMEOUT_S):
         try:
             async for _ in request.body():
@@ -226,17 +226,17 @@ async def _read_request(reader: asyncio.StreamReader) -> HttpRequest | None:
         raise HttpError(413, f"more than {HEADER_LIMIT_BYTES} bytes of headers") from error
     except asyncio.IncompleteReadError as error:
         if error.partial:
-            raise HttpError(400, "the request ends in its headers") from error
+            raise HttpError(400, "the request ends inside its headers") from error
         return None
     first, *lines = head.decode("latin-1").split("\r\n")
     words = first.split(" ")
     if len(words) != 3 or not words[2].startswith("HTTP/1."):
-        raise HttpError(400, f"no HTTP/1.1 request: {first[:60]!r}")
+        raise HttpError(400, f"not a valid HTTP/1.1 request: {first[:60]!r}")
     headers = {
         name.strip().lower(): value.strip() for name, colon, value in (line.partition(":") for line in lines) if colon
     }
     if "transfer-encoding" in headers:
-        raise HttpError(400, "send a Content-Length; chunked requests are not read")
+        raise HttpError(400, "send a Content-Length; chunked requests are not supported")
     length = headers.get("content-length", "0")
     if not re.fullmatch(_LENGTH, length):
         raise HttpError(400, f"Content-Length {length[:20]!r} is not a valid number of bytes")
@@ -263,7 +263,7 @@ async def _send(writer: asyncio.StreamWriter, response: HttpResponse, *, keep: b
     lines += [f"{name}: {value}" for name, value in headers.items()]
     writer.write("\r\n".join([*lines, "", ""]).encode("latin-1") + response.content)
     if response.takes_over is not None:
-        return  # whoever takes over sees a client that is gone
+        return  # the handler that takes over sees a closed connection
     await _drain(writer)
     if response.stream is not None:
         async for piece in response.stream:
@@ -275,6 +275,6 @@ async def _send(writer: asyncio.StreamWriter, response: HttpResponse, *, keep: b
 
 
 async def _drain(writer: asyncio.StreamWriter) -> None:
-    """Wait until the client has taken what was written; raises TimeoutError for one that takes nothing."""
+    """Wait until the client has accepted what was written; raises TimeoutError if it accepts nothing."""
     async with asyncio.timeout(IDLE_TIMEOUT_S):
         await writer.drain()

@@ -17,16 +17,16 @@ from port_agent.control.http import HEADER_LIMIT_BYTES, Handler, serve_connectio
 
 _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _BACKLOG = 128
-"""Connections that the kernel keeps until they are accepted; they take none of our descriptors."""
+"""Connections that the kernel queues until they are accepted; they take no descriptors of this process."""
 _RETRY_S = 0.05
-"""Until then a connection that was closed has given its descriptor back."""
+"""Time after which a closed connection has freed its descriptor."""
 
 
 @dataclass(slots=True, eq=False)
 class _Connection:
     transport: asyncio.Transport | None = None
     is_waiting: bool = False
-    """For what the client sends next, or for the rest of what nobody reads."""
+    """Whether it waits for the client's next request, or for data that nobody reads."""
 
 
 class Listener:
@@ -48,7 +48,7 @@ class Listener:
         self._watch()
 
     def close(self) -> None:
-        """Stop listening, and let go of those who only wait; answers under way go on."""
+        """Stop listening, and close idle connections; answers in progress continue."""
         self._loop.remove_reader(self._socket)
         if self._retry is not None:
             self._retry.cancel()
@@ -69,7 +69,7 @@ class Listener:
                 self._drop_longest_waiting()
                 self._loop.remove_reader(self._socket)
                 self._retry = self._loop.call_later(_RETRY_S, self._watch)
-            return  # otherwise the client has gone already
+            return  # otherwise the client has already disconnected
         if len(self._connections) >= self._most and not self._drop_longest_waiting():
             sock.close()  # all are being answered
             return
@@ -111,7 +111,7 @@ class Listener:
         self._keep_reserve()
 
     def _keep_reserve(self) -> None:
-        """Hold a descriptor for the moment when there is no other."""
+        """Reserve a descriptor for the case that there is no other."""
         if self._reserve is None and self._socket.fileno() >= 0:
             with contextlib.suppress(OSError):
                 self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)

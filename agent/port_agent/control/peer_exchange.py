@@ -11,7 +11,7 @@ from port_agent.peers.decoding import REASON_LIMIT
 from port_agent.peers.exchange.answers import ANSWER_S, NotAnsweredError, PeerContent, Topic, solving_patience_s
 
 _AGENT_S = 15.0
-"""What the agents at both ends may take besides."""
+"""Additional time for the agents at both ends."""
 
 
 class PeerExchange:
@@ -22,20 +22,20 @@ class PeerExchange:
         self._folder, self._on = client.path.parent, quote(on, safe="")
 
     def shared(self, topic: Topic, name: str) -> PeerContent:
-        """Return what paired devices share under a name, whoever of them has it."""
+        """Return what paired devices share under a name, from whichever device has it."""
         return _content(self._sent("GET", f"/v1/shared/{topic.value}/{name}", None, ANSWER_S))
 
     def solved(self, name: str, problem: bytes, seconds: float) -> PeerContent:
-        """Return a paired device's answer to a planning problem, for which its solver has so much CPU time."""
+        """Return a paired device's answer to a planning problem, for which its solver gets `seconds` of CPU time."""
         path = f"/v1/solve/{name}?on={self._on}&seconds={seconds:.3f}"
         return _content(self._sent("PUT", path, problem, 2 * ANSWER_S + solving_patience_s(seconds)))
 
     def share(self, topic: Topic, name: str, content: bytes) -> None:
-        """Let paired devices have a content."""
+        """Share content with paired devices."""
         self._sent("PUT", f"/v1/shared/{topic.value}/{name}", content, ANSWER_S)
 
     def accuse(self, device: str, reason: str) -> None:
-        """Have the agent cut a device off, for a while, that gave a wrong answer."""
+        """Make the agent temporarily block a device that gave a wrong answer."""
         body = msgspec.json.encode({"device": device, "reason": reason[:REASON_LIMIT]})
         self._sent("POST", "/v1/peers/cut", body, ANSWER_S)
 

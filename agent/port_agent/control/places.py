@@ -1,4 +1,4 @@
-"""Where the agent keeps its things on this machine, and the way to the one that runs."""
+"""Where the agent keeps its files on this machine, and how to find the running one."""
 
 import os
 from pathlib import Path
@@ -43,7 +43,7 @@ def connect(runtime_dir: Path | None, patience_s: float = PATIENCE_S) -> "Contro
 
 
 def _is_there(socket: Path) -> bool:
-    """Return whether a socket can be seen; who may not look into the system's folder is told so when they connect."""
+    """Return whether a socket is visible; users without access to the system's directory are told so when they connect."""
     try:
         return socket.exists()
     except PermissionError:
@@ -62,7 +62,7 @@ def energy_settings(config: Path | None) -> "tuple[EnergyConfig, int]":
 
 
 def granted_cores(config: Path | None, cores: int) -> int:
-    """Return how many of so many cores jobs are granted while nobody uses the device, by the same file; at least one.
+    """Return how many of `cores` cores jobs may use while nobody uses the device, by the same file; at least one.
 
     Raises ConfigError.
     """

@@ -26,7 +26,7 @@ _REASON_LIMIT = 200
 _LONGEST_SOLVING_S = 3600.0
 """As in `port_agent.peers.connection.messages`."""
 _SETTINGS = JobSpec.__dataclass_fields__.keys() - {"owner", "guest"}
-"""What a client may say of a job; whose it is, the agent knows."""
+"""Settings of a job that a client may give; the agent itself knows the owner."""
 _ENVELOPE = {"upload", "v"}
 _WITH_VALUE = ("--board", "--port", "--serial", "--shard")
 _BOARD_ARGUMENTS = (*_WITH_VALUE, "--simulate")
@@ -35,11 +35,11 @@ T = TypeVar("T")
 
 
 class JobChange(msgspec.Struct, frozen=True):
-    """What is to change of a job; what is left out stays as it is."""
+    """Changes to a job; omitted settings stay as they are."""
 
     priority: int | None = None
     deadline_at: float | msgspec.UnsetType | None = msgspec.UNSET
-    """Unix time; None takes the deadline away."""
+    """Unix time; None removes the deadline."""
 
     def apply(self, spec: JobSpec) -> JobSpec:
         """Return `spec` after the change."""
@@ -70,7 +70,7 @@ class RunNowRequest(msgspec.Struct, frozen=True):
 
 
 class PairingRequest(msgspec.Struct, frozen=True):
-    """To show a code for a time, or to type one in: `host` and `port` of the device that shows it, where they are known."""
+    """Show a pairing code for a time, or enter one: `host` and `port` of the device that shows it, if known."""
 
     code: Annotated[str, msgspec.Meta(max_length=_CODE_LIMIT)] | None = None
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)] | None = None
@@ -85,24 +85,24 @@ class UnpairingRequest(msgspec.Struct, frozen=True):
 
 
 class WrongAnswer(msgspec.Struct, frozen=True):
-    """Which paired device gave a wrong answer, and what was wrong with it."""
+    """The paired device that gave a wrong answer, and what was wrong with it."""
 
     device: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
     reason: Annotated[str, msgspec.Meta(min_length=1, max_length=_REASON_LIMIT)]
 
 
 class FederationStart(msgspec.Struct, frozen=True):
-    """Of which job a federation is to be led, and how."""
+    """The job of a federation to lead, and its settings."""
 
     job: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
     settings: FederationSettings
 
 
 def solving_seconds(text: str) -> float:
-    """Return how much CPU time another device's solver is given; raises `HttpError`."""
+    """Return the CPU time for another device's solver; raises `HttpError`."""
     if not re.fullmatch(r"[0-9]{1,4}(\.[0-9]{1,9})?", text) or float(text) > _LONGEST_SOLVING_S:
         raise HttpError(
-            400, f"seconds={shown(text)} is no time for solving; give a number up to {_LONGEST_SOLVING_S:.0f}"
+            400, f"seconds={shown(text)} is not a valid time for solving; give a number up to {_LONGEST_SOLVING_S:.0f}"
         )
     return float(text)
 
@@ -134,7 +134,7 @@ def job_spec(fields: Mapping[str, object], bundle: str | None) -> JobSpec:
         raise JobRequestError(f"submission is {shown(spec.submission)}; give 32 hexadecimal digits that are used once")
     if spec.name.isdigit():
         raise JobRequestError(
-            f"the name {spec.name} is a number, which every command takes for a job's; give another --name"
+            f"the name {spec.name} is a number, which every command would take for a job's number; give another --name"
         )
     _check_page_dirs(spec)
     _check_arguments(spec)
@@ -142,7 +142,7 @@ def job_spec(fields: Mapping[str, object], bundle: str | None) -> JobSpec:
 
 
 class RecallRequest(msgspec.Struct, frozen=True):
-    """To take a job back; `force`: without the other device's word."""
+    """Take a job back; `force`: without waiting for the other device."""
 
     force: bool = False
 
@@ -161,15 +161,15 @@ def _check_kind(kind: object) -> None:
 
 
 def _check_page_dirs(spec: JobSpec) -> None:
-    """Raise JobRequestError unless pages can go where they are to go."""
+    """Raise JobRequestError unless pages can be written to the page directories."""
     if spec.page_dirs and spec.kind is not JobKind.TRAIN:
-        raise JobRequestError(f"page_dirs are {list(spec.page_dirs)}; only a job of kind train pages")
+        raise JobRequestError(f"page_dirs are {list(spec.page_dirs)}; only a job of kind train uses pages")
     for name in spec.page_dirs:
         folder = Path(name)
         if not (folder.is_absolute() and folder.is_dir() and os.access(folder, os.W_OK)):
             raise JobRequestError(
-                f"the agent cannot write into the page directory {name}; make it for the agent's user (for the shipped service "
-                "also a ReadWritePaths= line, `systemctl edit port-agent`)"
+                f"the agent cannot write to the page directory {name}; create it for the agent's user (the shipped service "
+                "also needs a ReadWritePaths= line, `systemctl edit port-agent`)"
             )
         if in_ram(folder):
             raise JobRequestError(
@@ -185,7 +185,9 @@ def _check_arguments(spec: JobSpec) -> None:
     words = iter(spec.arguments)
     for word in words:
         if word not in _BOARD_ARGUMENTS or (word in _WITH_VALUE and next(words, "-").startswith("-")):
-            raise JobRequestError(f"arguments are {list(spec.arguments)}; a job may have {', '.join(_BOARD_ARGUMENTS)}")
+            raise JobRequestError(
+                f"arguments are {list(spec.arguments)}; a job accepts only {', '.join(_BOARD_ARGUMENTS)}"
+            )
     for name, value in itertools.pairwise(spec.arguments):
         if name == "--shard":
             try:
@@ -193,4 +195,4 @@ def _check_arguments(spec: JobSpec) -> None:
             except ValueError as error:
                 raise JobRequestError(str(error)) from error
     if spec.arguments and spec.kind is not JobKind.MCU:
-        raise JobRequestError(f"arguments are {list(spec.arguments)}; only a job of kind mcu has any")
+        raise JobRequestError(f"arguments are {list(spec.arguments)}; only a job of kind mcu accepts arguments")

@@ -1,1 +1,1 @@
-"""Jobs as the owner sees them: their model, and the store that survives a power cut."""
+"""Jobs as the owner sees them: their model, and a store that survives a power cut."""

@@ -10,7 +10,7 @@ from port_agent.system.atomic_file import sync_directory, write_atomically
 
 _MANIFEST = "manifest.json"
 _BUILDING, _REMAINS = ".{}.new", ".{}.gone"
-"""Directories of a job that is not accepted yet, and of one that is being forgotten; a start removes both."""
+"""Directories of a job that is not accepted yet, and of one that is being deleted; a start removes both."""
 
 
 class JobDirectories:
@@ -46,21 +46,23 @@ class JobDirectories:
         write_atomically(self.of(job_id) / _MANIFEST, manifest.encode())
 
     def take_away(self, job_id: int) -> None:
-        """Have a start find no such job any more; `remove_taken` frees the space. Raises OSError."""
+        """Remove a job so that no start finds it again; `remove_taken` then frees the space. Raises OSError."""
         with contextlib.suppress(FileNotFoundError):
             self.of(job_id).rename(self.root / _REMAINS.format(job_id))
             sync_directory(self.root)
 
     def remove_taken(self, job_id: int) -> None:
-        """Remove the files of a job that was taken away."""
+        """Remove the files of a job that was removed."""
         shutil.rmtree(self.root / _REMAINS.format(job_id), ignore_errors=True)
 
     def taken_away(self, job_id: int) -> bool:
-        """Return whether a job was taken away and its files are not removed yet."""
+        """Return whether a job was removed while its files remain."""
         return (self.root / _REMAINS.format(job_id)).is_dir()
 
     def remove_remains(self, but: Set[int]) -> None:
-        """Remove what a cut left of jobs that were being forgotten, or were never acknowledged; keep it of those in `but`."""
+        """Remove files left by an interruption, of jobs that were being deleted or never acknowledged, except those in
+        `but`.
+        """
         kept = {self.root / _REMAINS.format(job_id) for job_id in but}
         for path in {*self.root.glob(_REMAINS.format("*")), *self.root.glob(_BUILDING.format("*"))} - kept:
             shutil.rmtree(path, ignore_errors=True)
@@ -70,7 +72,7 @@ class JobDirectories:
         return [int(path.name) for path in self.root.glob("*") if _is_number(path.name)]
 
     def manifests(self) -> tuple[dict[int, StoredRecord], dict[int, str]]:
-        """Return the sound manifests by job id, and what is wrong with the others."""
+        """Return the intact manifests by job id, and what is wrong with the others."""
         sound, damaged = {}, {}
         for path in sorted(self.root.glob(f"*/{_MANIFEST}")):
             if not _is_number(path.parent.name):
@@ -79,7 +81,7 @@ class JobDirectories:
             try:
                 record = unseal(path.read_bytes())
                 if record.id != number:
-                    raise DamagedRecordError(f"its manifest is that of job {record.id}")
+                    raise DamagedRecordError(f"its manifest belongs to job {record.id}")
                 sound[number] = record
             except (OSError, DamagedRecordError) as error:
                 damaged[number] = str(error)

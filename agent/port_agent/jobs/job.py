@@ -1,7 +1,4 @@
-"""What a job is, what its states mean, and the pure rules.
-
-Who is next, how long to wait after a failure.
-"""
+"""What a job is, what its states mean, and the pure rules: which job is next, and how long to wait after a failure."""
 
 import math
 import os
@@ -26,7 +23,7 @@ NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{_NAME_LENGTH - 1}}}")
 """Job names become directory names of the inbox."""
 
 MAX_STEPS = 2**53
-"""Of steps, epochs and steps between checkpoints: the largest whole number that every reader of JSON keeps exact."""
+"""Most steps, epochs and steps between checkpoints: the largest whole number that every JSON reader represents exactly."""
 
 
 def name_like(text: str) -> str:
@@ -44,7 +41,7 @@ class JobRequestError(PortError):
 
 
 class JobNotFoundError(JobRequestError):
-    """There is no job of this id or name."""
+    """There is no job with this id or name."""
 
     def __init__(self, name: str, job_id: int | None = None) -> None:
         super().__init__(f"there is no job {name}; see `port-agent jobs`", job_id)
@@ -82,7 +79,7 @@ class JobKind(Enum):
     TRAIN = "train"
     MCU = "mcu"
     FINETUNE = "finetune"
-    """A language model by the fixed recipe, over the user's files as they lie; the bundle says which."""
+    """A language model with the fixed training loop, over the user's files in place; the bundle names them."""
     ATTACHED = "attached"
     """A program of a user that attached itself (`port-agent exec --opportunistic`); nobody else can start it."""
 
@@ -94,16 +91,16 @@ class Migratable(Enum):
     SOONEST = "soonest"
     """Where it is done first."""
     CHEAPEST = "cheapest"
-    """Where it takes the fewest joules."""
+    """On the device that uses the fewest joules."""
 
 
 class AwayPhase(Enum):
     """How far a job is on its journey."""
 
     SENDING = "sending"
-    """Its files are brought; it has not been handed over."""
+    """Its files are being sent; it has not been handed over."""
     THERE = "there"
-    """The other device has it, or may have it: only its word, or the user's force, brings the job back."""
+    """The other device has it, or may have it: only its answer, or the user's force, brings the job back."""
     CLOSING = "closing"
     """It is back; the other device is still to forget it."""
 
@@ -132,7 +129,7 @@ class WorkerOutcome(Enum):
     """Why a worker process ended."""
 
     FINISHED = "finished"
-    WRITTEN = "what a federation averaged is written"
+    WRITTEN = "the federation's average is written"
     LEFT = "left on request"
     OUT_OF_MEMORY = "out of memory"
     CRASHED = "crashed"
@@ -146,7 +143,7 @@ class FederationTerms:
     """What the owner of a federated job allows whoever leads its rounds."""
 
     leader: str = ""
-    """The id of the paired device that may lead it beside this one; "": none."""
+    """The id of the paired device that may lead it besides this one; "" for none."""
     leader_name: str = ""
     """How that device was called when the job was submitted."""
     require_secure: bool = False
@@ -183,12 +180,12 @@ class JobSpec:
     arguments: tuple[str, ...] = ()
     """Passed on to the worker as they are (microcontroller jobs)."""
     owner: str | None = None
-    """Whose process an attached program is, or who submitted a fine-tuning, as the kernel says."""
+    """The user of an attached program, or the user who submitted a fine-tuning, according to the kernel."""
     movable: Migratable = Migratable.NEVER
     guest: Guest | None = None
     """Set where the job came from a paired device."""
     submission: str = ""
-    """What its client called the request: the same once more is this job, not another one."""
+    """The client's id of the request: the same id again means this job, not another one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -200,7 +197,7 @@ class JobMeasurements:
     checkpoint_bytes: int | None = None
     peak_rss_bytes: int | None = None
     device_peak_bytes: int | None = None
-    """Of a GPU's memory."""
+    """Peak of a GPU's memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,14 +249,14 @@ class Job:
     measured: JobMeasurements = field(default_factory=JobMeasurements)
     result: str | None = None
     result_checksum: str | None = None
-    """Of the result's file as it was written; None where the worker did not say."""
+    """Checksum of the result's file as written; None if the worker did not report it."""
     promise: JobPromise | None = None
     away: Away | None = None
-    """Set while a paired device has the job, or still has something of it."""
+    """Set while a paired device has the job, or still has files of it."""
 
     @property
     def label(self) -> str:
-        """Return how people see the job: `3 (birds)`."""
+        """Return the job's name for people: `3 (birds)`."""
         return f"{self.id} ({self.spec.name})"
 
 
@@ -283,7 +280,7 @@ def from_record(record: Mapping[str, Any]) -> Job:
 
 
 def check_spec(spec: JobSpec) -> JobSpec:
-    """Return `spec` if it can be run; raises JobRequestError that says what is wrong."""
+    """Return `spec` if it can run; raises JobRequestError that says what is wrong."""
     if not NAME.fullmatch(spec.name):
         raise JobRequestError(f"job name {spec.name!r}: use up to 63 of a-z 0-9 . _ - beginning with a letter or digit")
     if spec.kind is JobKind.TRAIN and not spec.bundle:
@@ -301,7 +298,7 @@ def check_spec(spec: JobSpec) -> JobSpec:
     if not -100 <= spec.priority <= 100:
         raise JobRequestError(f"priority {spec.priority} is not between -100 and 100")
     if spec.deadline_at is not None and not 0 <= spec.deadline_at <= LATEST_UNIX:
-        raise JobRequestError("the deadline is not between 1970 and 2100; give one that a calendar knows")
+        raise JobRequestError("the deadline is not between 1970 and 2100; give a date in this range")
     if spec.federated and (spec.kind not in (JobKind.TRAIN, JobKind.FINETUNE) or spec.waits_for_data):
         raise JobRequestError(
             "only a fine-tuning, or a training job on its own or --data's samples, can be federated; submit it without --inbox"
@@ -323,18 +320,18 @@ def check_spec(spec: JobSpec) -> JobSpec:
     ):
         for word in words:
             if word is not None and not _can_be_an_argument(word):
-                raise JobRequestError(f"{name} {word!r} cannot be passed to a program")
+                raise JobRequestError(f"{name} {word!r} cannot be passed to a program; remove the null character")
     return spec
 
 
 def _check_terms(spec: JobSpec) -> None:
     terms = spec.terms
     if terms != FederationTerms() and not spec.federated:
-        raise JobRequestError("a leader and what it may do are for a federated job; submit it with --federated")
+        raise JobRequestError("a leader and its limits are for a federated job; submit it with --federated")
     if terms.require_clip is not None and not 0 < terms.require_clip < math.inf:
         raise JobRequestError(f"a change cannot be clipped to a norm of {terms.require_clip}; give a number above zero")
     if terms.epsilon_budget is not None and not 0 < terms.epsilon_budget < math.inf:
-        raise JobRequestError(f"an epsilon of {terms.epsilon_budget} is no budget; give a number above zero")
+        raise JobRequestError(f"an epsilon budget of {terms.epsilon_budget} is not valid; give a number above zero")
     if terms.epsilon_budget is not None and terms.require_secure:
         raise JobRequestError("masked sums have no noise yet; give --require-secure or --epsilon-budget")
     if terms.require_clip is not None and terms.require_secure:
@@ -345,12 +342,12 @@ def _check_terms(spec: JobSpec) -> None:
 
 def _check_finetune(spec: JobSpec) -> None:
     if not spec.bundle:
-        raise JobRequestError("a fine-tuning needs what it is made of; submit it with `port-agent finetune --submit`")
+        raise JobRequestError("a fine-tuning needs its job file; submit it with `port-agent finetune --submit`")
     given = [
         name for name in ("data", "epochs", "steps", "page_dirs", "waits_for_data", "arguments") if getattr(spec, name)
     ]
     if given:
-        raise JobRequestError(f"{given[0]} of a fine-tuning is fixed when it is submitted; submit it anew")
+        raise JobRequestError(f"{given[0]} of a fine-tuning is fixed when it is submitted; submit it again")
 
 
 def _can_be_an_argument(text: str) -> bool:
@@ -394,7 +391,7 @@ def after_exit(job: Job, outcome: WorkerOutcome, detail: str, give_up_after: int
     if outcome is WorkerOutcome.FINISHED:
         return _finished(job, detail)
     if outcome is WorkerOutcome.WRITTEN:
-        waits = f"{detail}; waits for the next round"
+        waits = f"{detail}; waiting for the next round"
         return replace(job, state=JobState.WAITING_DATA, reason=waits, failures=0, failed_at_step=0)
     if outcome is WorkerOutcome.CANCELLED:
         return replace(job, state=JobState.CANCELLED, reason=detail)
@@ -414,9 +411,9 @@ def after_exit(job: Job, outcome: WorkerOutcome, detail: str, give_up_after: int
 def _finished(job: Job, detail: str) -> Job:
     done = replace(job, failures=0, failed_at_step=job.step, rounds=job.rounds + 1)
     if job.spec.waits_for_data:
-        done = replace(done, failed_at_step=0)  # the next round counts its steps anew
-        return replace(done, state=JobState.WAITING_DATA, reason=f"round {done.rounds} finished; waits for new data")
+        done = replace(done, failed_at_step=0)  # the next round counts its steps from zero
+        return replace(done, state=JobState.WAITING_DATA, reason=f"round {done.rounds} finished; waiting for new data")
     if job.spec.federated:
         done = replace(done, failed_at_step=0)
-        return replace(done, state=JobState.WAITING_DATA, reason=f"round {done.rounds} trained; waits for the next")
+        return replace(done, state=JobState.WAITING_DATA, reason=f"round {done.rounds} trained; waiting for the next")
     return replace(done, state=JobState.FINISHED, reason=detail)

@@ -1,7 +1,7 @@
-"""Records of jobs as they lie on disk: numbered by when they were written, and sealed with a checksum.
+"""Records of jobs on disk: numbered in the order of writing, and sealed with a checksum.
 
 A row of the database and a manifest hold the same record; the later one counts. Records of agents that did not seal
-are taken as they are, and those agents pass over the two fields.
+them are accepted, and those agents ignore the two fields.
 """
 
 import json
@@ -17,7 +17,7 @@ _WRITTEN, _SEAL = "written", "seal"
 
 
 class DamagedRecordError(PortError):
-    """A record that is not what was written."""
+    """A record that differs from what was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +26,12 @@ class StoredRecord:
 
     id: int
     written: int
-    """Grows with every writing of the store; 0 where the agent did not number them."""
+    """Grows with each write of the store; 0 if the agent did not number them."""
     fields: Mapping[str, Any]
 
     @property
     def name(self) -> str:
-        """The job's name as far as the record tells."""
+        """The job's name, as far as the record is readable."""
         spec = self.fields.get("spec")
         return str(spec.get("name", "")) if isinstance(spec, dict) else ""
 
@@ -59,7 +59,7 @@ def unseal(text: bytes) -> StoredRecord:
     expected = record.pop(_SEAL, None)
     if expected is not None and expected != values_checksum(record):
         raise DamagedRecordError(
-            f"the record is damaged: its checksum is {values_checksum(record)}, it was {expected!r}"
+            f"the record is damaged: its checksum is {values_checksum(record)} instead of {expected!r}"
         )
     written = record.pop(_WRITTEN, 0)
     return StoredRecord(record["id"], written if type(written) is int else 0, record)

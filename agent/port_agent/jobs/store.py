@@ -39,7 +39,7 @@ _NUMBER = re.compile("[0-9]{1,15}")
 _HIGHEST_ID = 10**15
 """A larger number of a job is damage."""
 _NO_DIRECTORY = (
-    "its directory is gone: it was refused by a full disk, or removed by hand; submit it again if it is missed"
+    "its directory is missing: the disk was full, or it was deleted by hand; submit the job again if you need it"
 )
 
 _SCHEMA = """
@@ -78,7 +78,7 @@ class SetAsideJob:
 
     id: int
     name: str
-    """Empty where its record does not tell."""
+    """Empty if its record is unreadable."""
     reason: str
     directory: Path
 
@@ -98,7 +98,7 @@ class _PendingWrites:
         return bool(self.jobs or self.forgotten or self.history or self.wear or self.settings)
 
     def put_back(self, older: "_PendingWrites") -> None:
-        """Take in what could not be written; what was changed meanwhile is newer and stays."""
+        """Take back what could not be written; newer changes are kept."""
         self.jobs = {**older.jobs, **self.jobs}
         self.manifests |= older.manifests
         self.forgotten |= older.forgotten
@@ -122,7 +122,7 @@ class JobStore:
         self.trouble: StoreError | None = None
         self.recovered_from: Path | None = None
         self.lost = False
-        """Whether the database was gone or damaged at the start: what jobs there are was read from their directories."""
+        """Whether the database was missing or damaged at the start, so that the jobs were read from their directories."""
         self.set_aside: dict[int, SetAsideJob] = {}
         """Jobs that are stored but cannot be restored, by id."""
         self.on_pending: Callable[[], None] = lambda: None
@@ -146,7 +146,7 @@ class JobStore:
         return [job for _, job in sorted(self._jobs.items())]
 
     def get(self, job_id: int) -> Job:
-        """Return one job; raises JobNotFoundError when there is none, JobRequestError when it is set aside."""
+        """Return one job; raises JobNotFoundError if there is none, JobRequestError if it is set aside."""
         try:
             return self._jobs[job_id]
         except KeyError:
@@ -182,7 +182,7 @@ class JobStore:
     # --- changing, in memory first
 
     def save(self, job: Job, *, manifest: bool = True) -> None:
-        """Keep `job`; progress alone (`manifest=False`) spares one file write."""
+        """Save `job`; progress alone (`manifest=False`) avoids one file write."""
         self._jobs[job.id] = job
         if job.spec.kind is JobKind.ATTACHED:
             return
@@ -193,7 +193,7 @@ class JobStore:
         self.on_pending()
 
     def keep_in_memory(self, job: Job) -> None:
-        """Keep progress that the next flush for another reason may take along."""
+        """Keep progress in memory until the next flush for another reason."""
         self._jobs[job.id] = job
         if job.spec.kind is JobKind.ATTACHED:
             return
@@ -246,7 +246,7 @@ class JobStore:
             self.check_new(spec)
             waits = spec.waits_for_data or spec.federated
             state = JobState.WAITING_DATA if waits else JobState.QUEUED
-            reason = "waits for a round of its federation" if spec.federated else ""
+            reason = "waiting for a round of its federation" if spec.federated else ""
             job = Job(id=self._next_id, spec=spec, submitted_at=submitted_at, state=state, reason=reason)
             self._written += 1
             try:
@@ -261,17 +261,18 @@ class JobStore:
             return job
 
     def check_new(self, spec: JobSpec) -> None:
-        """Raise JobRequestError where no job can be made of `spec`, or where another has its name."""
+        """Raise JobRequestError if no job can be made from `spec`, or if another has its name."""
         check_spec(spec)
         twin = next((job for job in self.all() if job.spec.name == spec.name and not job.state.is_over), None)
         if twin is not None:
-            raise JobRequestError(f"job {twin.label} has this name and is not over; choose another --name", twin.id)
+            raise JobRequestError(f"job {twin.label} has this name and has not ended; choose another --name", twin.id)
 
     def add_attached(self, spec: JobSpec, submitted_at: float, known_as: int | None) -> Job:
         """Return the job of a program that attached itself, kept in memory alone.
 
-        Its number is that of an earlier life of this agent (`known_as`) or a new one, taken on disk: the ledger keeps its
-        joules under it. Raises JobRequestError for a name that is none, StoreError when the disk refuses.
+        Its number is that from an earlier run of this agent (`known_as`) or a new one, reserved on disk because the
+        ledger keeps its joules under it. Raises JobRequestError for an invalid name, StoreError when the disk rejects
+        the write.
         """
         check_spec(spec)
         with self._disk:
@@ -285,7 +286,7 @@ class JobStore:
             return job
 
     def _insist(self, write: Callable[[sqlite3.Connection], None]) -> None:
-        """Write now, into a new database where this one turns out to be damaged.
+        """Write now, into a new database if this one turns out to be damaged.
 
         Raises StoreError.
         """
@@ -308,7 +309,7 @@ class JobStore:
         return number in self.set_aside or (twin is not None and not ended)
 
     def flush(self) -> bool:
-        """Write everything that is pending; returns whether the disk took it all."""
+        """Write everything that is pending; return whether the disk accepted all of it."""
         with self._disk:
             with self._lock:
                 pending, self._pending = self._pending, _PendingWrites()
@@ -377,7 +378,7 @@ class JobStore:
         return connection
 
     def _load(self, connection: sqlite3.Connection) -> None:
-        """Take over what is stored; raises DamagedDatabaseError, having taken over whatever of it is sound."""
+        """Load what is stored; raises DamagedDatabaseError after loading the intact part."""
         rows, damage = _rows(connection)
         settings = read_sealed_values(connection, "settings")
         self._settings = settings or {}
@@ -390,7 +391,7 @@ class JobStore:
         highest = connection.execute("SELECT seq FROM sqlite_sequence WHERE name = 'jobs'").fetchone()
         if highest and isinstance(highest[0], int) and highest[0] < _HIGHEST_ID:
             self._next_id = max(self._next_id, highest[0] + 1)
-        wrong = [*damage.values(), *(["a remembered setting is damaged"] if settings is None else [])]
+        wrong = [*damage.values(), *(["a stored setting is damaged"] if settings is None else [])]
         if wrong:
             raise DamagedDatabaseError("; ".join(wrong))
 
@@ -407,7 +408,7 @@ class JobStore:
             if not self.job_dir(number).is_dir() and self._directories.taken_away(number):  # the row was to go next
                 self._pending.forgotten.add(number)
                 continue
-            if not self.job_dir(number).is_dir():  # its manifest could never be written, nor what comes after it
+            if not self.job_dir(number).is_dir():  # its manifest could never be written, nor anything after it
                 self._set_aside(number, record.name, _NO_DIRECTORY)
                 continue
             try:
@@ -415,7 +416,7 @@ class JobStore:
             except JobRequestError as error:
                 self._set_aside(number, record.name, str(error))
                 continue
-            if record is manifest:  # the cut came between the two writes
+            if record is manifest:  # the interruption came between the two writes
                 self._pending.jobs[number] = self._jobs[number]
             elif manifest is None:
                 self._pending.jobs[number] = self._jobs[number]
@@ -427,10 +428,7 @@ class JobStore:
         self.set_aside[number] = SetAsideJob(number, name, reason, self.job_dir(number))
 
     def _rebuild(self, reason: str) -> None:
-        """Keep the damaged database for a look, and build a new one.
-
-        Of what is in memory or else in the manifests.
-        """
+        """Move the damaged database aside, and build a new one from memory or the manifests."""
         history = [] if self._connection is None else _sound_history(self._connection)
         if self._connection is not None:
             with contextlib.suppress(sqlite3.Error):
@@ -440,7 +438,7 @@ class JobStore:
             self.recovered_from = set_aside(self.path, f"{self.path.name}.corrupt-{time.time_ns() // 1_000_000_000}")
             self._connection = self._connect(self.path)
         except (OSError, sqlite3.Error, DamagedDatabaseError) as error:
-            self.trouble = StoreError(self.path, f"{reason}, and no new one can be made: {error}")
+            self.trouble = StoreError(self.path, f"{reason}, and no new one can be created: {error}")
             return
         if not self._jobs:
             self._restore({}, {})
@@ -461,7 +459,9 @@ class JobStore:
         try:
             for job_id in pending.manifests:
                 self._directories.write_manifest(job_id, seal(pending.jobs[job_id], self._written))
-            for job_id in pending.forgotten:  # first, or a cut after the row is gone brings the job back
+            for (
+                job_id
+            ) in pending.forgotten:  # first, otherwise an interruption after the row is deleted restores the job
                 self._directories.take_away(job_id)
         except OSError as error:
             self.trouble = StoreError(self._directories.root, error.strerror or str(error))
@@ -493,7 +493,7 @@ class JobStore:
 
 
 def _rows(connection: sqlite3.Connection) -> tuple[dict[int, StoredRecord], dict[int, str]]:
-    """Return the sound rows by job id, and what is wrong with the others by the id of their row."""
+    """Return the intact rows by job id, and what is wrong with the others by the id of their row."""
     sound: dict[int, StoredRecord] = {}
     damaged: dict[int, str] = {}
     for number, content in connection.execute("SELECT id, CAST(record AS BLOB) FROM jobs").fetchall():
@@ -531,7 +531,7 @@ def _write_row(connection: sqlite3.Connection, job: Job, written: int) -> None:
 
 
 def _take_number(connection: sqlite3.Connection, number: int) -> None:
-    """Have no later job get this number, in this life of the agent or another; raises sqlite3.Error."""
+    """Reserve this number, so that no later job gets it in any run of the agent; raises sqlite3.Error."""
     connection.executescript(
         "BEGIN IMMEDIATE; DELETE FROM sqlite_sequence WHERE name = 'jobs';"
         f"INSERT INTO sqlite_sequence (name, seq) VALUES ('jobs', {number:d}); COMMIT"

@@ -24,9 +24,10 @@ def divide_with_device(
     prepared: "CapturedJob",
     progress: "Progress",
 ) -> "tuple[CapturedJob, MeasuredCosts, DeviceCosts, Mapping[str, float]]":
-    """Measure the operators on the other device, too, and divide them; the reference is then what they give one by one where they run.
+    """Measure the operators on the other device, too, and divide them.
 
-    Raises PlacementError where that saves no time.
+    The expected results are then those of the operators run one at a time on their devices. Raises PlacementError if
+    that saves no time.
     """
     from port_agent.prepare.making import device_costs
     from port_agent.prepare.measurement.worker import MeasurementWorker
@@ -74,9 +75,10 @@ def divide_among_teams(
     with_all: "MeasuredCosts",
     progress: "Progress",
 ) -> "tuple[CapturedJob, MeasuredCosts, Mapping[str, float]]":
-    """Measure the operators with each further team of threads and divide them; the reference is then what they give one by one so.
+    """Measure the operators with each further team of threads and divide them.
 
-    `with_all`: what they take with the bundle's number of threads. Raises PlacementError where that saves nothing.
+    The expected results are then those of the operators run one at a time with their teams. `with_all`: their times
+    with the bundle's number of threads. Raises PlacementError if that saves nothing.
     """
     from port_agent.prepare.making import device_costs
     from port_agent.prepare.measurement.worker import MeasurementWorker

@@ -1,4 +1,4 @@
-"""What a request and the settings say of the machine: its energy, its media, its devices, its numbers of threads, its peers."""
+"""What a request and the settings say about the machine: energy, media, devices, numbers of threads, peers."""
 
 import os
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlanMachine:
-    """What settings and request say of this one: its energy, where pages go, and what media lie there."""
+    """This machine as given by settings and request: its energy, its page directories, and their media."""
 
     energy: "EnergyConfig"
     page_dir: Path
@@ -37,13 +37,13 @@ class PlanMachine:
         return tuple(folder for folder, _ in self.further)
 
     def power(self, threads: int) -> "PowerModel":
-        """Return what it draws, in watts, with so many threads computing: as measured or said, else as its board does."""
+        """Return the watts with `threads` threads computing: measured or configured, otherwise those of its board."""
         energy = self.energy
         return power_with(threads, static_watts=energy.static_watts, full_watts=energy.full_watts, board=energy.board)
 
 
 def all_page_dirs(request: PlanRequest) -> list[Path]:
-    """Return where pages go, the first directory with the weights among them: as requested, else where the process stands."""
+    """Return the page directories, the first of which holds the weights: as requested, otherwise the working directory."""
     return [*request.page_dirs] or [Path()]
 
 
@@ -57,7 +57,7 @@ def check_request(request: PlanRequest) -> None:
             "--board: of the GPU of a board that is not at hand nothing is known; plan there, or without --board for the CPU"
         )
     if request.solve_on is not None and request.strategy == "greedy":
-        raise RequestError("--solve-on: a greedy plan is made here in a moment; leave --strategy away")
+        raise RequestError("--solve-on: a greedy plan takes only a moment here; leave out --strategy")
     if request.place is not None:
         _check_placement(request, request.place)
 
@@ -65,7 +65,9 @@ def check_request(request: PlanRequest) -> None:
 def _check_placement(request: PlanRequest, place: str) -> None:
     if names_teams(place):
         if request.threads is not None:
-            raise RequestError("--threads and --place do not go together: --place names the numbers of threads itself")
+            raise RequestError(
+                "--threads and --place exclude each other: --place sets the numbers of threads; leave out --threads"
+            )
         if request.board is not None:
             raise RequestError(
                 "--board and --place cpu: do not go together: a board that is not at hand is known by one core alone"
@@ -78,7 +80,7 @@ def _check_placement(request: PlanRequest, place: str) -> None:
 
 
 def plan_machine(request: PlanRequest) -> PlanMachine:
-    """Return what is known of the machine without torch. Raises RequestError for what its settings forbid each other."""
+    """Return what is known about the machine without torch. Raises RequestError for settings that exclude each other."""
     check_request(request)
     energy, _ = places.energy_settings(request.config)
     page_dir, *scratch_dirs = all_page_dirs(request)
@@ -88,15 +90,17 @@ def plan_machine(request: PlanRequest) -> PlanMachine:
 
 
 def _further_media(request: PlanRequest, energy: "EnergyConfig", scratch_dirs: list[Path]) -> list[tuple[Path, Medium]]:
-    """Return the media of further page directories, as the kernel tells."""
+    """Return the media of further page directories, as reported by the kernel."""
     if scratch_dirs and request.board is not None:
-        raise RequestError("--page-dir: a board that is not at hand has one medium; give one directory with --board")
-    prices = FlashPrices(per_kwh=energy.price_per_kwh)  # what else the owner says is of the first
+        raise RequestError("--page-dir: a board that is not here has one medium; give one directory with --board")
+    prices = FlashPrices(per_kwh=energy.price_per_kwh)  # the owner's other settings describe the first medium
     return [(folder, medium_under(folder, prices)) for folder in scratch_dirs]
 
 
 def _medium(request: PlanRequest, energy: "EnergyConfig", page_dir: Path) -> Medium:
-    """Return what pages are written to: as said, else of the board, else as the kernel tells of the page directory."""
+    """Return the medium of pages: as configured, otherwise the board's, otherwise as the kernel reports for the page
+    directory.
+    """
     prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
     kind = request.medium
     if kind is None and request.board is not None:
@@ -110,7 +114,10 @@ def _medium(request: PlanRequest, energy: "EnergyConfig", page_dir: Path) -> Med
 
 
 def computing_place(job: "TrainingJob", request: PlanRequest) -> "tuple[Backend, Pools]":
-    """Move the job to the device that was asked for, and return where it computes and what it may take there. Raises RequestError where `--place` asks for others."""
+    """Move the job to the requested device; return where it computes and its memory budgets.
+
+    Raises RequestError if `--place` asks for other devices.
+    """
     from port_agent.backend.choose import backend_of
     from port_agent.prepare.pools import pools_of
     from port_planner.job_device import kind_of_job, move
@@ -129,7 +136,7 @@ def computing_place(job: "TrainingJob", request: PlanRequest) -> "tuple[Backend,
 
 
 def _beside_the_cpu(kind: str, where: "Backend") -> "Backend":
-    """Return the device that operators are divided with; raise RequestError for a job that lies on a third."""
+    """Return the device that shares operators with the CPU; raise RequestError if the job is on a third device."""
     from port_agent.backend.choose import backend_of
 
     if where.kind not in (CPU, kind):
@@ -138,9 +145,11 @@ def _beside_the_cpu(kind: str, where: "Backend") -> "Backend":
 
 
 def thread_counts(request: PlanRequest, *, set_by_script: bool, on_device: bool) -> tuple[int, ...]:
-    """Return the numbers of threads to measure: the one that somebody set, else those up to all cores and of clusters of them.
+    """Return the numbers of threads to measure: the one that was set, otherwise those up to all cores and of clusters
+    of them.
 
-    A board's rates are scaled from one thread's here, and beside a device the CPU has little to compute, unless told otherwise.
+    A board's rates are scaled from one thread's here, and beside a device the CPU has little to compute, unless the
+    request says otherwise.
     """
     import torch
 
@@ -160,7 +169,7 @@ def thread_counts(request: PlanRequest, *, set_by_script: bool, on_device: bool)
 
 
 def plan_peers(request: PlanRequest) -> "PlanPeers | None":
-    """Return what paired devices may do here: solve where that was asked for, share where the agent's settings say so."""
+    """Return what paired devices may do: solve if requested, share if the agent's settings say so."""
     from port_agent.control.client import ControlError
     from port_agent.control.peer_exchange import PeerExchange
     from port_agent.prepare.peers import PlanPeers

@@ -1,4 +1,4 @@
-"""How `plan` makes a bundle: what is captured, measured, chosen and tried, in this order."""
+"""How `plan` makes a bundle: what is captured, measured, chosen and dry-run, in this order."""
 
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -42,25 +42,27 @@ if TYPE_CHECKING:
 
 
 STAGES = ("capture", "profile", "flash", "analyse", "compare", "follow", "plan", "try", "referee")
-"""What progress is reported of, in this order; `follow`: plain PyTorch's first steps; `referee`: the script alone, and the bundle beside it."""
+"""Stages of progress, in this order; `follow`: plain PyTorch's first steps; `referee`: the script alone, and the bundle
+beside it.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanReport:
-    """What planning made: the `bundle`, its `manifest`, and what was measured on the way."""
+    """The result of planning: the `bundle`, its `manifest`, and what was measured on the way."""
 
     bundle: Path
     manifest: "Manifest"
     measured_peak_bytes: int
-    """Of the process, in the trial."""
+    """Peak of the process in the dry run."""
     measured_device_bytes: int
-    """Of the memory of a device that has its own."""
+    """Peak of a device's own memory in the dry run."""
     sparse: "SparseJob | None"
-    """What is trained, where that was to be chosen."""
+    """What is trained, if that was to be chosen."""
     step_s_by_threads: Mapping[int, float]
     """Seconds of a step's operators, by the numbers of threads tried."""
     left_whole: tuple[str, ...]
-    """Operators that did not give the same bits in pieces, and where that showed."""
+    """Operators whose tiles did not give the same bits, and where that showed."""
     stages: Mapping[str, StageTime]
     """What each of `STAGES` took."""
     peers: tuple[str, ...]
@@ -68,23 +70,22 @@ class PlanReport:
     step_s_by_device: Mapping[str, float]
     """Where operators were divided, seconds of a step's by the kinds of devices that run them all."""
     device_watts: "DeviceWatts | None"
-    """What a device beside the CPU draws, where a meter sees it."""
+    """The watts of a device beside the CPU, if a meter measures them."""
     epochs: int
     """Passes over the data that it was planned for."""
     planning_s: float
 
 
 def plan(request: PlanRequest, progress: "Progress" = lambda stage, share: None) -> PlanReport:
-    """Plan a script, write its bundle and return what came of it; `progress` is called with a stage and its share done.
+    """Plan a script, write its bundle and return a report; `progress` is called with a stage and the share done.
 
-    It runs within the budget that it plans for, but for a job that cannot be followed with the same numbers, which takes plain
-    PyTorch's memory. The script finds the modules that plain Python finds, and after it this process imports as before.
-
-    Raises RequestError for settings that do not go together, JobError and ScriptError of the script, InfeasibleError and
-    DeadlineError where nothing fits, and further PortErrors with their remedies.
+    Planning itself stays within the budget, except for a job that cannot be intercepted with the same numbers, which
+    takes plain PyTorch's memory. The script finds the modules that plain Python finds, and afterwards this process
+    imports as before. Raises RequestError for settings that exclude each other, JobError and ScriptError for the
+    script, InfeasibleError and DeadlineError if nothing fits, and further PortErrors with their remedies.
     """
     clock = StageClock(progress, STAGES[0])
-    machine = plan_machine(request)  # before torch: what it refuses takes no seconds
+    machine = plan_machine(request)  # before torch is loaded: a rejection then takes no seconds
     with uncollected():
         from port_agent.intercept.budget import UnsupportedError
         from port_agent.prepare.measurement.within_budget import within_budget
@@ -100,9 +101,9 @@ def plan(request: PlanRequest, progress: "Progress" = lambda stage, share: None)
 def _planned(
     request: PlanRequest, progress: StageClock, machine: PlanMachine, make_free: Callable[[], None]
 ) -> PlanReport:
-    """Capture, measure, choose what is trained where that was asked for, and plan.
+    """Capture, measure, choose what is trained if requested, and plan.
 
-    `make_free`: gives back memory before a search, and what searches left before tensors come again.
+    `make_free`: frees memory before a search, and what searches left before tensors are needed again.
     """
     from port_agent.prepare.measurement.dry_run import DryRunWorkers
     from port_agent.prepare.measurement.worker import MeasurementWorker
@@ -149,15 +150,16 @@ class _Job:
     pieces: StepTiling
     make_free: Callable[[], None]
     is_last: bool
-    """Whether it is not planned in other pieces where nothing fits."""
+    """Whether it is the last tiling to be planned if nothing fits."""
 
 
 def _made(
     job: _Job, peers: "PlanPeers | None", progress: "Progress", workers: "DryRunWorkers"
 ) -> "tuple[BundleReport, Mapping[str, float]]":
-    """Follow plain PyTorch's first steps, plan, try the plan beside them with `workers`, and write; raise what says why that cannot be.
+    """Run plain PyTorch's first steps, plan, dry-run the plan beside them with `workers`, and write the bundle.
 
-    Where operators are divided, return seconds of a step by single device, too.
+    If operators are divided, also return the seconds of a step on each single device. Raises the reason if this is
+    impossible.
     """
     from port_agent.prepare.device_headroom import within_device
     from port_agent.prepare.frozen_weights.files import with_weight_files
@@ -178,7 +180,7 @@ def _made(
     progress("follow", 0.0)
     prepared = with_weight_files(pieces.sliced.prepared)
     follow = partial(with_expected_results, prepared, compared_steps_of(request, captured.job))
-    prepared = within_device(follow, "following plain PyTorch", captured.job, captured.backend, captured.pools)
+    prepared = within_device(follow, "running plain PyTorch", captured.job, captured.backend, captured.pools)
     prepared, measured, device, by_device = _divided(job, prepared, progress)
     job.make_free()
     progress("plan", 0.0)
@@ -212,7 +214,7 @@ def _made(
 
 
 def _alone(job: _Job, prepared: "CapturedJob", costs: "CostTable") -> "PlainRun":
-    """Run the script alone, where its numbers were asked for; `costs`: of the first graph."""
+    """Run the script alone, if its numbers are needed; `costs`: of the first graph."""
     from port_agent.prepare.referee.plain_run import Script, run_alone
     from port_planner.ir.bundle.manifest import PlainRun
     from port_planner.ir.lowering.lower import lower
@@ -221,9 +223,9 @@ def _alone(job: _Job, prepared: "CapturedJob", costs: "CostTable") -> "PlainRun"
 
     request = job.request
     if not compared_steps_of(request, job.captured.job):
-        return PlainRun(unchecked="it was not asked for (--verify 0, --allow reordered)")
+        return PlainRun(unchecked="not requested (--verify 0, --allow reordered)")
     if request.sparse_update:
-        return PlainRun(unchecked="less is trained than by the script (--sparse-update)")
+        return PlainRun(unchecked="fewer parameters are trained than by the script (--sparse-update)")
     peak_bytes = lower(next(iter(prepared.graphs.values())), costs, Plan(), check_budget=False).peak_bytes
     _, updates = steps_and_updates(prepared.job, request.epochs or prepared.job.epochs)
     script = Script(
@@ -235,7 +237,7 @@ def _alone(job: _Job, prepared: "CapturedJob", costs: "CostTable") -> "PlainRun"
 def _divided(
     job: _Job, prepared: "CapturedJob", progress: "Progress"
 ) -> "tuple[CapturedJob, MeasuredCosts, DeviceCosts, Mapping[str, float]]":
-    """Divide the operators where that was asked for; return seconds of a step by single device, too."""
+    """Divide the operators if requested; also return the seconds of a step on each single device."""
     request, captured, costs, pieces = job.request, job.captured, job.costs, job.pieces
     if captured.teams:
         prepared, measured, by_device = divide_among_teams(
@@ -250,7 +252,7 @@ def _divided(
 def _write_model(
     request: PlanRequest, graph: "StepGraph", costs: "CostTable", plan: "Plan", pace: "Pace | None"
 ) -> None:
-    """Write the planning model where that was asked for."""
+    """Write the planning model if requested."""
     if request.write_model is not None:
         from port_planner.search.written_model import write_model
 

@@ -1,4 +1,6 @@
-"""What `plan` knows before it looks for one: the recorded step, what its operators and the media take, and the pieces they may run in."""
+"""What `plan` measures before it searches: the recorded step, costs of its operators and media, and the tilings to
+consider.
+"""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -32,8 +34,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """The script's job and its recorded step. `counts`: numbers of threads to measure; `pace`: what a deadline leaves; `teams`: of threads, to
-    divide operators among."""
+    """The script's job and its recorded step.
+
+    `counts`: numbers of threads to measure; `pace`: what a deadline allows; `teams`: of threads, to divide operators
+    among.
+    """
 
     job: "TrainingJob"
     backend: "Backend"
@@ -46,7 +51,7 @@ class CapturedStep:
 
 
 def captured_of(request: PlanRequest, measurer: "MeasurementWorker", progress: "Progress") -> CapturedStep:
-    """Load the script's job, move it where it computes, and record its step, while the `measurer` loads torch."""
+    """Load the script's job, move it to its device, and record its step, while the `measurer` loads torch."""
     from port_agent.prepare.device_headroom import within_device
     from port_agent.prepare.repeatable import reordered_in
     from port_agent.prepare.threads import counts_set
@@ -67,7 +72,7 @@ def captured_of(request: PlanRequest, measurer: "MeasurementWorker", progress: "
     if teams:
         counts = tuple(sorted({team.threads for team in teams if not team.cores} or {teams[0].threads}))
     if request.place is not None and kind_of_job(job) != CPU:
-        counts = counts[-1:]  # what is recorded on the device does not tell which number is fastest: all cores
+        counts = counts[-1:]  # what is recorded on the device does not show which number is fastest: use all cores
     epochs = request.epochs or job.epochs
     steps, updates = make_bundle.steps_and_updates(job, epochs)
     measurer.load(counts[0])
@@ -83,9 +88,9 @@ def captured_of(request: PlanRequest, measurer: "MeasurementWorker", progress: "
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What the step's operators take here, and on the `device` that is planned for, which `here` is but for --board.
+    """Costs of the step's operators here, and on the planned `device`, which equals `here` except with --board.
 
-    `drawn`: what a device beside the CPU draws, where a meter sees it.
+    `drawn`: the watts of a device beside the CPU, if a meter measures them.
     """
 
     choice: "ThreadChoice"
@@ -140,7 +145,7 @@ def costs_of(
 def sparse_of(request: PlanRequest, captured: CapturedStep, costs: Costs, progress: "Progress") -> "SparseJob":
     """Choose what is trained, and record the step again.
 
-    It is what the device that the model lies on can train alone: operators that are divided then take no more time.
+    The choice fits the device that holds the model alone: divided operators then take no more time.
     """
     from port_agent.prepare.device_headroom import within_device
     from port_agent.prepare.placement.memories import of_the_cpu
@@ -160,7 +165,7 @@ def sparse_of(request: PlanRequest, captured: CapturedStep, costs: Costs, progre
 
 @dataclass(frozen=True, slots=True)
 class StepTiling:
-    """The step as it is planned: `sliced` with what its operators cost here, `measured` on the device planned for."""
+    """The step as it is planned: `sliced` with what its operators cost here, `measured` on the planned device."""
 
     sliced: "TiledJob"
     measured: "MeasuredCosts"
@@ -177,7 +182,7 @@ def step_tiling(
     progress: "Progress",
     make_free: Callable[[], None],
 ) -> StepTiling:
-    """Put operators in pieces, where that gives the same bits and costs less; room is made once frozen weights were looked through."""
+    """Tile operators if that gives the same bits and costs less; memory is freed after frozen weights were examined."""
     from port_agent.prepare.frozen_weights.quantized import with_quantized_weights
     from port_agent.prepare.further_shapes import with_further_shapes
     from port_agent.prepare.making import device_costs
@@ -236,7 +241,7 @@ def compared_steps_of(request: PlanRequest, job: "TrainingJob") -> int:
 
 
 def limits_of(request: PlanRequest, pace: "Pace | None", costs: "CostTable") -> "PlannedLimits":
-    """Return what the plans keep to."""
+    """Return the limits that the plans keep."""
     from port_planner.ir.bundle.manifest import PlannedLimits
 
     charging = None
@@ -252,7 +257,7 @@ def limits_of(request: PlanRequest, pace: "Pace | None", costs: "CostTable") -> 
 
 
 def _write_limit(request: PlanRequest, costs: "CostTable") -> int | None:
-    """Return how many bytes a step may write; a step takes at least what its operators do."""
+    """Return how many bytes a step may write, given that a step takes at least the time of its operators."""
     if request.flash_life_s is None:
         return request.written_bytes_per_step
     endurance = min((target.endurance_bytes for target in costs.device.targets if target.endurance_bytes), default=None)

@@ -1,4 +1,4 @@
-"""What a deadline leaves for a step, and by how much a step misses it."""
+"""The time that a deadline allows for a step, and by how much a step misses it."""
 
 from datetime import datetime, time
 from typing import TYPE_CHECKING
@@ -14,7 +14,9 @@ if TYPE_CHECKING:
 def wanted_pace(
     deadline_at: float | None, charging: tuple[time, time] | None, epochs: int, steps_per_epoch: int
 ) -> "Pace | None":
-    """Return what a deadline, in seconds since 1970, and the hours of charging leave for one step; None without a deadline."""
+    """Return what a deadline, in seconds since 1970, and the hours of charging allow for one step; None without a
+    deadline.
+    """
     from port_planner.deadline import Window, pace
 
     if deadline_at is None:

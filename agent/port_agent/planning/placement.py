@@ -1,4 +1,4 @@
-"""What `--place` names: a kind of device beside the CPU, or teams of the CPU's threads."""
+"""What `--place` names: a kind of device beside the CPU, or teams of CPU threads."""
 
 import re
 
@@ -11,7 +11,7 @@ from port_planner.ir.devices.cpu_teams import MAX_TEAMS, CpuTeam
 
 _TEAM = re.compile(rf"{CPU}:(\d+)(?:x([\w-]+))?")
 _ANY_NAME = re.compile(r"cluster(\d+)")
-"""Of a cluster whose cores the kernel does not name: by its number, the fastest first."""
+"""Name of a cluster whose cores the kernel does not name: its number, the fastest first."""
 
 
 def names_teams(place: str | None) -> bool:
@@ -20,7 +20,10 @@ def names_teams(place: str | None) -> bool:
 
 
 def wanted_teams(place: str | None) -> tuple[CpuTeam, ...]:
-    """Return the teams that `--place cpu:1,cpu:4xA76` names; none where it names a device. Raises RequestError for others than there can be."""
+    """Return the teams that `--place cpu:1,cpu:4xA76` names; none if it names a device.
+
+    Raises RequestError for impossible teams.
+    """
     if place is None or not names_teams(place):
         return ()
     clusters = read_clusters(Tree(), usable_core_numbers())
@@ -55,4 +58,4 @@ def _cores(name: str, clusters: tuple[CpuCluster, ...]) -> tuple[int, ...]:
         if cluster.name is not None and name.lower() in (cluster.name.lower(), cluster.name.lower().rpartition("-")[2]):
             return cluster.cores
     known = ", ".join(f"cluster{i}, {cluster.text}" for i, cluster in enumerate(clusters, 1))
-    raise RequestError(f"--place: there is no cluster {name}; the kernel tells of {known or 'none'}")
+    raise RequestError(f"--place: there is no cluster {name}; the kernel reports {known or 'none'}")

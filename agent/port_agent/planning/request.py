@@ -1,4 +1,4 @@
-"""What `plan` is asked for. Loads nothing heavy."""
+"""The request for a plan. Loads nothing heavy."""
 
 from dataclasses import dataclass
 from datetime import time
@@ -9,16 +9,16 @@ from port_planner.ir.costs import MediumKind
 
 
 class RequestError(PortError):
-    """Settings of a request that do not go together, or that name what is not there."""
+    """Settings of a request that exclude each other, or name something that does not exist."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanRequest:
-    """A script to plan for a RAM budget. What is None is chosen by what is measured, or not limited.
+    """A script to plan for a RAM budget. None means measured and chosen, or not limited.
 
-    The settings are those of `port-agent plan`, whose help says more of each.
+    The settings are those of `port-agent plan`, whose help explains each.
     """
 
     script: Path
@@ -30,19 +30,19 @@ class PlanRequest:
     device_ram_bytes: int | None = None
     """Memory of a device that has its own."""
     recording_device_ram_bytes: int | None = None
-    """What plain PyTorch's steps may take of it while they are recorded; None: as `device_ram_bytes`."""
+    """Limit of it for plain PyTorch's steps while they are recorded; None: `device_ram_bytes`."""
     device: str | None = None
-    """Where the step computes: cpu, cuda or mps; None: where the script's model lies."""
+    """Device that computes the step: cpu, cuda or mps; None: the one that holds the script's model."""
     place: str | None = None
     """A device beside the CPU, or teams of its threads (`cpu:1,cpu:4`), to divide operators among."""
     threads: int | None = None
     """Per operator."""
     board: str | None = None
-    """A board that is not at hand, for which costs measured here are scaled."""
+    """A board that is not here, to which costs measured here are scaled."""
     page_dirs: tuple[Path, ...] = ()
-    """Where flash is measured, the first that of weights and state; none: where the process stands. They are there."""
+    """Directories where flash is measured, the first for weights and state; none: the working directory. They exist."""
     medium: MediumKind | None = None
-    """What pages are written to; None: what the first of `page_dirs` lies on, or the board has."""
+    """Medium of pages; None: that of the first of `page_dirs`, or the board's."""
     written_bytes_per_step: int | None = None
     flash_life_s: float | None = None
     """Write so little that the flash lasts so long if training never stops."""
@@ -50,7 +50,7 @@ class PlanRequest:
     """Plan for flash no faster than this."""
     flash_write_bytes_per_s: float | None = None
     config: Path | None = None
-    """A file of settings, whose `[energy]` says watts and prices; None: the system's, if there is one."""
+    """A settings file whose `[energy]` gives watts and prices; None: the system's, if it exists."""
     deadline_at: float | None = None
     """When training is to be done, in seconds since 1970."""
     charging: tuple[time, time] | None = None
@@ -58,9 +58,9 @@ class PlanRequest:
     epochs: int | None = None
     """Passes over the data, for a schedule's table, and for the deadline; None: the job's."""
     compared_steps: int | None = None
-    """First steps that must equal plain PyTorch's; None: one more than batches make an update."""
+    """First steps that must equal plain PyTorch's; None: one more than the batches of an update."""
     pruned_share: float | None = None
-    """Of each weight matrix, set to zero in the first half of the epochs."""
+    """Share of each weight matrix that is set to zero in the first half of the epochs."""
     reordered: bool = False
     """Whether sums may be added in another order, and nothing is compared."""
     sparse_update: bool = False
@@ -71,7 +71,7 @@ class PlanRequest:
     """Energy that a step of `sparse_update` may take."""
     strategy: str = "milp"
     time_limit_s: float = 12.0
-    """Of planning, for each graph."""
+    """Seconds of planning for each graph."""
     frontier: bool = False
     """Whether more plans for smaller budgets are put in, each by the chosen strategy."""
     solve_on: str | None = None

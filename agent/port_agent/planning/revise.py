@@ -1,6 +1,6 @@
-"""Make the plans of a bundle again beside the worker that runs it: `python -m port_agent.planning.revise`.
+"""Plan a bundle again beside the worker that runs it: `python -m port_agent.planning.revise`.
 
-Run by the agent in a process of its own, on this device or, where the owner named one, with a paired device that solves.
+The agent runs it in a process of its own, on this device or, if the owner chose one, with a paired device that solves.
 """
 
 import os
@@ -23,7 +23,7 @@ _MIN_NICE = 19
 
 
 def make_revision(request: RevisionRequest) -> RevisedPlans:
-    """Write the revision and return what it saves; raises PortError, OSError."""
+    """Write the revision and return its savings; raises PortError, OSError."""
     bundle = Bundle(Path(request.bundle))
     solve, peers, solving = solved_here, None, request.solving
     if solving is not None:
@@ -44,7 +44,7 @@ def make_revision(request: RevisionRequest) -> RevisedPlans:
 
 
 def main() -> int:
-    """Do what is requested and send what it saves; returns the exit code."""
+    """Execute the request and send the savings; return the exit code."""
     os.nice(_MIN_NICE)
     request = next(requests(msgspec.json.Decoder(RevisionRequest)))
     return helper_exit_code(lambda: send_event(make_revision(request)))

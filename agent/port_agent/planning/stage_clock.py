@@ -1,4 +1,4 @@
-"""What each stage of a plan takes."""
+"""The time of each stage of planning."""
 
 import os
 import time
@@ -28,7 +28,7 @@ class StageClock:
         self._progress(stage, share)
 
     def taken(self) -> dict[str, StageTime]:
-        """Return what each stage has taken until now."""
+        """Return the time of each stage so far."""
         self._account(self._stage)
         return self._taken
 

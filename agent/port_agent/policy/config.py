@@ -32,7 +32,7 @@ class ConfigError(PortError):
     def __init__(self, file: Path, line: int | None, reason: str) -> None:
         self.file, self.line, self.reason = file, line, reason
         place = f"{file}:{line}" if line is not None else str(file)
-        super().__init__(f"{place}: {reason}; correct it, and tell an agent that runs with `port-agent reload`")
+        super().__init__(f"{place}: {reason}; correct it, and run `port-agent reload` if an agent is running")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ class AgentOptions:
     control_group: str | None = None
     discover_peers: bool = False
     peer_name: str = ""
-    """What other agents call this one; empty makes a name of the device id, which tells nothing of its owner."""
+    """Name shown to other agents; if empty, it is made from the device id, which reveals nothing about its owner."""
     peer_port: int = 9478
     """Where paired devices call; listened at only while a device is paired."""
     pairing_port: int = 9479
@@ -54,11 +54,11 @@ class AgentOptions:
     static_peers: tuple[tuple[str, int], ...] = ()
     """Where to call for paired devices that multicast does not reach."""
     share_with_peers: bool = False
-    """Whether paired devices may have costs and plans that were made here, and theirs are asked for."""
+    """Whether costs and plans made here are shared with paired devices, and theirs are requested."""
     solve_for_peers: bool = False
     """Whether plans are solved for paired devices, while the policy would let this one train."""
     take_jobs: bool = False
-    """Whether jobs of paired devices are trained here, while the policy lets this one train and it has no work of its own."""
+    """Whether paired devices' jobs are trained here, while the policy allows training and there is no own work."""
     introducer: str = ""
     """The paired device that introduces others to this one, which are trusted then; empty: none."""
     introduces: bool = False
@@ -78,17 +78,17 @@ class AgentOptions:
 
 @dataclass(frozen=True, slots=True)
 class Config:
-    """Everything that the configuration files say."""
+    """The contents of the configuration files."""
 
     policy: Policy = field(default_factory=Policy)
     options: AgentOptions = field(default_factory=AgentOptions)
     energy: Mapping[str, object] = field(default_factory=dict)
-    """The table [energy] as it stands; the meter checks it."""
+    """The table [energy] as written; the meter checks it."""
     files: tuple[Path, ...] = ()
 
 
 def sensor_options(state_dir: Path, policy: Policy) -> SensorOptions:
-    """Return what `policy` tells the sensors."""
+    """Return the policy's settings for the sensors."""
     return SensorOptions(state_dir, policy.busy_cpu_percent, policy.busy_cores, policy.busy_pressure_percent)
 
 
@@ -97,7 +97,7 @@ class _ValueError(Exception):
 
 
 def _typed(kind: Any, problem: str) -> Callable[[object], Any]:
-    """Return what gives a value of this kind, or refuses one that is the `problem`."""
+    """Return a function that converts a value to this type, or rejects it as `problem`."""
 
     def parse(value: object) -> Any:
         try:
@@ -139,20 +139,20 @@ _span = _with_unit(Any, "", lambda text: parse_hours(text if isinstance(text, st
 def _power(value: object) -> Power | None:
     known = {"auto": None, "external": Power.EXTERNAL, "battery": Power.BATTERY}
     if not isinstance(value, str) or value not in known:
-        raise _ValueError(f'{value!r} is none of "auto", "external", "battery"')
+        raise _ValueError(f'{value!r} is not one of "auto", "external", "battery"')
     return known[value]
 
 
 def _directory(value: object) -> Path:
-    return Path(_typed(Annotated[str, msgspec.Meta(pattern="^/")], "no absolute path")(value))
+    return Path(_typed(Annotated[str, msgspec.Meta(pattern="^/")], "not an absolute path")(value))
 
 
 def _group(value: object) -> str | None:
-    return _typed(str, "no group name")(value) or None
+    return _typed(str, "not a valid group name")(value) or None
 
 
 def _peer_name(value: object) -> str:
-    from port_agent.peers.announcement import NAME_LIMIT, clean  # few set a name: not worth resident memory
+    from port_agent.peers.announcement import NAME_LIMIT, clean  # few users set a name: not worth resident memory
 
     if not isinstance(value, str) or clean(value, NAME_LIMIT) != value:
         raise _ValueError(f"{value!r} is not a valid name of at most {NAME_LIMIT} printable characters")
@@ -270,7 +270,7 @@ def read_file(file: Path, base: Config = Config()) -> Config:
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(file, _toml_line(error), str(error).partition(" (at ")[0]) from error
     except ValueError as error:  # an integer of more digits than Python reads
-        raise ConfigError(file, None, "holds a number of thousands of digits") from error
+        raise ConfigError(file, None, "contains a number with thousands of digits") from error
     flat, windows = _flatten(document), document.get("windows", {})
     energy = document.get("energy", {})
     config = replace(base, energy={**base.energy, **energy}) if isinstance(energy, Mapping) else base
@@ -325,7 +325,7 @@ def _flatten(document: Mapping[str, Any], prefix: str = "") -> dict[str, object]
 def _apply(config: Config, key: str, value: object) -> Config:
     entry = KEYS.get(key)
     if entry is None:
-        import difflib  # not for a daemon whose settings are right: it stays in memory
+        import difflib  # not for a daemon with correct settings: it stays in memory
 
         close = difflib.get_close_matches(key, KEYS, n=1)
         hint = f"; did you mean {close[0]}?" if close else ""
@@ -359,7 +359,7 @@ def _windows(file: Path, text: str, table: object) -> tuple[TimeWindow, ...]:
     for day, value in table.items():
         key = f"windows.{day}"
         if day not in (*DAYS, "every"):
-            raise ConfigError(file, locate(text, key), f"{key}: no such day; use every, {', '.join(DAYS)}")
+            raise ConfigError(file, locate(text, key), f"{key}: not a day; use every, {', '.join(DAYS)}")
         try:
             spans = [_span(text) for text in _list(value)]
         except _ValueError as error:
@@ -374,11 +374,11 @@ def _check_together(file: Path, text: str, policy: Policy) -> None:
         keys = ("when.resume_temperature", "when.max_temperature")
         line = max((number for key in keys if (number := locate(text, key)) is not None), default=None)
         numbers = f"{policy.resume_temperature_c:g} against {policy.max_temperature_c:g} °C"
-        raise ConfigError(file, line, f"when.resume_temperature must lie below when.max_temperature ({numbers})")
+        raise ConfigError(file, line, f"when.resume_temperature must be below when.max_temperature ({numbers})")
 
 
 def _check_energy(file: Path, text: str, table: Mapping[str, object]) -> None:
-    """Let the meter check its own table, so that a mistake in it is refused with its line too."""
+    """Let the meter check its own table, so that an error in it is reported with its line, too."""
     if not table:
         return
     from port_agent.energy.sources.registry import EnergyConfig, EnergyConfigError
@@ -390,7 +390,7 @@ def _check_energy(file: Path, text: str, table: Mapping[str, object]) -> None:
 
 
 def restart_needed(old: Config, new: Config) -> list[str]:
-    """Return the settings in which `new` differs and that a daemon takes at a start only."""
+    """Return the settings in which `new` differs and that a daemon only reads at its start."""
     fields_ = ("control_group", "metrics_listen")
     names = {entry.field: key for key, entry in KEYS.items() if entry.target == "options"}
     changed = [names[name] for name in fields_ if getattr(old.options, name) != getattr(new.options, name)]

@@ -21,17 +21,17 @@ class State(IntEnum):
     """What the agent may do now. The numbers are part of the control protocol: never renumber."""
 
     TRAIN = 1
-    """The device is left alone: train within the `not_in_use` limits."""
+    """The device is idle: train within the `not_in_use` limits."""
     TRAIN_GENTLY = 2
     """Somebody uses the device and the policy allows training within the `in_use` limits."""
     PAUSE = 3
-    """Do not train; a worker that is there keeps its memory for now."""
+    """Do not train; an existing worker keeps its memory for now."""
     LEAVE = 4
-    """Do not train; a worker that is there gives its memory back."""
+    """Do not train; an existing worker releases its memory."""
 
     @property
     def trains(self) -> bool:
-        """Whether training may go on."""
+        """Whether training may continue."""
         return self in (State.TRAIN, State.TRAIN_GENTLY)
 
 
@@ -50,7 +50,7 @@ class TimeWindow:
         return start, end if end > start else end + timedelta(days=1)
 
     def covers(self, moment: datetime) -> bool:
-        """Return whether local time `moment` lies inside, also in the part after midnight."""
+        """Return whether local time `moment` is inside, including the part after midnight."""
         for begin in (moment, moment - timedelta(days=1)):
             start, end = self.bounds(begin)
             if begin.weekday() == self.weekday and start <= moment < end:
@@ -60,7 +60,7 @@ class TimeWindow:
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """How much of the machine a worker may take; percent of all CPUs and of all memory."""
+    """How much of the machine a worker may use; percent of all CPUs and of all memory."""
 
     cpu_percent: float = 100.0
     memory_percent: float = 70.0
@@ -118,13 +118,13 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """What one decision leaves to the next: since when, and which conditions are held by hysteresis."""
+    """State passed from one decision to the next: since when, and which conditions are held by hysteresis."""
 
     training: bool = False
     stopped_at_s: float | None = None
     idle_since_s: float | None = None
     idle_known_at_s: float | None = None
-    """When a signal last said that the device is left alone."""
+    """When a signal last reported that the device is idle."""
     held: frozenset[str] = frozenset()
 
 
@@ -143,22 +143,22 @@ class _Objection:
     code: str
     reason: str
     at_once: bool = False
-    """Whether the memory must be given back at once instead of after `keep_in_memory_for_s`."""
+    """Whether the memory must be released at once instead of after `keep_in_memory_for_s`."""
 
 
 BATTERY_MARGIN_PERCENT = 5.0
 MIN_FREE_INODES = 64
-"""A run makes some dozen files; a disk without inodes refuses a new one however many bytes are free."""
+"""A run creates about a dozen files; a disk without inodes rejects new ones however many bytes are free."""
 SPACE_MARGIN = 1.25
-"""After free disk or memory fell below its minimum it must rise to this multiple before training goes on."""
+"""After free disk or memory fell below its minimum, it must rise to this multiple before training resumes."""
 
 
 HEAT_IGNORED_C = 120.0
-"""A limit that no processor reaches: whoever sets it asks no thermometer."""
+"""A limit that no processor reaches: with it no thermometer is needed."""
 PRESENCE_SENSORS = ("cpu load", "terminals", "input", "sessions")
 
 SILENCE_S = 60.0
-"""How long all signals may be silent before it is unknown whether the device is left alone."""
+"""How long all signals may be silent before it is unknown whether the device is idle."""
 
 
 def decide(facts: Facts, policy: Policy, now: Now, memory: Memory = Memory()) -> PolicyDecision:
@@ -179,7 +179,7 @@ def decide(facts: Facts, policy: Policy, now: Now, memory: Memory = Memory()) ->
 
 
 def device_in_use(idle_signals: tuple[IdleSignal, ...]) -> Answer:
-    """Return YES when a strong signal says so, NO when some signal says idle, else UNKNOWN."""
+    """Return YES if a strong signal says so, NO if some signal reports idleness, otherwise UNKNOWN."""
     if any(signal.idle is Answer.NO and not signal.weak for signal in idle_signals):
         return Answer.YES
     if any(signal.idle is Answer.YES for signal in idle_signals):
@@ -193,11 +193,9 @@ def in_window(policy: Policy, local: datetime) -> bool:
 
 
 def window_closes_in_s(policy: Policy, local: datetime) -> float | None:
-    """Return the seconds until training is no longer allowed by the windows.
+    """Return the seconds until the windows no longer allow training; None if no such moment is near.
 
-    None when no such moment is near.
-
-    Windows that touch count as one; looks a week ahead at most.
+    Adjacent windows count as one; looks at most a week ahead.
     """
     if not policy.windows or not in_window(policy, local):
         return None
@@ -230,7 +228,7 @@ def next_window(policy: Policy, local: datetime) -> datetime | None:
 
 def _objections(facts: Facts, policy: Policy, now: Now, memory: Memory, use: Answer) -> Iterator[_Objection]:
     if facts.pause:
-        yield _Objection("user", f"{facts.pause}; `port-agent resume` goes on", at_once=True)
+        yield _Objection("user", f"{facts.pause}; `port-agent resume` continues", at_once=True)
     yield from _unreadable(facts, policy)
     yield from _power(facts, policy, memory)
     yield from _presence(facts, policy, now, memory, use)
@@ -238,7 +236,9 @@ def _objections(facts: Facts, policy: Policy, now: Now, memory: Memory, use: Ans
     yield from _space(facts, policy, memory)
     if policy.windows and not now.clock_is_set:
         shown = f"{now.local:%Y-%m-%d %H:%M}"
-        yield _Objection("clock", f"the clock is not set (it shows {shown}), so no time window is known to be open")
+        yield _Objection(
+            "clock", f"the clock is not set (it shows {shown}), so it is unknown whether a time window is open"
+        )
     elif not in_window(policy, now.local):
         opens = next_window(policy, now.local)
         when = f"; the next window opens {opens:%a %H:%M}" if opens else ""
@@ -249,7 +249,7 @@ def _objections(facts: Facts, policy: Policy, now: Now, memory: Memory, use: Ans
 
 
 def _unreadable(facts: Facts, policy: Policy) -> Iterator[_Objection]:
-    """Object to each kind of fault of a sensor that the policy asks: what it would say is unknown, not good."""
+    """Object to each faulty sensor that the policy needs: its value is unknown, not good."""
     presence = "when.idle_for = 0" if policy.idle_for_s > 0 and not policy.train_while_in_use else None
     overrides = {
         "disk": "storage.min_free = 0" if facts.free_disk_bytes is None and policy.min_free_disk_bytes else None,
@@ -267,7 +267,7 @@ def _unreadable(facts: Facts, policy: Policy) -> Iterator[_Objection]:
             sensor = "temperature"
         if sensor.partition("/")[0] in PRESENCE_SENSORS:
             sensor = sensor.partition("/")[0]
-        if override := overrides.pop(sensor, None):  # one objection says it
+        if override := overrides.pop(sensor, None):  # one objection is enough
             reason = f"{fault.sensor} cannot be read ({fault.reason}); {override} trains without it"
             yield _Objection("unreadable", reason)
 
@@ -332,8 +332,8 @@ def _space(facts: Facts, policy: Policy, memory: Memory) -> Iterator[_Objection]
     if facts.free_inodes is not None and facts.free_inodes < MIN_FREE_INODES and policy.min_free_disk_bytes > 0:
         yield _Objection(
             "inodes",
-            f"room for {facts.free_inodes} more files (inodes) on the disk, training needs {MIN_FREE_INODES}; delete small files, "
-            "whatever its free bytes",
+            f"only {facts.free_inodes} more files (inodes) fit on the disk, training needs {MIN_FREE_INODES}; delete "
+            "small files, however many bytes are free",
         )
 
 
@@ -381,5 +381,5 @@ def _go_reason(facts: Facts, policy: Policy) -> str:
     power = policy.assume_power or facts.power
     level = "" if facts.battery_percent is None else f", battery {facts.battery_percent:.0f} %"
     heat = "" if facts.temperature_c is None else f", {facts.temperature_c:.0f} °C"
-    presence = "left alone" if policy.idle_for_s > 0 and not policy.train_while_in_use else "no idle condition set"
+    presence = "idle" if policy.idle_for_s > 0 and not policy.train_while_in_use else "no idle condition set"
     return f"{power.value} power{level}, {presence}{heat}"

@@ -12,13 +12,13 @@ from port_agent.system.clock import local_time
 _DAYS, _HOURS = 7, 24
 _HOUR_S = 3600.0
 _REMEMBERED_S = 4 * _HOUR_S
-"""Of each hour of the week the last four weeks weigh most: what is older fades as new weeks come in."""
+"""For each hour of the week the last four weeks weigh most; older ones fade as new ones arrive."""
 _PRIOR_S = 2 * _HOUR_S
-"""How much watching it takes for an hour of the week to weigh as much as the same hour of the other days."""
+"""Observation after which an hour of the week weighs as much as the same hour of the other days."""
 _KNOWN_AFTER_S = 86400.0
 """Before a day was watched nothing is promised."""
 _LONGEST_GAP_S = 7 * 86400.0
-"""A machine that was off could not train; longer than a week ago says nothing about what is usual."""
+"""A machine that was off could not train; times more than a week ago say nothing about what is usual."""
 _LONGEST_FORECAST = timedelta(days=5 * 365)
 _NOON = timedelta(hours=12)
 
@@ -64,7 +64,7 @@ class UsualTimes:
 
     @classmethod
     def from_json(cls, text: str | None) -> "UsualTimes":
-        """Return what `to_json` wrote; begin anew where there is nothing, or nothing that can be read."""
+        """Load what `to_json` wrote; start empty if there is nothing readable."""
         times = cls()
         try:
             record = msgspec.json.decode(text or "", type=_Record)
@@ -79,9 +79,10 @@ class UsualTimes:
         return msgspec.json.encode(self._record).decode()
 
     def look(self, wall_s: float, speed: float) -> None:
-        """Take in that from now on (Unix time) training may run at `speed`, 0 (not at all) to 1 (with the whole machine).
+        """Record that from now on (Unix time) training may run at `speed`, 0 (not at all) to 1 (with the whole
+        machine).
 
-        A clock that went back is followed from where it is; what it passed over a second time counts twice.
+        A clock that is set back is followed from there; time that passes twice counts twice.
         """
         last, self._record.looked_at = self._record.looked_at, wall_s
         if last is not None:
@@ -95,7 +96,7 @@ class UsualTimes:
         self._record.looked_at = wall_s
 
     def usual_day_s(self) -> float | None:
-        """Return how many seconds of training an average day gives; None until a day was watched."""
+        """Return the seconds of training on an average day; None until a day was observed."""
         if sum(slot.watched_s for slot in self._record.slots) < _KNOWN_AFTER_S:
             return None
         return sum(self._share(index) for index in range(_DAYS * _HOURS)) * _HOUR_S / _DAYS
@@ -117,10 +118,10 @@ class UsualTimes:
         return Forecast(None, None)
 
     def _share(self, index: int) -> float:
-        """Return the share of an hour of the week that gives training.
+        """Return the share of an hour of the week that allows training.
 
-        Four samples of one hour of the week are few: they are mixed with those of the same hour on the other days, which
-        count as `_PRIOR_S` of watching.
+        Four samples of one hour of the week are few, so they are mixed with those of the same hour on the other days,
+        which weigh as `_PRIOR_S` of observation.
         """
         slots = self._record.slots
         slot, usual = slots[index], _mean(slots[index % _HOURS :: _HOURS])

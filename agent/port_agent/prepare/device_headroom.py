@@ -1,4 +1,4 @@
-"""Plain steps of a job within what the device may give: the recording, and plain PyTorch's first steps for comparison."""
+"""Run plain steps of a job within the device's budget: the recording, and plain PyTorch's first steps for comparison."""
 
 import gc
 from collections.abc import Callable
@@ -19,8 +19,10 @@ Result = TypeVar("Result")
 _MIB = 1 << 20
 
 _SAVED_SHARES = (0.5, 0.0)
-"""Of the budget: once tensors hold so much, what autograd saves goes to the host. Half leaves room for gradients, optimizer state and the
-operator that runs; where that was too little, all of it goes."""
+"""Shares of the budget beyond which tensors saved by autograd go to the host.
+
+Half leaves memory for gradients, optimizer state and the running operator; if that is not enough, all of them go.
+"""
 
 
 class DeviceTooSmallError(PortError):
@@ -30,10 +32,11 @@ class DeviceTooSmallError(PortError):
 
 
 def within_device(run: Callable[[], Result], what: str, job: TrainingJob, backend: Backend, pools: Pools) -> Result:
-    """Return what `run`, which `what` names, returns; what autograd saves goes to the host's memory where the device is short of it.
+    """Return the result of `run`, described by `what`; tensors saved by autograd go to the host if the device runs
+    short.
 
-    Raises DeviceTooSmallError where it took more than the budget all the same. It is not held to it by force: torch aborts a
-    process whose device runs out of memory in a backward pass that is looked at.
+    Raises DeviceTooSmallError if it still exceeded the budget. The budget is not enforced, because torch aborts a
+    process whose device runs out of memory during a backward pass with hooks.
     """
     if pools.recording_bytes is None or kind_of_job(job) == CPU:
         return run()

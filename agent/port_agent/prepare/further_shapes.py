@@ -1,4 +1,4 @@
-"""Graphs of further shapes in pieces: cut where the first shape's graph is, as far as they have no room whole."""
+"""Tile the graphs of further shapes where the first shape's graph is tiled, if they do not fit whole."""
 
 from collections.abc import Set
 
@@ -18,9 +18,10 @@ from port_planner.tiling.tilings import Tiling, tile_fat
 def with_further_shapes(
     tiled: TiledJob, device: DeviceCosts, ram_bytes: int, allowed: ComparisonLimits, progress: Progress
 ) -> TiledJob:
-    """Return the job with graphs of further shapes in pieces as those of the first are, compared and measured, but for what has room whole.
+    """Return the job with graphs of further shapes tiled like the first, compared and measured, except those that fit
+    whole.
 
-    Raises DryRunError where a process that compares or measures fails.
+    Raises DryRunError if a process that compares or measures fails.
     """
     graphs, measured = tiled.prepared.graphs, tiled.measured
     first = {kind: name for name, kind in first_shapes(graphs).items()}
@@ -51,7 +52,7 @@ def tiled_like(graph: StepGraph, other: StepGraph, tiling: Tiling, apart: Set[st
 
 
 def _same_places(one: StepGraph, other: StepGraph) -> bool:
-    """Return whether the operators of two graphs take and give the same values, by number."""
+    """Return whether the operators of two graphs take and return the same values, by number."""
     if one.once(structure) != other.once(structure) or len(one.values) != len(other.values):
         return False
     return all(

@@ -24,14 +24,14 @@ _MOVED_ELEMENTS = 8 << 20
 _CHUNK = 1 << 20
 _FILE_CHUNKS = 64
 _WRITES_PER_S = 50
-"""MiB that are written in a second at most: calibrating takes 0.5 GB of a fast medium's life and less of a slow one's."""
+"""Most MiB written per second: calibration takes 0.5 GB of a fast medium's life and less of a slow one's."""
 
 
 class Threads:
     """A load of threads that each repeat something until it is stopped; one core at most for each."""
 
     def __init__(self, name: str, work: Callable[[], Callable[[], object]], cores: int, counts: WorkClass) -> None:
-        """`work` makes what a thread repeats; its core-seconds count as `counts`."""
+        """`work` makes the function that a thread repeats; its core-seconds count as `counts`."""
         self.name = name
         self._make, self._cores, self._counts = work, cores, counts
         self._stopped = threading.Event()
@@ -85,7 +85,7 @@ class FlashTransfers:
         self._thread.start()
 
     def stop(self) -> Mapping[WorkClass, float]:
-        """End; return the bytes that were moved, and the core-seconds that took. Raises OSError where the medium refused."""
+        """Stop; return the bytes moved, and the core-seconds used. Raises OSError if the medium rejected writes."""
         self._stopped.set()
         if self._thread is not None:
             self._thread.join()
@@ -121,7 +121,7 @@ def calibrate(source: PowerSource, directory: Path, cores: int, progress: Callab
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:  # without a name: nobody puts another there
+        with tempfile.TemporaryFile(dir=directory, buffering=0) as file:  # unnamed, so that nobody can replace it
             bypass_page_cache(file.fileno())
             chunk = mmap.mmap(-1, _CHUNK)
             chunk.write(os.urandom(_CHUNK))

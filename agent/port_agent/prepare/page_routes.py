@@ -1,7 +1,8 @@
-"""How pages get from a device in the host's memory to files: through buffers that they are copied to, or from where they lie.
+"""How pages get from a device in the host's memory to files: through buffers that they are copied to, or directly.
 
-Without copies is not always faster: memory that both reach may be one that a device does not cache. Both ways are measured, what the device
-and the page thread then do with the bytes included; the medium is the same for both and is left out.
+Going without copies is not always faster, because memory that both reach may not be cached by the device. Both ways are
+measured, including what the device and the page thread then do with the bytes; the medium is the same for both and is
+left out.
 """
 
 import tempfile
@@ -21,14 +22,18 @@ from port_planner.profiling.timing import shortest_run_s
 _SAMPLE_BYTES = BURST
 _REPEATS = 5
 _WORTH_SHARING = 0.95
-"""Of the seconds with copies: less must be saved by more than what measurements scatter by, else pages are copied."""
+"""Sharing memory must stay below this share of the seconds with copies, so that it saves more than measurement noise;
+otherwise pages are copied.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class PageRoutes:
-    """Seconds that a sample of `nbytes` takes on its way out and back, of the device to compute with it once, and of the page thread to check it.
+    """Seconds of a sample of `nbytes` on its way out and back, including one computation by the device and one check by
+    the page thread.
 
-    `out_s`, `into_s`: of its copies; `copied_s`: with them; `shared_s`: without, None where the host does not reach what the device computes with.
+    `out_s`, `into_s`: of its copies; `copied_s`: with them; `shared_s`: without, None if the host does not reach the
+    device's memory.
     """
 
     nbytes: int
@@ -43,7 +48,9 @@ class PageRoutes:
         return self.shared_s is not None and self.shared_s < _WORTH_SHARING * self.copied_s
 
     def applied(self, device: DeviceCosts) -> DeviceCosts:
-        """Return the costs of a device whose pages take the faster way: where they are copied, no medium is faster than that."""
+        """Return the costs of a device whose pages take the faster way; if they are copied, no medium is faster than
+        the copies.
+        """
         if self.shares:
             return replace(device, shares_pages=True)
         first, *others = (self._no_faster(target, device.compute_watts) for target in device.targets)
@@ -61,7 +68,7 @@ class PageRoutes:
 
 
 def measured_page_routes(backend: Backend, page_dir: Path) -> PageRoutes:
-    """Return what both ways take between a device in the host's memory and files in `page_dir`."""
+    """Return the times of both ways between a device in the host's memory and files in `page_dir`."""
     own, buffer = backend.allocate(_SAMPLE_BYTES), backend.allocate_host(_SAMPLE_BYTES)
     out, into = copy_seconds(backend, buffer, own), copy_seconds(backend, own, buffer)
     copied = out + into + _computing(backend, own) + _checking(buffer)
@@ -89,7 +96,9 @@ def _checking(memory: torch.Tensor) -> float:
 
 
 def _comes_back(backend: Backend, memory: torch.Tensor, page_dir: Path) -> bool:
-    """Return whether a page goes to a file in the directory and comes back as it was, without copies: not all memory is one that files take."""
+    """Return whether a page written from this memory without copies comes back unchanged: not all memory can be written
+    to files.
+    """
     memory.fill_(1)
     backend.synchronize()
     if backend.host_view(memory) is None:

@@ -1,7 +1,7 @@
-"""Plans of paired devices: asked for, checked here, and one's own given in return.
+"""Plans of paired devices: requested, checked here, and shared in return.
 
-Whatever comes is data that somebody else wrote: a plan is lowered against this device's own problem; who sent what cannot be is
-accused, and planning goes on as if nobody had answered.
+Whatever arrives is untrusted data. A plan is lowered against this device's own problem; a device that sends something
+invalid is reported, and planning continues as if nobody had answered.
 """
 
 import time
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from port_planner.make_bundle import PlanFunction  # which needs torch, and a process that only plans again does not
 
 _PROMPT_S = 5.0
-"""A paired device says within milliseconds whether it has a plan; one that says nothing is waited for once."""
+"""A paired device reports within milliseconds whether it has a plan; a silent one is waited for once."""
 
 ProblemOf = Callable[[StepGraph, CostTable, int], PlanProblem]
 
@@ -46,10 +46,10 @@ class PeerLine(Protocol):
         """Return the answer to a planning problem."""
 
     def share(self, topic: Topic, name: str, content: bytes) -> None:
-        """Let paired devices have a content."""
+        """Share content with paired devices."""
 
     def accuse(self, device: str, reason: str) -> None:
-        """Have a device cut off that gave a wrong answer."""
+        """Block a device that gave a wrong answer."""
 
 
 class PeerPlans:
@@ -61,9 +61,9 @@ class PeerPlans:
     def __init__(self, line: PeerLine, *, shares: bool, solves: bool) -> None:
         self._line, self._shares, self._solves = line, shares, solves
         self._asks = shares
-        """Whether plans are asked for: no more where nobody answers promptly."""
+        """Whether plans are requested: no longer, once nobody answers promptly."""
         self._notes: dict[str, None] = {}
-        """Each said once, in order."""
+        """Notes, each reported once, in order."""
         self._solved: dict[str, int] = {}
         """How many plans each device solved."""
 
@@ -73,7 +73,7 @@ class PeerPlans:
         return [*solved, *self._notes]
 
     def planner(self, local: "PlanFunction", problem_of: ProblemOf) -> "PlanFunction":
-        """Return a planner that takes plans of paired devices where they are as good as can be told, and else `local`'s.
+        """Return a planner that uses plans of paired devices if they are as good as can be known, otherwise `local`'s.
 
         Quick plans are made here.
         """
@@ -82,7 +82,9 @@ class PeerPlans:
             problem = problem_of(graph, costs, ram_bytes)
             if problem.strategy == "greedy":
                 if self._solves:
-                    self._note(f"planned here in a moment: a step of {len(graph.ops)} operators is not searched")
+                    self._note(
+                        f"planned here by the quick planner: a step of {len(graph.ops)} operators is too large to search"
+                    )
                 return local(graph, costs, ram_bytes)
             shared = self._shared_plan(problem) if self._asks else None
             if shared is not None:
@@ -95,7 +97,7 @@ class PeerPlans:
         return plan
 
     def solved(self, problem: PlanProblem, known: Plan) -> PlanResult:
-        """Return the best of a paired device's plan, or of this device's where none came, and the one that is known."""
+        """Return the best of the known plan and a paired device's, or this device's if none arrived."""
         found = None if problem.strategy == "greedy" else self._solved_plan(problem)
         if found is None:
             return problem.solved(rivals=(known,))
@@ -105,10 +107,10 @@ class PeerPlans:
         began_s = time.monotonic()
         try:
             found = self._line.shared(Topic.PLAN, problem.name)
-        except NotAnsweredError as error:  # mostly: nobody planned the same step for this budget yet
+        except NotAnsweredError as error:  # usually: nobody planned the same step for this budget yet
             if time.monotonic() - began_s > _PROMPT_S:
                 self._asks = False
-                self._note(f"no plans asked for any more: {error}")
+                self._note(f"peers are no longer asked for plans: {error}")
             return None
         plan = self._checked(problem, found, same_costs=False)
         if plan is not None:
@@ -120,11 +122,12 @@ class PeerPlans:
         try:
             if len(packed) > QUESTION_LIMIT_BYTES:
                 raise NotAnsweredError(
-                    f"the step takes {format_bytes(len(packed))}, more than the {format_bytes(QUESTION_LIMIT_BYTES)} that are sent"
+                    f"the step takes {format_bytes(len(packed))}, more than the {format_bytes(QUESTION_LIMIT_BYTES)} "
+                    "that can be sent"
                 )
             found = self._line.solved(problem.name, packed, problem.time_limit_s)
         except NotAnsweredError as error:
-            self._solves = False  # what it says holds for the next minutes
+            self._solves = False  # its answer is valid for the next minutes
             self._note(f"solved here: {error}")
             return None
         plan = self._checked(problem, found, same_costs=True)
@@ -133,7 +136,7 @@ class PeerPlans:
         return _result(plan)
 
     def _checked(self, problem: PlanProblem, found: PeerContent, *, same_costs: bool) -> Plan | None:
-        """Return the plan of an answer with its figures here; None where it is none or no better than a quick one."""
+        """Return the plan of an answer with its figures here; None if it has none, or one no better than a quick plan."""
         try:
             plan = plan_in(found.content)
             if isinstance(plan, str):
@@ -144,11 +147,11 @@ class PeerPlans:
             self._accuse(found, str(error))
             return None
         except UnsuitedPlanError as error:
-            self._note(f"a plan of {found.name} was not taken: {error}")
+            self._note(f"a plan of {found.name} was rejected: {error}")
             return None
         quick = replace(problem, strategy="greedy").solved().plan
         if quick is not None and plan.overhead_joules > quick.overhead_joules * (1 + 1e-9):
-            self._note(f"a plan of {found.name} was not taken: one made here in a moment costs less")
+            self._note(f"a plan of {found.name} was rejected: a quick plan made here costs less")
             return None
         return plan
 
@@ -164,11 +167,11 @@ class PeerPlans:
             self._note(f"not shared: {error}")
 
     def _accuse(self, found: PeerContent, reason: str) -> None:
-        self._note(f"{found.name} gave a wrong answer and is cut off for a while: {reason}")
+        self._note(f"{found.name} gave a wrong answer and is temporarily blocked: {reason}")
         try:
             self._line.accuse(found.device, reason)
         except NotAnsweredError as error:
-            self._note(f"{found.name} could not be cut off: {error}")
+            self._note(f"{found.name} could not be blocked: {error}")
 
 
 def _result(plan: Plan | None) -> PlanResult | None:

@@ -18,14 +18,16 @@ from port_planner.profiling.shared_costs import SharedCostsError, pack_shared, s
 
 
 class PlanPeers(PeerPlans):
-    """What paired devices do for one run of planning, costs besides plans where `shares`."""
+    """What paired devices do for one run of planning: plans, and costs if `shares`."""
 
     def __init__(self, line: PeerLine, *, shares: bool, solves: bool) -> None:
         super().__init__(line, shares=shares, solves=solves)
         self._costs_of: PeerContent | None = None
 
     def costs(self, threads: int) -> bytes:
-        """Return what operators cost on another device like this one, checked for its form alone; empty where none is shared."""
+        """Return the costs of operators on another device like this one, with only their form checked; empty if none
+        are shared.
+        """
         self._costs_of = None
         if not self._shares:
             return b""
@@ -42,7 +44,7 @@ class PlanPeers(PeerPlans):
         return found.content
 
     def judge_costs(self, threads: int, measured: MeasuredCosts) -> None:
-        """Say what became of the costs that `costs` gave, and share what was measured here."""
+        """Report what became of the costs from `costs`, and share what was measured here."""
         given = self._costs_of
         if given is not None and measured.disputed:
             self._accuse(given, measured.disputed)

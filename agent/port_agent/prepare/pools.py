@@ -1,4 +1,4 @@
-"""The memory that a job may take: the host's, and the device's where that has its own."""
+"""The memory budgets of a job: the host's, and the device's if it has its own memory."""
 
 import time
 from dataclasses import dataclass, replace
@@ -18,7 +18,7 @@ _HOST_NAME = "host memory"
 _SAMPLE_BYTES, _LATENCY_BYTES = 16 << 20, 4096
 _REPEATS = 3
 _MIN_SECONDS = 1e-6
-"""Of a sample, however fast: clocks tell no less."""
+"""Least seconds of a sample, because clocks resolve no less."""
 
 
 class PoolError(PortError):
@@ -29,9 +29,9 @@ class PoolError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Budgets in bytes: of the host's memory, and of the device's own; None where operators compute in the host's.
+    """Budgets in bytes: of the host's memory, and of the device's own; None if operators compute in the host's.
 
-    `recording_bytes`: of the device's own while plain steps run, which are recorded and compared with.
+    `recording_bytes`: of the device's own memory during plain steps, which are recorded and compared.
     """
 
     ram_bytes: int
@@ -40,28 +40,29 @@ class Pools:
 
     @property
     def computing_bytes(self) -> int:
-        """Of the memory that operators compute in, which plans are made for."""
+        """Budget of the memory that operators compute in, for which plans are made."""
         return self.ram_bytes if self.device_bytes is None else self.device_bytes
 
 
 def pools_of(backend: Backend, ram_bytes: int, gpu_ram_bytes: int | None, recording_bytes: int | None = None) -> Pools:
-    """Return the budgets of a job on this device; raises PoolError where one is missing, or one too many was given."""
+    """Return the budgets of a job on this device; raises PoolError if one is missing, or one too many was given."""
     if not backend.unified and gpu_ram_bytes is None:
         raise PoolError(
-            f"the model computes on {backend.kind}, which has memory of its own: say with --gpu-ram how much of it the job may take"
+            f"the model computes on {backend.kind}, which has memory of its own; give the job's budget of it with --gpu-ram"
         )
     if backend.unified and (gpu_ram_bytes is not None or recording_bytes is not None):
         where = (
             "the CPU (--device moves it)" if backend.kind == CPU else f"{backend.kind}, which shares the host's memory"
         )
-        raise PoolError(f"--gpu-ram: the model computes on {where}; --ram is for all of it")
+        raise PoolError(f"--gpu-ram: the model computes on {where}; --ram covers all of it, so leave out --gpu-ram")
     return Pools(ram_bytes, gpu_ram_bytes, gpu_ram_bytes if recording_bytes is None else recording_bytes)
 
 
 def with_own_memory(device: DeviceCosts, backend: Backend, pools: Pools) -> DeviceCosts:
-    """Return the costs of a machine whose operators compute on this device, with the host's memory as a target where it is another.
+    """Return the costs of a machine whose operators compute on this device, with separate host memory as a paging
+    target.
 
-    `device.base_bytes` is what the process holds of the host's memory; the trial corrects both pools.
+    `device.base_bytes` is what the process holds of the host's memory; the dry run corrects both pools.
     """
     outside = backend.outside_bytes()
     if backend.unified:
@@ -82,7 +83,7 @@ def with_transfer_ring(device: DeviceCosts, backend: Backend) -> DeviceCosts:
 
 
 def with_host_headroom(device: DeviceCosts, ram_bytes: int) -> DeviceCosts:
-    """Return the same where pages may take what the host's budget leaves them."""
+    """Return the same, with pages limited to what the host's budget leaves them."""
     free_bytes = max(0, ram_bytes - device.host_base_bytes)
     targets = (t if t.capacity_bytes is None else replace(t, capacity_bytes=free_bytes) for t in device.scratch_targets)
     return replace(device, scratch_targets=tuple(targets))
@@ -123,7 +124,9 @@ def _seconds(backend: Backend, nbytes: int, *, out: bool) -> float:
 def copy_seconds(
     backend: Backend, target: torch.Tensor, source: torch.Tensor, ring: TransferRing | None = None
 ) -> float:
-    """Return the seconds of the fastest of a few copies of bytes, of which one or both lie on the backend's device; `ring`: through that."""
+    """Return the seconds of the fastest of a few copies of bytes, of which one or both are on the backend's device;
+    `ring`: through that.
+    """
     seconds = []
     for _ in range(_REPEATS):
         backend.synchronize()

@@ -1,6 +1,6 @@
-"""What plain PyTorch makes of a job's first steps, for its bundle to be compared with.
+"""Plain PyTorch's first steps of a job, with which its bundle is compared.
 
-The steps run as the job has them; job and generators are then as before.
+The job's own steps run; afterwards job and generators are as before.
 """
 
 import copy
@@ -38,11 +38,11 @@ def compared_steps(job: TrainingJob) -> int:
 
 
 def with_expected_results(prepared: CapturedJob, steps: int) -> CapturedJob:
-    """Return what was prepared with the losses and the state of plain PyTorch after so many batches.
+    """Return the prepared job with the losses and the state of plain PyTorch after `steps` batches.
 
-    They are recorded again, each phase of accumulation, where `prepare` left that to them. On a device they run twice. Raises what the
-    job raises, CaptureError where a step is another than the recorded one or training changes what that does not, and UnrepeatableError
-    where the second run gave other numbers than the first.
+    The steps are recorded again, each phase of accumulation, if `prepare` left that to them. On a device they run
+    twice. Raises what the job raises, CaptureError if a step differs from the recorded one or training changes what
+    that does not, and UnrepeatableError if the second run gave different numbers.
     """
     if not steps:
         return prepared
@@ -54,7 +54,9 @@ def with_expected_results(prepared: CapturedJob, steps: int) -> CapturedJob:
 
 
 class _Recording:
-    """Runs steps as the program does, and records them again where a recording of their bucket and rows was not compared yet."""
+    """Runs steps as the program does, and records them again if a recording of their bucket and rows was not compared
+    yet.
+    """
 
     def __init__(self, prepared: CapturedJob) -> None:
         self._tapes = prepared.tapes
@@ -70,7 +72,7 @@ class _Recording:
         return record_again(self._tapes[recorded], job.model, job.loss_of(bucket), job.optimizer, batch)
 
     def added_to(self, recordings: Recordings) -> Recordings:
-        """Return how often each graph was recorded at least, with these, and what was varied."""
+        """Return the least number of recordings of each graph, including these, and what was varied."""
         if not self._counts:
             return recordings
         count = min(recordings.count, 1 + min(self._counts.values()))
@@ -78,7 +80,7 @@ class _Recording:
 
 
 def _plain(prepared: CapturedJob, steps: int, run: Pass) -> ExpectedResults:
-    """Train for so many batches with the job's own code, note losses and state, and put everything back."""
+    """Train `steps` batches with the job's own code, record losses and state, and restore everything."""
     job, recorded = prepared.job, prepared.layouts
     with _put_back(prepared), unchanged_arithmetic():
         settings = arithmetic()
@@ -87,8 +89,8 @@ def _plain(prepared: CapturedJob, steps: int, run: Pass) -> ExpectedResults:
         changed = [key for key, tensor in model_state(job) if key in before and tensor_checksum(tensor) != before[key]]
         if changed:
             raise CaptureError(
-                f"training changes {', '.join(changed)}, which the recorded step does not touch: train with `port-agent exec`, which follows "
-                "the program itself"
+                f"training changes {', '.join(changed)}, which the recorded step does not change; train with "
+                "`port-agent exec`, which runs the program itself"
             )
         state = itertools.chain(dropped_optimizer_state(job), model_state(job))
         checksums = {key: tensor_checksum(tensor) for key, tensor in state if key in recorded}

@@ -16,11 +16,11 @@ from port_planner.job_device import kind_of_job, on_device
 from port_planner.torch_compat.modes import TorchDispatchMode
 
 ALLOW = "--allow reordered"
-_UNNAMED = "operators that no table names"
+_UNNAMED = "operators that are in no table"
 
 
 class UnrepeatableError(PortError):
-    """A step whose numbers are not the same each time on its device, so that no plan can give plain PyTorch's."""
+    """A step whose numbers differ each time on its device, so that no plan can give plain PyTorch's."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -46,8 +46,9 @@ def not_repeated(job: TrainingJob, data: Sequence[Column]) -> UnrepeatableError:
     first = next((name for (name, a), (_, b) in zip(*traces, strict=False) if a != b), None)
     where = "no operator of one step shows it" if first is None else f"first in {first}"
     return UnrepeatableError(
-        f"plain PyTorch gave other numbers when it ran the first steps again on {kind_of_job(job)}: {where}; replace what does not "
-        f"repeat, plan with --device cpu, or take numbers that differ from run to run with {ALLOW}"
+        f"plain PyTorch gave different numbers when it ran the first steps again on {kind_of_job(job)}: {where}; "
+        "replace what does not repeat, plan with --device cpu, or take numbers that differ from run to run with "
+        f"{ALLOW}"
     )
 
 
@@ -63,7 +64,7 @@ def _traced(job: TrainingJob, data: Sequence[Column]) -> list[tuple[str, str]]:
 
 
 class OperatorDigests(TorchDispatchMode):
-    """Notes of each operator its name and a digest of what it gave."""
+    """Records the name of each operator and a digest of its results."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

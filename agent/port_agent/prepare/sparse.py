@@ -22,38 +22,38 @@ from port_planner.sparse.choose import Contributions, Layer, TrainableChoice, an
 from port_planner.sparse.probe import ProbeResult, TrainingProbe, job_probe
 
 Prepare = Callable[[], CapturedJob]
-"""Captures the job as its model is now, frozen parameters left out."""
+"""Captures the job with its model in its current state, without frozen parameters."""
 
 _HEADROOM_SHARE = 0.02
-"""Share of the budget that is not given away, for what a trial run finds unplanned."""
+"""Share of the budget that is kept free for what a dry run finds unplanned."""
 _TRIES = 5
 
 
 @dataclass(frozen=True, slots=True)
 class StepLimits:
-    """What a step may take of memory, resident, of time and of energy; None: whatever it takes."""
+    """Limits of a step on resident memory, time and energy; None: no limit."""
 
     ram_bytes: int
     seconds: float | None = None
     joules: float | None = None
 
     def allow(self, needed: TrainedBytes, trained: frozenset[str]) -> bool:
-        """Return whether a step that updates `trained` keeps to them."""
+        """Return whether a step that updates `trained` keeps these limits."""
         in_time = self.seconds is None or needed.step_seconds(trained) <= self.seconds
         return in_time and (self.joules is None or needed.step_joules(trained) <= self.joules)
 
     def __str__(self) -> str:
         parts = (
-            [] if self.seconds is None else [f"in {format_seconds(self.seconds)} per step, which the deadline leaves"]
+            [] if self.seconds is None else [f"in {format_seconds(self.seconds)} per step, which the deadline allows"]
         )
         if self.joules is not None:
-            parts.append(f"with {format_joules(self.joules)} per step, which --step-joules leaves")
+            parts.append(f"with {format_joules(self.joules)} per step, which --step-joules allows")
         return " and ".join(parts)
 
 
 @dataclass(frozen=True, slots=True)
 class SparseJob:
-    """A job that trains only the chosen parameters, captured, and what the choice rests on.
+    """A job that trains only the chosen parameters, captured, and the basis of the choice.
 
     `needed_bytes`: resident bytes of the captured step when it keeps everything, the process itself included;
     `full_bytes`: the same with every parameter trained. `predicted` is the loss that the additive analysis expects.
@@ -88,13 +88,12 @@ def train_less(
     steps: int,
     progress: Progress,
 ) -> SparseJob:
-    """Freeze what is not worth its memory and capture the job again.
+    """Freeze parameters that are not worth their memory and capture the job again.
 
-    Raises InfeasibleError where nothing fits.
-
-    The contribution of each layer is measured by training it for `steps` batches with plain PyTorch. The set is the best
-    whose step keeps everything resident, so that nothing has to be paged or computed twice; the
-    count from the full capture is checked against a capture of the set itself. No step takes more than `limits`.
+    The contribution of each layer is measured by training it for `steps` batches with plain PyTorch. The set is the
+    best whose step keeps everything resident, so that nothing has to be paged or recomputed; its size from the full
+    capture is checked against a capture of the set itself. No step takes more than `limits`. Raises InfeasibleError if
+    nothing fits.
     """
     job, costs = full.job, _tables(full, measured, device)
     needed = TrainedBytes(full.graphs, costs)
@@ -120,7 +119,7 @@ def train_less(
         _freeze(job, everything)
         limit = min(found.needed_bytes - 1, found.needed_bytes * budget // real)
     raise InfeasibleError(
-        f"the chosen parameters need {format_bytes(real)} when they are captured by themselves, more than the "
+        f"the chosen parameters need {format_bytes(real)} when captured by themselves, more than the "
         f"{format_bytes(budget)} of the budget",
         math.ceil(real / (1 - _HEADROOM_SHARE)),
     )
@@ -140,7 +139,7 @@ def _chosen(
             cheapest * limits.ram_bytes * (1 - _HEADROOM_SHARE) / limit
         )  # by how much the last capture exceeded its count
         raise InfeasibleError(
-            f"training the cheapest layer alone needs {format_bytes(least)}, --ram is {format_bytes(limits.ram_bytes)}",
+            f"training the cheapest layer alone needs {format_bytes(least)}, but --ram is {format_bytes(limits.ram_bytes)}",
             math.ceil(least / (1 - _HEADROOM_SHARE)),
             remedy="use a smaller batch, or leave out --sparse-update to page",
         )
@@ -170,7 +169,7 @@ def _counted(probe: TrainingProbe, layers: tuple[Layer, ...], progress: Progress
 
 
 def _freeze(job: TrainingJob, trained: frozenset[str]) -> None:
-    """Let only `trained` of the optimizer's parameters require gradients."""
+    """Make only `trained` of the optimizer's parameters require gradients."""
     names = {parameter: name for name, parameter in job.model.named_parameters()}
     for group in job.optimizer.param_groups:
         for parameter in group["params"]:

@@ -1,4 +1,4 @@
-"""This machine as a board: arithmetic, memory and flash measured, watts calibrated where there is a meter."""
+"""This machine as a board: arithmetic, memory and flash measured, watts calibrated if there is a meter."""
 
 import os
 import platform
@@ -23,9 +23,9 @@ from port_planner.profiling.sustained_writes import MAX_BYTES, SustainedWrite, m
 from port_planner.profiling.timing import shortest_run_s
 
 _REPEATS = 10
-"""Runs of what a processor's rate is told by."""
+"""Runs from which a processor's rate is determined."""
 _SMALL_BOARD_WATTS = {"static_watts": 2.0, "compute_watts": 4.0}
-"""A small board's, where nobody measured any."""
+"""Watts of a small board, if none were measured."""
 
 
 def measure_board(
@@ -38,13 +38,13 @@ def measure_board(
     max_written_bytes: int = MAX_BYTES,
     root: Path = Path("/"),
 ) -> tuple[Board, tuple[str, ...]]:
-    """Return this machine as a board, and what the meter could not tell.
+    """Return this machine as a board, and what the meter could not measure.
 
-    Writes at most `max_written_bytes` to find the speed of sustained writing: the board's; the speed at first stands beside it.
-
-    Watts are those `given` (`static_watts`, `compute_watts`), else what calibration under `source` finds, else assumed. Where
-    the meter measures only a part of the machine, its name in the file's sources says which. A Jetson's figures are those of the
-    power mode that is set: the board's title and its sources name it. The title names clusters of unlike cores, too.
+    Writes at most `max_written_bytes` to find the speed of sustained writing, which is the board's; the initial speed
+    is given beside it. Watts are those `given` (`static_watts`, `compute_watts`), otherwise what calibration with
+    `source` finds, otherwise assumed. If the meter covers only a part of the machine, its name in the file's sources
+    says which. A Jetson's figures are those of the current power mode, which title and sources name. The title also
+    names clusters of different cores.
     """
     torch.set_num_threads(threads)
     mode = power_mode(root)
@@ -91,13 +91,13 @@ def _sustained(page_dir: Path, max_written_bytes: int) -> SustainedWrite:
 
 
 def _ending(writes: SustainedWrite) -> str:
-    """Say after how much writing the speed was taken, and whether it was still falling."""
+    """Return after how many bytes the speed was measured, and whether it was still falling."""
     after = f"after {format_bytes(writes.written_bytes)} of writing"
     return after if writes.steady else f"{after}, where the speed was not steady yet"
 
 
 def _clusters(root: Path) -> str:
-    """Name the kinds of cores where there are several."""
+    """Return the kinds of cores if there are several."""
     found = read_clusters(Tree(sys=root / "sys"))
     return f", {clusters_text(found)}" if len(found) > 1 else ""
 
@@ -124,7 +124,7 @@ def _calibrated(
     progress: Callable[[float], None],
     mode: str | None,
 ) -> tuple[dict[str, Number], tuple[str, ...]]:
-    """Return the board's numbers that a calibration finds; none without a sensor that measures."""
+    """Return the board's numbers that a calibration finds; none without a power sensor."""
     if source is None or source.info.kind is not Kind.MEASURED or set(given) >= set(_SMALL_BOARD_WATTS):
         return {}, ()
     cores = os.cpu_count() or 1
@@ -136,7 +136,7 @@ def _calibrated(
 
 
 def board_numbers(found: Calibration, cores: int, meter: str) -> dict[str, Number]:
-    """Return a calibration in the figures of a board file, each with its error; what was not measured is missing.
+    """Return a calibration as figures of a board file, each with its error; what was not measured is missing.
 
     `compute_watts` and `moving_watts` are of all cores, `one_core_watts` of one, all above rest.
     """

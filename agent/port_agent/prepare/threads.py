@@ -18,12 +18,14 @@ from port_planner.ir.graph import StepGraph
 from port_planner.profiling.operators import MeasuredCosts
 
 _WORTH_A_THREAD = 0.97
-"""A further thread is taken for a step that gets shorter by more than the noise of its measurement; a core left free runs the page thread."""
+"""A further thread is used if it shortens the step by more than measurement noise; a core left free runs the page
+thread.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class ThreadChoice:
-    """The number of threads that was taken, what was measured with it, and seconds of a step's operators by threads tried."""
+    """The chosen number of threads, what was measured with it, and seconds of a step's operators by threads tried."""
 
     threads: int
     measured: MeasuredCosts
@@ -32,7 +34,9 @@ class ThreadChoice:
 
 @contextlib.contextmanager
 def counts_set() -> Iterator[list[int]]:
-    """Collect the numbers of torch's threads that the program sets in the block, in order: the one that was there already, too."""
+    """Collect the numbers of torch's threads that the program sets in the block, in order, starting with the initial
+    one.
+    """
     counts, set_count = list[int](), torch.set_num_threads
 
     def setting(nthreads: int) -> None:
@@ -64,11 +68,10 @@ def fastest(
     peers: PlanPeers | None = None,
     measurer: MeasurementWorker | None = None,
 ) -> ThreadChoice:
-    """Profile the operators with each of `counts` threads and choose the one whose main step is shortest.
+    """Profile the operators with each of `counts` threads and choose the one with the shortest main step.
 
-    `measurer`: where they are measured. `watts`: what the machine draws for computing with so many threads. Where two are as fast, fewer threads are taken. `peers`
-    may know what operators cost.
-    Raises DryRunError where profiling fails.
+    `measurer`: where they are measured. `watts`: of the machine when it computes with a number of threads. If two are
+    equally fast, fewer threads are chosen. `peers` may know what operators cost. Raises DryRunError if profiling fails.
     """
     measurer, found = measurer or MeasurementWorker(), dict[int, MeasuredCosts]()
     for done, count in enumerate(counts):

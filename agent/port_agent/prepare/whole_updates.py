@@ -1,4 +1,4 @@
-"""Jobs that sum gradients over micro-batches: one graph of a whole update, where that moves less than micro-batches do."""
+"""Jobs that sum gradients over micro-batches: one graph for a whole update, if that moves less than micro-batches do."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -78,6 +78,6 @@ def _bytes_of(graph: StepGraph, i: int) -> int:
 
 
 def _total(programs: Sequence[Program | None]) -> float | None:
-    """Return joules, wear included; None where there is no program."""
+    """Return joules, wear included; None if there is no program."""
     found = [program for program in programs if program is not None]
     return sum(p.joules + p.wear_joules for p in found) if len(found) == len(programs) else None

@@ -142,10 +142,10 @@ def test_an_agent_that_is_being_restarted_is_waited_for(
 
     monkeypatch.setattr(ControlClient, "get", get)
     monkeypatch.setattr("port_agent.cli.exec.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
-    absent, refused = ControlError("no agent listens", is_absent=True), ControlError("you may not use it")
+    absent, refused = ControlError("no agent is listening", is_absent=True), ControlError("you may not use it")
     answers += [absent, absent, None]
     assert exec_command._agent_socket(tmp_path, 1) == tmp_path / "control.sock"
-    assert capsys.readouterr().err == "port-agent: no agent listens; waiting 15 s for it\n"
+    assert capsys.readouterr().err == "port-agent: no agent is listening; waiting 15 s for it\n"
     for place, errors in ((tmp_path, [refused]), (tmp_path / "stopped", [absent]), (tmp_path, [absent] * 31)):
         answers[:] = errors
         with pytest.raises(ControlError):

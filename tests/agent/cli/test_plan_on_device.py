@@ -162,7 +162,7 @@ def test_one_budget_is_for_all_where_memory_is_shared(agent: Agent) -> None:
     assert CONTEXT_BYTES < facts["measured_peak_bytes"] <= 900 * MIB
     asked = ["plan", "train.py", "--ram", "900M", "--device", "sim", "--gpu-ram", "9M"]
     refused = agent.run(*asked, **unified)
-    assert refused.returncode != 0 and "shares the host's memory; --ram is for all of it" in refused.stderr
+    assert refused.returncode != 0 and "shares the host's memory; --ram covers all of it" in refused.stderr
 
 
 @pytest.mark.long
@@ -190,7 +190,7 @@ def test_pages_take_the_way_that_was_measured_to_be_faster(agent: Agent, copies_
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["--device", "sim"], "sim, which has memory of its own: say with --gpu-ram"),
+        (["--device", "sim"], "sim, which has memory of its own; give"),
         pytest.param(["--device", "tpu"], "this agent computes on cpu, cuda, mps, sim", marks=pytest.mark.long),
         (["--device", "sim", "--gpu-ram", "4M", "--recording-gpu-ram", "7M"], "raise --gpu-ram to at least 4634K"),
         (

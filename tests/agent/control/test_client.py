@@ -17,7 +17,7 @@ def test_a_file_that_is_no_socket(tmp_path: Path) -> None:
     listener = socket.socket(socket.AF_UNIX)
     listener.bind(str(tmp_path / "control.sock"))
     listener.close()
-    with pytest.raises(ControlError, match="no agent listens"):
+    with pytest.raises(ControlError, match="no agent is listening"):
         ControlClient(tmp_path).get("/v1/status")
 
 
@@ -53,7 +53,7 @@ def test_an_agent_that_ends_in_the_middle_of_its_answer(tmp_path: Path, head: st
         agent.start()
         client = ControlClient(tmp_path)
         for ask in (lambda: client.get("/v1/status"), lambda: client.text("/v1/jobs/1/logs")):
-            with pytest.raises(ControlError, match="ended in the middle of its answer; ask again"):
+            with pytest.raises(ControlError, match="ended in the middle of its answer; try again"):
                 ask()
         agent.join()
 

@@ -115,7 +115,7 @@ class FakeAgent:
 
     def _check_alive(self) -> None:
         if self.dead:
-            raise PortError("no agent listens at /run/port-agent/control.sock; start it with systemctl")
+            raise PortError("no agent is listening at /run/port-agent/control.sock; start it with systemctl")
 
     def energy(self, query: Mapping[str, str]) -> Mapping[str, object]:
         """Return the energy report."""

@@ -50,4 +50,4 @@ def test_a_manifest_in_the_wrong_place_and_a_torn_one_are_named(tmp_path: Path) 
     directories.write_manifest(3, manifest(3)[:-9])
     (tmp_path / "lost+found").mkdir()
     sound, damaged = directories.manifests()
-    assert list(sound) == [1] and damaged[2] == "its manifest is that of job 1" and "damaged" in damaged[3]
+    assert list(sound) == [1] and damaged[2] == "its manifest belongs to job 1" and "damaged" in damaged[3]

@@ -380,7 +380,7 @@ def test_a_job_without_its_directory_is_set_aside_and_the_others_are_written(tmp
     store.close()
     shutil.rmtree(store.job_dir(second.id))
     store = JobStore(tmp_path)
-    assert store.all() == [first] and "its directory is gone" in store.set_aside[second.id].reason
+    assert store.all() == [first] and "its directory is missing" in store.set_aside[second.id].reason
     store.save(replace(first, step=3))
     assert store.flush() and store.trouble is None
     assert store.add(replace(SPEC, name="next"), 3.0).id == second.id + 1

@@ -86,7 +86,7 @@ def test_a_step_is_divided_trained_twice_alike_and_shown(tmp_path: Path) -> None
     assert first["digest"] == second["digest"]
     shown = " ".join(run("show", "placed.port").stdout.replace("│", " ").split())
     assert "operators on sim" in shown and "plain PyTorch gives them on neither" in shown
-    assert "steps with those of its operators run one by one on sim" in shown
+    assert "steps with those of its operators run one at a time on sim" in shown
     sums = json.loads(run("profile", "--ops", "placed.port", "--json").stdout)
     assert {one["device"] for one in sums} == {"cpu", NAME} and "transfer" in {one["name"] for one in sums}
     assert any(one["elsewhere_seconds"] for one in sums)

@@ -58,8 +58,8 @@ def asked(**settings: Any) -> PlanRequest:
     [
         ({"step_joules": 1.0}, "--step-joules limits what --sparse-update trains"),
         ({"board": "pi5", "device": "cuda"}, "of the GPU of a board that is not at hand"),
-        ({"solve_on": "any", "strategy": "greedy"}, "a greedy plan is made here in a moment"),
-        ({"place": "cpu:1,cpu:2", "threads": 2}, "--threads and --place do not go together"),
+        ({"solve_on": "any", "strategy": "greedy"}, "a greedy plan takes only a moment here"),
+        ({"place": "cpu:1,cpu:2", "threads": 2}, "--threads and --place exclude each other"),
     ],
 )
 def test_settings_that_do_not_go_together(settings: dict[str, Any], message: str) -> None:

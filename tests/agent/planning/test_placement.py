@@ -38,7 +38,7 @@ def test_teams_are_numbers_of_threads_and_clusters() -> None:
         ("cpu:9,cpu:1", "there are 8 such cores"),
         ("cpu:5xA76,cpu:1", "there are 4 such cores"),
         ("cpu:0,cpu:1", "from 1 to 8"),
-        ("cpu:4xA72,cpu:1", "no cluster A72; the kernel tells of cluster1, 4 x Cortex-A76 at 2.4 GHz"),
+        ("cpu:4xA72,cpu:1", "no cluster A72; the kernel reports cluster1, 4 x Cortex-A76 at 2.4 GHz"),
         ("cpu:4xcluster3,cpu:1", "no cluster cluster3"),
         ("cpu:four,cpu:1", "a team is cpu:N, or cpu:NxCLUSTER"),
     ],
@@ -52,7 +52,7 @@ def test_what_does_not_go_with_teams_is_said(tmp_path: Path, capsys: pytest.Capt
     script = tmp_path / "train.py"
     script.write_text("def port_job(): ...")
     for words, said in (
-        (["--threads", "2"], "names the numbers of threads itself"),
+        (["--threads", "2"], "sets the numbers of threads"),
         (["--board", "pi5"], "known by one core alone"),
     ):
         assert main(["plan", str(script), "--ram", "900M", "--place", "cpu:1,cpu:2", *words]) != 0

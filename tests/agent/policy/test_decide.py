@@ -61,7 +61,7 @@ def test_good_conditions_train() -> None:
         ({"temperature_c": 76.0}, "hot", "76 °C is too hot (limit 75); resumes at 65 °C"),
         ({"throttle": ThrottleReading(Answer.YES, "under-voltage")}, "throttled", "under-voltage"),
         ({"free_disk_bytes": 10 * MIB}, "disk", "10.0 MiB of disk space free, training needs 512.0 MiB"),
-        ({"free_inodes": 3}, "inodes", "room for 3 more files (inodes) on the disk, training needs 64"),
+        ({"free_inodes": 3}, "inodes", "only 3 more files (inodes) fit on the disk, training needs 64"),
         ({"available_memory_bytes": 5 * MIB}, "memory", "5.0 MiB of memory available"),
         ({"flash_written_today_bytes": 17000 * MIB}, "flash", "16.0 GiB is used up"),
     ],

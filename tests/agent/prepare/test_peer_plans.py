@@ -95,7 +95,7 @@ def test_a_wrong_plan_is_caught_told_and_accused_and_planning_goes_on(wrong: str
     result, report, here = planned(others)
     assert result.plan == own() and here == 1
     assert len(others.accused) == 1 and others.accused[0].startswith("ID: ")
-    assert report[0].startswith("attic gave a wrong answer and is cut off for a while: ")
+    assert report[0].startswith("attic gave a wrong answer and is temporarily blocked: ")
 
 
 @pytest.mark.slow
@@ -106,7 +106,7 @@ def test_a_poor_plan_is_no_offence_and_is_not_taken() -> None:
     others = Others(poor)
     result, report, here = planned(others)
     assert result.plan == own() and here == 1 and others.accused == []
-    assert report == ["a plan of attic was not taken: one made here in a moment costs less"]
+    assert report == ["a plan of attic was rejected: a quick plan made here costs less"]
 
 
 @pytest.mark.slow
@@ -131,7 +131,7 @@ def test_a_step_that_is_not_searched_is_planned_here() -> None:
     peers = PeerPlans(others, shares=True, solves=True)
     result = peers.planner(lambda g, c, ram: problem_of(g, c, ram).solved(), problem_of)(graph, costs, budget(0.4))
     assert result.plan is not None and others.asked == 0 and others.contents == {}
-    assert peers.report() == ["planned here in a moment: a step of 211 operators is not searched"]
+    assert peers.report() == ["planned here by the quick planner: a step of 211 operators is too large to search"]
 
 
 @pytest.mark.slow
@@ -144,7 +144,7 @@ def test_who_says_nothing_is_waited_for_once(monkeypatch: pytest.MonkeyPatch) ->
     planner = peers.planner(lambda g, c, ram: replace(problem_of(g, c, ram), strategy="greedy").solved(), problem_of)
     for ram in (budget(0.4), budget(0.4)):
         planner(graph, costs, ram)
-    assert peers.report() == ["no plans asked for any more: attic: it has no such plan"], (
+    assert peers.report() == ["peers are no longer asked for plans: attic: it has no such plan"], (
         "the second was there to be asked for"
     )
 

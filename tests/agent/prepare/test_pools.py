@@ -25,7 +25,7 @@ def test_a_budget_for_each_pool_and_no_more() -> None:
     assert (Pools(100).computing_bytes, Pools(100, 7).computing_bytes) == (100, 7)
     with pytest.raises(PoolError, match="on the CPU"):
         pools_of(CpuBackend(), 100, 7)
-    with pytest.raises(PoolError, match="memory of its own: say with --gpu-ram"):
+    with pytest.raises(PoolError, match="memory of its own; give the job's budget of it with --gpu-ram"):
         pools_of(SimBackend(), 100, None)
 
 

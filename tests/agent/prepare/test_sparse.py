@@ -132,7 +132,7 @@ def test_what_cannot_fit_is_refused_with_the_number() -> None:
     ("limit", "need", "refusal"),
     [
         ("seconds", TrainedBytes.step_seconds, r"per step, which the deadline leaves"),
-        ("joules", TrainedBytes.step_joules, r"per step, which --step-joules leaves .* forward pass alone takes"),
+        ("joules", TrainedBytes.step_joules, r"per step, which --step-joules allows .* forward pass alone takes"),
     ],
 )
 def test_a_step_that_a_limit_cuts_trains_less(

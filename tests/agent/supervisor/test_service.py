@@ -46,7 +46,7 @@ async def test_a_submitted_job_owns_its_upload_and_is_on_disk(tmp_path: Path) ->
         assert detail.inbox is not None and detail.inbox.is_dir()
         assert [entry.kind for entry in detail.history] == ["submitted"]
         assert made.context.timers.has("deadline-1") and made.context.wake.is_set()
-        with pytest.raises(JobRequestError, match=r"job 1 \(birds\) has this name and is not over"):
+        with pytest.raises(JobRequestError, match=r"job 1 \(birds\) has this name and has not ended"):
             await service.submit(replace(spec, bundle=str(detail.directory / BUNDLE_NAME)), None)
 
 

@@ -48,9 +48,9 @@ async def test_the_headline_without_a_worker(tmp_path: Path) -> None:
 async def test_what_made_a_job_leave_is_said_only_while_it_is_so(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
         job = made.add("birds")
-        made.context.store.save(replace(job, reason=left_because(LEFT, "paused by you; `port-agent resume` goes on")))
+        made.context.store.save(replace(job, reason=left_because(LEFT, "paused by you; `port-agent resume` continues")))
         held = replace(TRAIN, state=type(TRAIN.state).LEAVE, reasons=("paused by you",))
-        for decision, shown in ((held, "left: paused by you; `port-agent resume` goes on"), (TRAIN, "")):
+        for decision, shown in ((held, "left: paused by you; `port-agent resume` continues"), (TRAIN, "")):
             made.context.admission.decision = decision
             (waiting,) = agent_status(made.context).waiting
             assert waiting.reason == shown

@@ -1,1 +1,1 @@
-"""Weights that no step writes: where they lie, and in which form."""
+"""Weights that no step writes: where they are stored, and in which form."""

@@ -25,7 +25,7 @@ _CHUNK_BYTES = 1 << 20
 
 
 def with_weight_files(prepared: CapturedJob) -> CapturedJob:
-    """Return the job with those weights left in their files that no step writes and that are there as they are here."""
+    """Return the job with weights left in their files that no step writes and whose files hold the same bytes."""
     if sys.platform != "linux" or prepared.job.pruning is not None:
         return prepared
     written = {g.storages[s].key for g in prepared.graphs.values() for op in g.ops for s in op.writes}
@@ -52,7 +52,7 @@ class _Contents:
 
 
 def _contents(tensor: torch.Tensor | TensorSlice) -> _Contents | None:
-    """Return where the contents of a storage lie in the host's memory; None where they do not, one byte after the other."""
+    """Return where the contents of a storage are in the host's memory; None if they are not contiguous there."""
     part = tensor.tensor if isinstance(tensor, TensorSlice) else None
     whole = tensor if isinstance(tensor, torch.Tensor) else tensor.tensor
     if whole.device.type != CPU or (part is not None and not part.is_contiguous()):
@@ -65,7 +65,7 @@ def _contents(tensor: torch.Tensor | TensorSlice) -> _Contents | None:
 
 
 def _part_of_file(key: str, contents: _Contents, mappings: Iterable[FileMapping]) -> FileRange | None:
-    """Return the part of a file that contents show; None where there is none, or other bytes are in it."""
+    """Return the part of a file that holds these contents; None if there is none, or its bytes differ."""
     address, nbytes = contents.address, contents.nbytes
     around = next((m for m in mappings if m.start <= address and address + nbytes <= m.stop), None)
     if around is None or nbytes < MIN_BYTES:

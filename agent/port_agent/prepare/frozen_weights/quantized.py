@@ -1,6 +1,7 @@
-"""Frozen weights that lie on a grid: kept as codes and scales, and decoded by the step's own operators, where plans cost less so.
+"""Frozen weights whose values are quantized: stored as codes and scales, and decoded by the step's own operators, if
+plans then cost less.
 
-A job's own choice put them there; here is only found that they are, and what decodes them gives their bits.
+The job itself quantized them; this only detects it, and that decoding gives their bits.
 """
 
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from port_planner.problem.decoded_weights import PAIRS, CodedWeight, with_decode
 from port_planner.profiling.operators import MeasuredCosts
 
 MIN_BYTES = 64 << 10
-"""Smaller weights are kept as they are: an operator more takes longer than their bytes."""
+"""Smaller weights stay as they are: one more operator takes longer than reading their bytes."""
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 
 
@@ -36,9 +37,10 @@ def with_quantized_weights(
     planner: make_bundle.PlanFunction,
     measure: Callable[[CapturedJob], MeasuredCosts],
 ) -> tuple[CapturedJob, MeasuredCosts]:
-    """Return the job with its frozen weights on a grid decoded in the step, and its costs, where `planner`'s plans of that cost less.
+    """Return the job with its quantized frozen weights decoded in the step, and its costs, if `planner`'s plans then
+    cost less, or only those fit.
 
-    Or where only those fit. `measure`: of the rewritten graphs.
+    `measure`: of the rewritten graphs.
     """
     if not _candidates(prepared):
         return prepared, measured
@@ -55,7 +57,7 @@ def with_quantized_weights(
 
 
 def quantized(prepared: CapturedJob) -> CapturedJob:
-    """Return the job with every frozen weight decoded in the step that lies on a grid; the same where none does."""
+    """Return the job with every quantized frozen weight decoded in the step; unchanged if there is none."""
     graphs, weights, tensors = prepared.graphs, dict[str, CodedWeight](), dict(prepared.tensors)
     layouts, unused = dict(prepared.layouts), dict(prepared.unused)
     for key, (name, tensor) in _candidates(prepared).items():
@@ -77,7 +79,7 @@ def quantized(prepared: CapturedJob) -> CapturedJob:
 
 
 def _candidates(prepared: CapturedJob) -> dict[str, tuple[str, torch.Tensor]]:
-    """Return name and contents of the frozen weights, by key, that may be decoded in the step if they lie on a grid."""
+    """Return name and contents, by key, of the frozen weights that can be decoded in the step if they are quantized."""
     graphs = prepared.graphs.values()
     if not packing.available() or any(graph.device != CPU for graph in graphs):
         return {}
@@ -91,13 +93,13 @@ def _candidates(prepared: CapturedJob) -> dict[str, tuple[str, torch.Tensor]]:
 
 
 def _may_be_coded(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor fills its storage with numbers of a type that lies on grids, row after row."""
+    """Return whether a tensor fills its storage row by row with numbers of a type that can be quantized."""
     whole = tensor.untyped_storage().nbytes() == tensor.nbytes and tensor.is_contiguous()
     return whole and tensor.is_cpu and tensor.dtype in _DTYPES and tensor.nbytes >= MIN_BYTES
 
 
 def _coded(name: str, tensor: torch.Tensor) -> tuple[CodedWeight, dict[str, torch.Tensor]] | None:
-    """Return how a weight is kept and its parts by key; None where it lies on no grid, or torch decodes other bits."""
+    """Return how a weight is coded and its parts by key; None if it is not quantized, or torch decodes different bits."""
     for quantization in Quantization:
         pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
         for piece in chunks_of_tensor(tensor):  # copies: the weight itself may be on flash, and stay there

@@ -1,1 +1,1 @@
-"""A bundle in the making: costs of the device, plans for them, a trial of each, and what it teaches for the next."""
+"""Making a bundle: costs of the device, plans, a dry run of each, and what it teaches for the next."""

@@ -26,7 +26,7 @@ from port_planner.profiling.operators import MeasuredCosts
 
 @dataclass(frozen=True)
 class BundleReport:
-    """A finished bundle: its manifest, and what the trial run measured: of the host's memory, and of the device's own."""
+    """A finished bundle: its manifest, and the dry run's peaks of the host's memory and of the device's own."""
 
     manifest: Manifest
     measured_peak_bytes: int
@@ -46,9 +46,11 @@ class MakeOptions:
     wide: bool = False
     throttle: Throttle | None = None
     run_alone: Callable[[], PlainRun] = PlainRun
-    """Runs the script alone, once the plans are made."""
+    """Runs the script alone, after the plans are made."""
     is_last: bool = True
-    """Whether a refusal stands, though the worker held more than was known when pieces were chosen: then a budget is tried that would do."""
+    """Whether an error is final although the worker held more than was known when tilings were chosen; then a
+    sufficient budget is searched for.
+    """
 
 
 def make(
@@ -60,13 +62,13 @@ def make(
     progress: Progress,
     workers: DryRunWorkers | None = None,
 ) -> BundleReport:
-    """Plan, try the plan for two steps, reserve what turned out unplanned, and write the bundle.
+    """Plan, dry-run the plan for two steps, reserve what turned out unplanned, and write the bundle.
 
-    The bundle's first plan is for the host's memory, and for the device's where that has its own; smaller ones follow, to which the
-    agent switches when memory gets short; they write no more than the draft's limits and keep to their deadline where they can.
-    `workers`: of which one may be loading torch already.
-    Raises InfeasibleError where nothing fits; nothing is left behind then, and a bundle that was there stays. Weights and
-    data are written once, into the `bundle_file` beside `path`: every further try only replaces the plans behind them.
+    The bundle's first plan is for the host's memory, and for the device's if it has its own. Smaller plans follow, to
+    which the agent switches when memory gets short; they write no more than the draft's limits and keep to their
+    deadline if they can. `workers`: one of them may already be loading torch. Raises InfeasibleError if nothing fits;
+    then nothing is left behind, and an existing bundle stays. Weights and data are written once, into the `bundle_file`
+    beside `path`; each further try replaces only the plans after them.
     """
     workers = workers or DryRunWorkers(bundle_file.threads)
     refinement = Refinement(bundle_file, measured, device, options.pools, options.page_dirs, options.throttle, workers)
@@ -86,7 +88,10 @@ def make(
 
 
 def _refined(refinement: Refinement, options: MakeOptions, progress: Progress) -> BundleReport:
-    """Try plans until one takes what it says, add smaller ones, and have it refereed. Raises InfeasibleError, DryRunError."""
+    """Try plans until one takes what it predicts, add smaller ones, and run the referee.
+
+    Raises InfeasibleError, DryRunError.
+    """
     pools, smaller = refinement.pools, list[SmallerPlans]()
 
     def plan_smaller() -> None:
@@ -103,7 +108,10 @@ def _refined(refinement: Refinement, options: MakeOptions, progress: Progress) -
 
 
 def _refereed(refinement: Refinement, smaller: list[SmallerPlans], options: MakeOptions) -> Manifest:
-    """Run the script alone, put what it made into the draft with all plans, and run that beside it. Raises DryRunError, CaptureError."""
+    """Run the script alone, add its results and all plans to the draft, and run that beside it.
+
+    Raises DryRunError, CaptureError.
+    """
     draft = refinement.bundle_file
     refinement.workers.load()
     plain = options.run_alone()
@@ -124,6 +132,7 @@ def _refereed(refinement: Refinement, smaller: list[SmallerPlans], options: Make
 
 def _by_other_formulas(operators: str) -> str:
     return (
-        f"The gradients of {operators} have another formula, and other last digits, while a step is recorded, and nothing shows that they do not "
-        "matter here: compute that by other operators, such as single products, or train with `port-agent exec`"
+        f"The gradients of {operators} have another formula, and other last digits, while a step is recorded, and "
+        "nothing shows that they do not matter here; compute that with other operators, such as single products, or "
+        "train with `port-agent exec`"
     )

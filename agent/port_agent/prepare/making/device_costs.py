@@ -49,10 +49,7 @@ def this_device(
 def other_board(
     graphs: Mapping[str, StepGraph], measured: MeasuredCosts, device: DeviceCosts, name: str
 ) -> tuple[MeasuredCosts, DeviceCosts]:
-    """Return what was measured here scaled to another board, and that board's device (estimated).
-
-    By its name or file.
-    """
+    """Return the measured costs scaled to another board (by name or file), and that board's device (estimated)."""
     board = load_board(name)
     tables = [
         estimated_costs(graph, board, CostTable(device, ops))
@@ -62,10 +59,7 @@ def other_board(
 
 
 def slower_flash(device: DeviceCosts, read_bytes_per_s: float | None, write_bytes_per_s: float | None) -> DeviceCosts:
-    """Return the device with a medium no faster than the given limits.
-
-    It then takes more joules per byte.
-    """
+    """Return the device with a medium no faster than the given limits, which then takes more joules per byte."""
     flash = device.flash
     read = min(flash.read_bytes_per_s, read_bytes_per_s or flash.read_bytes_per_s)
     write = min(flash.write_bytes_per_s, write_bytes_per_s or flash.write_bytes_per_s)
@@ -82,7 +76,7 @@ def slower_flash(device: DeviceCosts, read_bytes_per_s: float | None, write_byte
 
 
 def on_medium(device: DeviceCosts, medium: Medium) -> DeviceCosts:
-    """Return the device with flash of this kind: its endurance, and the price of what a written byte wears off."""
+    """Return the device with flash of this kind: its endurance, and the price of a written byte's wear."""
     return replace(device, flash=_of_kind(device.flash, medium))
 
 

@@ -1,4 +1,6 @@
-"""What a trial teaches about costs: what packing takes, and how much longer a whole step takes than its operators one by one."""
+"""What a dry run teaches about costs: what packing takes, and how much longer a whole step takes than its operators one
+at a time.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -12,16 +14,16 @@ from port_planner.profiling import neighbours
 from port_planner.profiling.operators import MeasuredCosts
 
 _LIKELY_PACE = (0.5, 2.0)
-"""Outside of this the trial's step says more about what else the machine was doing."""
+"""Outside this range the dry run's step shows what else the machine was doing."""
 
 
 def with_packings(
     measured: MeasuredCosts, graphs: Mapping[str, StepGraph], found: DryRun, compute_watts: float, *, estimated: bool
 ) -> MeasuredCosts:
-    """Return the costs with what the trial saw of packing, for the watts of the device.
+    """Return the costs with the packing measured in the dry run, for the watts of the device.
 
-    `estimated`: the costs are of another board, where packing takes as much longer as the step's operators do. Of shapes that the
-    trial did not run, what it saw of the next larger one.
+    `estimated`: the costs are of another board, where packing takes longer in the same ratio as the step's operators.
+    For shapes that the dry run did not run, the figures of the next larger one are used.
     """
     pace = found.pace if estimated and found.pace > 0 else 1.0
     packings = {
@@ -46,9 +48,9 @@ def _at_pace(cost: PackingCost, pace: float, compute_watts: float) -> PackingCos
 
 
 def at_dry_run_pace(measured: MeasuredCosts, found: DryRun) -> MeasuredCosts:
-    """Return the operators' costs, measured one by one, scaled to what a whole step of the trial took.
+    """Return the operators' costs, measured one at a time, scaled to the time of a whole step of the dry run.
 
-    Together they also pay for page faults on memory that was given back, and find caches warmer or colder.
+    Together they also pay for page faults on released memory, and find caches warmer or colder.
     """
     least, most = _LIKELY_PACE
     return measured.at_pace(found.pace) if least <= found.pace <= most else measured

@@ -12,16 +12,18 @@ from port_agent.paging.pager import CHUNK
 from port_planner.ir.costs import DeviceCosts, Flash
 
 _SAMPLED_WEIGHTS = 16
-"""So many of the largest weights tell how small pages get."""
+"""The number of largest weights sampled to see how small pages get."""
 _WORTH_PACKING_PAGES = 0.95
-"""Of the seconds of a page's way out and back: packing must save more than what its measurement scatters by."""
+"""Share of the seconds of a page's way out and back that packing must stay below, so that it saves more than
+measurement noise.
+"""
 _PACKED = torch.float32
 """What pages are packed by: the numbers that weights, momenta and activations are of."""
 
 
 @dataclass(frozen=True, slots=True)
 class _PagePacking:
-    """What a packed page takes of its size, and seconds per byte of it to pack and to unpack."""
+    """The packed share of a page's size, and seconds per byte to pack and to unpack it."""
 
     share: float
     pack_s: float
@@ -29,9 +31,9 @@ class _PagePacking:
 
 
 def with_packed_pages(device: DeviceCosts, weights: Iterable[torch.Tensor]) -> DeviceCosts:
-    """Return the device with pages that lie packed on each medium that is slow enough for that to save time.
+    """Return the device with packed pages on each medium that is slow enough for that to save time.
 
-    How small pages get and how long packing takes is measured on `weights`; momenta and activations are much alike.
+    Packed size and packing time are measured on `weights`; momenta and activations are much alike.
     """
     found = _page_packing(weights)
     if found is None:
@@ -41,7 +43,7 @@ def with_packed_pages(device: DeviceCosts, weights: Iterable[torch.Tensor]) -> D
 
 
 def _page_packing(weights: Iterable[torch.Tensor]) -> _PagePacking | None:
-    """Pack the beginnings of the largest weights; None where there are none to speak of or nothing can be packed here."""
+    """Pack the beginnings of the largest weights; None if there are none large enough or nothing can be packed here."""
     width = _PACKED.itemsize
     large = sorted((w for w in weights if w.dtype is _PACKED and w.nbytes >= CHUNK), key=lambda w: -w.numel())
     if not large or not packing.available():
@@ -64,7 +66,7 @@ def _page_packing(weights: Iterable[torch.Tensor]) -> _PagePacking | None:
 
 
 def _packing_medium(flash: Flash, found: _PagePacking, compute_watts: float) -> Flash:
-    """Return the medium with packed pages, or as it is where they would not save time."""
+    """Return the medium with packed pages, or unchanged if they would not save time."""
     read_s = found.share / flash.read_bytes_per_s + found.unpack_s
     write_s = found.share / flash.write_bytes_per_s + found.pack_s
     if read_s + write_s > _WORTH_PACKING_PAGES * (1 / flash.read_bytes_per_s + 1 / flash.write_bytes_per_s):

@@ -1,4 +1,4 @@
-"""Plans tried out one after the other: what is known of memory and costs gets better with every trial."""
+"""Refine plans by dry runs: knowledge of memory and costs improves with each one."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -27,24 +27,26 @@ from port_planner.make_bundle import InfeasibleError, PlanFunction
 from port_planner.profiling.operators import MeasuredCosts
 
 _TRIES = 4
-"""Of one planner: each corrects what the one before it took beside its plan."""
+"""Most tries of one planner: each corrects what the one before took besides its plan."""
 _QUICK_S = 1.0
-"""Of a search for plans that are many, or tried for what a worker holds beside them."""
+"""Seconds of a search for plans that are many, or that are only dry-run to see what a worker holds besides them."""
 _SLOW_STEP_S = 15.0
-"""Of steps that take longer the first trial runs one: on an SD card a step of GPT-2 moves 4 GB, and the last trial shows the rest."""
+"""If steps take longer than this, the first dry run runs one: on an SD card a step of GPT-2 moves 4 GB, and the last
+dry run shows the rest.
+"""
 
 _Runs = dict[str, tuple[tuple[int, ...], tuple[Decision, ...]]]
-"""By graph: the order of a plan's operators, and what is computed again."""
+"""By graph: the order of a plan's operators, and what is recomputed."""
 
 
 def quick_planner(limits: PlannedLimits) -> PlanFunction:
-    """Return the planner for plans on the way to the first one, and beside it."""
+    """Return the planner for plans on the way to the first one, and besides it."""
     return make_bundle.default_planner(strategy="greedy", time_limit_s=_QUICK_S, limits=limits)
 
 
 @dataclass(frozen=True, slots=True)
 class _RefinedPlans:
-    """Plans that took in a trial what was planned."""
+    """Plans that took in a dry run what was planned."""
 
     plans: _Runs
     dry_run: DryRun
@@ -52,7 +54,7 @@ class _RefinedPlans:
 
 @dataclass(slots=True)
 class Refinement:
-    """Tries of plans for a bundle, with what the last one left to know of the `device` and of what operators take."""
+    """Tries of plans for a bundle, with the knowledge of the `device` and of operators' costs that the last one left."""
 
     bundle_file: BundleFile
     measured: MeasuredCosts
@@ -62,12 +64,14 @@ class Refinement:
     throttle: Throttle | None
     workers: DryRunWorkers
     start_bytes: int = 0
-    """The peak before the first step; 0 until a trial, or a budget that is too small for one, asks for it."""
+    """The peak before the first step; 0 until a dry run, or a budget that is too small for one, measures it."""
     refined: _RefinedPlans | None = None
-    """What ran as planned already; the same plans need no further trial."""
+    """What ran as planned already; the same plans need no further dry run."""
 
     def find_unplanned(self) -> DryRun:
-        """Try a quick plan for what a worker holds beside it, for what packing takes and for the pace; the last word is the chosen planner's."""
+        """Dry-run a quick plan to see what a worker holds besides it, what packing takes, and the pace; the chosen
+        planner decides.
+        """
         quick = quick_planner(NO_LIMITS)
         try:
             found, _ = self.tried(quick, spared=UNKNOWN, probe_packing=True)
@@ -85,9 +89,10 @@ class Refinement:
         planning: Callable[[float], None] = lambda share: None,
         meanwhile: Callable[[], None] = nothing,
     ) -> DryRun:
-        """Try plans until one takes next to what it says, and return its trial; `planning` is called with the share of tries done.
+        """Try plans until one takes almost what it predicts, and return its dry run; `planning` is called with the
+        share of tries done.
 
-        Raises InfeasibleError where none does.
+        Raises InfeasibleError if none does.
         """
         found = self.find_unplanned()
         for tries in range(_TRIES):
@@ -105,9 +110,9 @@ class Refinement:
         probe_packing: bool = False,
         meanwhile: Callable[[], None] = nothing,
     ) -> tuple[DryRun, bool]:
-        """Plan, write and run; note what turned out unplanned. Return whether that was next to nothing.
+        """Plan, write and run; record what turned out unplanned. Return whether that was next to nothing.
 
-        `meanwhile`: what this process does of its own while the plans run in another, which loads torch while they are looked for.
+        `meanwhile`: what this process does itself while the plans run in another, which loads torch during the search.
         """
         if self.refined is None:
             self.workers.load()
@@ -122,7 +127,7 @@ class Refinement:
         )
 
     def _planned(self, planner: PlanFunction, ram_bytes: int) -> tuple[dict[str, Plan], dict[str, CostTable]]:
-        """As `planned`, within the host's memory, too, where that is another; the error says what a worker takes to start."""
+        """As `planned`, and within the host's memory if that is separate; the error says what a worker takes to start."""
         try:
             found = self.planned(ram_bytes, planner)
             self._check_host(*found)
@@ -136,7 +141,7 @@ class Refinement:
             raise too_little_to_start(error.args[0], self.start_bytes) from error
 
     def _check_host(self, plans: Mapping[str, Plan], costs: Mapping[str, CostTable]) -> None:
-        """Raise InfeasibleError where operators on the CPU beside a device, and pages, take more of the host's memory than there is."""
+        """Raise InfeasibleError if operators on the CPU beside a device, and pages, exceed the host's memory."""
         prepared = self.bundle_file.prepared
         if self.pools.device_bytes is None or not prepared.placed:
             return
@@ -144,8 +149,8 @@ class Refinement:
         needed = self.device.host_base_bytes + host_bytes_of(programs)
         if needed > self.pools.ram_bytes:
             raise InfeasibleError(
-                f"operators that run on the CPU, and pages of the device, take {format_bytes(needed)} of the host's memory, the budget "
-                f"is {format_bytes(self.pools.ram_bytes)}",
+                f"operators that run on the CPU, and pages of the device, take {format_bytes(needed)} of the host's "
+                f"memory, but the budget is {format_bytes(self.pools.ram_bytes)}",
                 needed,
                 remedy="raise --gpu-ram so that fewer pages leave the device, or plan without --place",
             )
@@ -189,17 +194,20 @@ class Refinement:
         return found, corrected is None
 
     def _first_steps(self, manifest: Manifest, whole: int, *, moving: bool) -> int:
-        """Return how many of the `whole` trial's steps the first one runs. `moving`: pages move, so that a later one runs whatever it shows."""
+        """Return how many of the `whole` dry run's steps the first one runs.
+
+        `moving`: pages move, so that a later one runs in any case.
+        """
         prepared = self.bundle_file.prepared
         if manifest.plans[0].seconds > _SLOW_STEP_S:
             return 1
-        if prepared.buckets and moving:  # the last trial shows the other shapes
+        if prepared.buckets and moving:  # the last dry run shows the other shapes
             return min(whole, max(DRY_RUN_STEPS, prepared.job.accumulate + 1))
         return whole
 
 
 def _what_runs(plans: Mapping[str, Plan]) -> _Runs | None:
-    """Return what plans do, without their figures; None where costs decide about that too: when transfers begin."""
+    """Return what plans do, without their figures; None if costs also decide when transfers begin."""
     moving = any(
         plan.sliced or any(d.action not in (Action.RECOMPUTE, Action.INTERMEDIATE) for d in plan.decisions)
         for plan in plans.values()

@@ -1,4 +1,6 @@
-"""A bundle's further plans: for smaller budgets, to which the agent switches when memory gets short, and one that spares flash."""
+"""A bundle's further plans: for smaller budgets, to which the agent switches when memory gets short, and one that
+reduces flash wear.
+"""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +16,9 @@ from port_planner.search import pareto
 from port_planner.search.pareto import point_of
 
 _NARROW, _WIDE = 2, 6
-"""How many there are for smaller budgets: by the quick planner, and by the chosen one, which takes its time for each."""
+"""Number of plans for smaller budgets: by the quick planner, and by the chosen one, which takes longer for each."""
 _SPARED_WRITES = 0.25
-"""Of the bytes that the first plan writes, what a plan may for days on which the allowance of flash writes gets short."""
+"""Share of the first plan's writes that a plan may make on days when the allowance of flash writes runs short."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,13 +28,13 @@ class SmallerPlans:
     plans: Mapping[str, Plan]
     ram_bytes: int
     keeps_limits: bool
-    """Whether they keep to the deadline, where the bundle has one."""
+    """Whether they keep to the deadline, if the bundle has one."""
 
 
 def smaller_plans(refinement: Refinement, planner: PlanFunction | None) -> list[SmallerPlans]:
-    """Plan for smaller budgets than the draft's first plan, and once more so that flash is spared.
+    """Plan for smaller budgets than the draft's first plan, and once more to reduce flash wear.
 
-    Without a planner quick ones make them, and fewer.
+    Without a planner, quick ones make fewer plans.
     """
     limits, target = refinement.bundle_file.limits, target_bytes(refinement.pools)
     limited, count = (quick_planner(limits), _NARROW) if planner is None else (planner, _WIDE)
@@ -64,9 +66,9 @@ def _planned(refinement: Refinement, ram_bytes: int, planner: PlanFunction) -> d
 
 
 def with_cheapest_first(refinement: Refinement, smaller: Sequence[SmallerPlans], found: DryRun) -> DryRun:
-    """Put plans for smaller budgets in the first one's place where they cost less, and return what a trial of it took.
+    """Replace the first plan by plans for smaller budgets if they cost less, and return a dry run of the result.
 
-    Where they take in that trial what was not planned, the first stays: it took what was `found`.
+    If they take in that dry run what was not planned, the first plan stays, with what was `found`.
     """
     bundle, device = Bundle(refinement.bundle_file.path), refinement.device
     keeping = [one.plans for one in smaller if one.keeps_limits]

@@ -1,4 +1,4 @@
-"""The budget that a refusal names: one within which a trial kept, so that the next run with it is taken."""
+"""The budget that an error suggests: one that a dry run kept, so that the next run with it succeeds."""
 
 from port_agent.prepare.making.refinement import Refinement, quick_planner
 from port_agent.prepare.making.unplanned import HEADROOM_SHARE
@@ -7,15 +7,17 @@ from port_agent.prepare.pools import Pools
 from port_planner.make_bundle import InfeasibleError
 
 _TRIES = 4
-"""Of budgets: the first of them has the worker's memory measured, which the next one counts in."""
+"""Most tries of budgets: the first measures the worker's memory, which the next one includes."""
 _MORE = 1.02
-"""Of a budget that did not do, at least."""
+"""Least increase of a budget that was not enough."""
 
 
 def try_floor(refinement: Refinement, refusal: InfeasibleError) -> None:
-    """Put into a refusal a budget within which a trial kept, with what differs from run to run beside it; else what seems to be enough.
+    """Put into an error a budget that a dry run kept, plus what differs from run to run; otherwise one that seems
+    enough.
 
-    Where the device has memory of its own nothing is tried. The refinement's plans are no longer those of its own budget then.
+    If the device has its own memory nothing is tried. The refinement's plans are then no longer those of its own
+    budget.
     """
     if refusal.needed_bytes is None or refinement.pools.device_bytes is not None:
         return

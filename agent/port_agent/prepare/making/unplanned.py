@@ -1,4 +1,4 @@
-"""Memory that nobody planned: what a trial took beside its plan is reserved before the next."""
+"""Unplanned memory: what a dry run took besides its plan is reserved before the next."""
 
 from dataclasses import replace
 
@@ -10,29 +10,31 @@ from port_planner.ir.costs import DeviceCosts
 from port_planner.make_bundle import InfeasibleError
 
 HEADROOM_SHARE = 0.01
-"""Share of the budget that is left free, for what differs from run to run."""
+"""Share of the budget that is left free for differences from run to run."""
 UNKNOWN = 1 / 12
-"""The same in the first trial, which finds out what a worker holds that nobody planned: 30 MiB for a small transformer, say."""
+"""The same in the first dry run, which finds what a worker holds besides its plan: 30 MiB for a small transformer, say."""
 _FRAGMENTS = 1 / 16
-"""Of the device's budget: what is reserved more each time a trial finds no room there that its plan counts on."""
+"""Share of the device's budget that is additionally reserved each time a dry run finds no memory there that its plan
+counts on.
+"""
 _TOLERANCE = 0.03
 """How far the measured peak may be from the planned one."""
 _MORE = 1.05
-"""Of what a step took that no try kept within its budget: what is advised."""
+"""Suggested budget as a multiple of a step's memory that no try kept within the budget."""
 
 
 def target_bytes(pools: Pools, spared: float = HEADROOM_SHARE) -> int:
-    """Return what is planned for: the budget of the memory that operators compute in, without the share that is spared."""
+    """Return the planning target: the budget of the memory that operators compute in, without the headroom."""
     return int(pools.computing_bytes * (1 - spared))
 
 
 def held_bytes(pools: Pools, found: DryRun) -> int:
-    """Return what a trial took of the host's memory: the device's too, where they are one."""
+    """Return what a dry run took of the host's memory, including the device's if they are one."""
     return found.peak_bytes + (found.device_peak_bytes if pools.device_bytes is None else 0)
 
 
 def with_unplanned(device: DeviceCosts, pools: Pools, planned: PlanChoice, found: DryRun) -> DeviceCosts | None:
-    """Return the device with what turned out unplanned reserved; None where each pool took what was planned."""
+    """Return the device with the unplanned memory reserved; None if each pool took what was planned."""
     if found.device_full:  # within its budget by the plan, which knows nothing of gaps between tensors
         return replace(device, base_bytes=device.base_bytes + int(_FRAGMENTS * pools.computing_bytes))
     held = held_bytes(pools, found)
@@ -56,13 +58,13 @@ def _near(taken: int, planned: int, budget: int) -> bool:
 
 
 def too_much(pools: Pools, found: DryRun) -> InfeasibleError:
-    """Return the error of a step that no try kept within its budgets."""
+    """Return the error for a step that no try kept within its budgets."""
     held, budget, option = held_bytes(pools, found), pools.ram_bytes, "--ram"
     if pools.device_bytes is not None and held <= pools.ram_bytes:
         held, budget, option = found.device_peak_bytes, pools.device_bytes, "--gpu-ram"
     advised = int(max(held, budget) * _MORE)
     return InfeasibleError(
-        f"the step's memory could not be kept within {format_bytes(budget)}: the last trial took {format_bytes(held)}",
+        f"the step's memory could not be kept within {format_bytes(budget)}: the last dry run took {format_bytes(held)}",
         advised,
         option=option,
     )

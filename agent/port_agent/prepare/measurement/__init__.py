@@ -1,1 +1,1 @@
-"""Where operators are measured, and compared in pieces: a process beside the one that plans."""
+"""The process that measures operators and compares tiles, beside the one that plans."""

@@ -1,7 +1,7 @@
-"""Operators in pieces beside whole ones, within the budget that is planned for.
+"""Compare tiled operators with whole ones, within the planned budget.
 
-Kernels must find the bundle's number of threads from the start, and what chains make on made-up data may be far more than the budget;
-it is paged as a followed program's tensors are then.
+Kernels must see the bundle's number of threads from the start. What chains make from random data may exceed the budget
+by far, so it is paged like the tensors of any program under a budget.
 """
 
 from collections.abc import Iterator
@@ -14,9 +14,10 @@ from port_planner.exactness.request import ComparisonRequest, pack_differing
 
 
 def compare(source: Path, target: Path, ram_bytes: int, page_dir: Path) -> bool:
-    """Compare what file `source` asks for, write what differs to `target`, and say whether any of it was followed.
+    """Make the comparisons in file `source`, write the differences to `target`, and return whether any was intercepted.
 
-    That is what has no room otherwise: it takes several times as long, and is the last that this process should do.
+    Interception is used for what does not fit otherwise: it takes several times as long, and must be this process's
+    last work.
     """
     request = ComparisonRequest(source.read_bytes())
     free_bytes = ram_bytes - resident_bytes()
@@ -35,7 +36,7 @@ def compare(source: Path, target: Path, ram_bytes: int, page_dir: Path) -> bool:
 
 @contextmanager
 def _cached_within(free_bytes: int) -> Iterator[None]:
-    """Let the allocator, where it is ours, keep no more of what is freed than has room beside what is held."""
+    """Let the allocator, if it is ours, keep no more freed memory than fits beside what is held."""
     allocator = active()
     if not isinstance(allocator, Allocator):
         yield

@@ -1,4 +1,4 @@
-"""A bundle's first steps in a worker of its own: what they take of memory and time, and whether they give the right numbers."""
+"""A bundle's first steps in a worker of its own: their memory and time, and whether they give the right numbers."""
 
 import contextlib
 import tempfile
@@ -31,9 +31,11 @@ from port_planner.ir.costs import PackingCost
 from port_planner.ir.graph import Role, storage_key
 
 DRY_RUN_STEPS = 2
-"""The second finds what the first left: optimizer state, pages, caches."""
+"""The second step finds what the first left: optimizer state, pages, caches."""
 _CACHE_LIMIT_BYTES = 1 << 30
-"""Of the worker's allocator, live and cached blocks together; not the plan's peak, which the trial is to find out."""
+"""Limit of the worker's allocator, live and cached blocks together; not the plan's peak, which the dry run is to find
+out.
+"""
 
 
 class DryRunError(PortError):
@@ -47,7 +49,7 @@ class DryRunError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class Throttle:
-    """How fast the trial's worker may page, bytes per second, to try a slower medium than this machine's."""
+    """Paging speeds of the dry run's worker, in bytes per second, to try a slower medium than this machine's."""
 
     read_bytes_per_s: int
     write_bytes_per_s: int
@@ -55,13 +57,11 @@ class Throttle:
 
 @dataclass(frozen=True, slots=True)
 class DryRun:
-    """What a trial run measured.
+    """The figures of a dry run.
 
-    Peaks of resident memory, with what blocks that are touched in part may still add, and its last step's compute seconds over
-    those planned.
-
-    `start_bytes`: the peak before the first step, while the worker loads Python, torch and the bundle. `packings`: by graph,
-    what packing takes, where the run looked at that; without joules.
+    Peaks of resident memory, with what partly touched blocks may still add, and its last step's compute seconds divided
+    by those planned. `start_bytes`: the peak before the first step, while the worker loads Python, torch and the
+    bundle. `packings`: by graph, what packing takes if the run measured it; without joules.
     """
 
     peak_bytes: int
@@ -69,14 +69,14 @@ class DryRun:
     pace: float = 1.0
     packings: Mapping[str, tuple[PackingCost, ...]] = field(default_factory=dict)
     device_peak_bytes: int = 0
-    """Of the device's memory, by tensors, context and libraries; `peak_bytes` is the host's."""
+    """Peak of the device's memory, for tensors, context and libraries; `peak_bytes` is the host's."""
     device_full: bool = False
     """It ended because the device had no memory left for a tensor."""
 
 
 @contextlib.contextmanager
 def _page_folders(page_dirs: Sequence[Path]) -> Iterator[list[Path]]:
-    """Make a folder in each page directory, and remove them and all that lies in them at the end."""
+    """Create a directory in each page directory, and delete them with their contents at the end."""
     with contextlib.ExitStack() as stack:
         yield [
             Path(stack.enter_context(tempfile.TemporaryDirectory(dir=place, prefix=".port-trial-")))
@@ -85,7 +85,7 @@ def _page_folders(page_dirs: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def check_readable(result: Path, manifest: Manifest) -> None:
-    """Raise DryRunError where a result cannot be read as a user would read it, or has another tensor than the script alone had."""
+    """Raise DryRunError if a result cannot be read as a user would, or a tensor differs from the script alone."""
     checksums = manifest.plain.results.checksums
     try:
         with safe_open(result, framework="pt") as stream:
@@ -94,7 +94,7 @@ def check_readable(result: Path, manifest: Manifest) -> None:
                 keys = (storage_key(Role.PARAMETER, name), storage_key(Role.BUFFER, name))
                 if any(checksums.get(key, found) != found for key in keys):
                     raise DryRunError(
-                        f"{name} has other bits in the result than in the script alone", ExitCode.IMPOSSIBLE
+                        f"{name} has different bits in the result than in the script alone", ExitCode.IMPOSSIBLE
                     )
     except (SafetensorError, OSError) as error:
         raise DryRunError(f"the result of training cannot be read: {error}", ExitCode.IMPOSSIBLE) from error
@@ -105,21 +105,21 @@ def nothing() -> None:
 
 
 class DryRunWorkers:
-    """Workers with so many threads, of which the next may load torch before what it runs is known."""
+    """Workers with a number of threads, of which the next may load torch before its task is known."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
         self._loading: Worker | None = None
 
     def close(self) -> None:
-        """Have the one that loads torch, or waits for a trial, leave."""
+        """Stop a worker that loads torch, or waits for a task."""
         if (worker := self._loading) is not None:
             self._loading = None
             worker.send(LeaveNow())
             worker.process.wait()
 
     def load(self) -> None:
-        """Have a worker load torch for the next trial, while this process does something else."""
+        """Make a worker load torch for the next dry run, while this process does something else."""
         self._loading = self._loading or self._started()
 
     def _started(self) -> Worker:
@@ -129,12 +129,11 @@ class DryRunWorkers:
         self, path: Path, page_dirs: Sequence[Path], *, throttle: Throttle | None = None, compared: int = 0,
         probe_packing: bool = False, steps: int = DRY_RUN_STEPS, meanwhile: Callable[[], None] = nothing,
     ) -> DryRun:  # fmt: skip
-        """Run a few steps of a bundle, paging to a directory on each of its media, and return what they took.
+        """Run a few steps of a bundle, paging to a directory on each of its media, and return the figures.
 
-        At least as many as are `compared` with plain PyTorch's. `probe_packing`: look at what packing tensors would take, too. `meanwhile`: what
-        this process does of its own until it listens.
-
-        Raises DryRunError where the worker fails, or gives other numbers.
+        At least `compared` steps are compared with plain PyTorch's. `probe_packing`: also measure what packing tensors
+        would take. `meanwhile`: what this process does itself until it listens. Raises DryRunError if the worker fails,
+        or gives different numbers.
         """
         with _page_folders(page_dirs) as (folder, *further):
             options = TorchOptions(
@@ -151,7 +150,10 @@ class DryRunWorkers:
             return self._ran(options, meanwhile)
 
     def referee(self, path: Path, page_dirs: Sequence[Path], manifest: Manifest) -> None:
-        """Run what the script made alone with the bundle, and write and read a result. Raises DryRunError where anything is another."""
+        """Repeat the script's lone run with the bundle, and write and read a result.
+
+        Raises DryRunError if anything differs.
+        """
         with _page_folders(page_dirs) as (folder, *further):
             compared, result = len(manifest.plain.results.losses), folder / "result.safetensors"
             options = TorchOptions(
@@ -173,7 +175,7 @@ class DryRunWorkers:
 
 @dataclass(slots=True)
 class _DryRunReport:
-    """What a trial's worker said so far."""
+    """What a dry run's worker reported so far."""
 
     threads: int
     start_bytes: int = 0
@@ -199,19 +201,23 @@ class _DryRunReport:
                 self.failed = event
 
     def dry_run(self, ended: int) -> DryRun:
-        """Return what the run measured that `ended` with this exit code. Raises DryRunError where it failed for another reason than a full device."""
+        """Return the figures of the run that `ended` with this exit code.
+
+        Raises DryRunError if it failed for any reason but a full device.
+        """
         if self.failed is not None and self.failed.code == torch.OutOfMemoryError.__name__:
             return DryRun(self.peak_bytes, self.start_bytes, device_full=True)
         if ended:
             message = "" if self.failed is None else self.failed.message
-            raise DryRunError(message or f"the trial run ended with exit code {ended}", ended)
+            raise DryRunError(message or f"the dry run ended with exit code {ended}", ended)
         return DryRun(self.peak_bytes, self.start_bytes, self.pace, self.packings, self.device_peak_bytes)
 
 
 def _pace(step: StepDone, threads: int) -> float:
-    """Return how many seconds a step's compute took for each that was planned.
+    """Return the ratio of a step's measured to its planned compute seconds.
 
-    One thread computes no longer than the CPU time of the process, which other processes disturb less than the clock.
+    A single thread computes no longer than the CPU time of the process, which other processes disturb less than the
+    clock.
     """
     planned = step.planned_compute_s or 0.0
     taken = step.wall_s - step.phases_s["stall"]
@@ -221,9 +227,9 @@ def _pace(step: StepDone, threads: int) -> float:
 
 
 def loading_peak() -> int:
-    """Return what a worker takes at its peak while it loads Python and torch, bytes.
+    """Return a worker's peak while it loads Python and torch, in bytes.
 
-    Raises DryRunError where torch cannot be loaded.
+    Raises DryRunError if torch cannot be loaded.
     """
     environment = {**module_environment(), **preload_environment(None)}
     try:

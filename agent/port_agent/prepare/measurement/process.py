@@ -22,10 +22,10 @@ if TYPE_CHECKING:
 
 
 class Measure(msgspec.Struct, frozen=True, tag="measure"):
-    """Profile the graphs in a file and write what they cost to another. `resident`: and what they leave resident.
+    """Profile the graphs in a file and write their costs to another. `resident`: also what they leave resident.
 
-    `shared`: a file with costs of another machine, or nothing. `elsewhere`: the graphs were recorded on another device. `ram_bytes`: for
-    the process that does it; 0: as much as it takes.
+    `shared`: a file with costs of another machine, or nothing. `elsewhere`: the graphs were recorded on another device.
+    `ram_bytes`: limit of the measuring process; 0: no limit.
     """
 
     source: str
@@ -38,7 +38,9 @@ class Measure(msgspec.Struct, frozen=True, tag="measure"):
 
 
 class Compare(msgspec.Struct, frozen=True, tag="compare"):
-    """Compare what a file asks for within bytes of RAM, what has no room there in a directory, and write what differs to another."""
+    """Make the comparisons in a file within bytes of RAM, with a page directory, and write the differences to another
+    file.
+    """
 
     source: str
     target: str
@@ -50,14 +52,14 @@ Request = Measure | Compare
 
 
 class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
-    """So many of all operators are measured."""
+    """The number of operators measured so far."""
 
     done: int
     total: int
 
 
 class Answered(msgspec.Struct, frozen=True, tag_field="event", tag="answer"):
-    """What was asked for is written; the process ends after the last request that it answers."""
+    """The answer is written; the process ends after the last request that it answers."""
 
     is_last: bool = False
 
@@ -82,7 +84,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _answer(request: Request) -> bool:
-    """Do what is asked for and return whether it is the last that this process should do."""
+    """Execute a request; return whether it must be the last of this process."""
     if isinstance(request, Measure):
         _measure(request)
         return False

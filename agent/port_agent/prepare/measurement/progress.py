@@ -1,13 +1,13 @@
-"""How far making a bundle is, told by stage."""
+"""Progress of making a bundle, reported by stage."""
 
 from collections.abc import Callable
 
 Progress = Callable[[str, float], None]
-"""Called with what is being done and how far it is, 0 to 1."""
+"""Called with the name of a stage and the share done, 0 to 1."""
 
 
 def part_of(progress: Progress, done: int, count: int) -> Progress:
-    """Return what reports the next of `count` like parts of a stage, of which so many are `done`."""
+    """Return a progress function for the next of `count` equal parts of a stage, of which `done` are done."""
 
     def report(stage: str, share: float) -> None:
         progress(stage, (done + share) / count)
@@ -16,5 +16,5 @@ def part_of(progress: Progress, done: int, count: int) -> Progress:
 
 
 def rounds_of(progress: Progress, stage: str) -> Callable[[int, int], None]:
-    """Return what reports a stage by rounds: so many are done, of so many."""
+    """Return a function that reports a stage by rounds: the number done, and their total."""
     return lambda done, total: progress(stage, done / total)

@@ -16,25 +16,24 @@ from port_planner.base.units import format_bytes
 from port_planner.ir.traced import SEARCH_BYTES
 
 _MIN_TENSOR_BYTES = 32 << 20
-"""Of tensors, where this process alone takes the budget: it loads what the worker that trains does not need."""
+"""Least bytes for tensors, if this process alone fills the budget: it loads what the worker that trains does not need."""
 
 _SEARCH_CACHE_BYTES = 16 << 20
-"""Of freed blocks, what a search keeps for reuse: its objects grow beside them. The next tensor sets another limit."""
+"""Freed blocks that a search keeps for reuse, because its objects grow beside them. The next tensor sets another limit."""
 
 
 @contextmanager
 def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]]:
-    """Follow what the block does within `ram_bytes` of resident memory; its tensors must not be used afterwards.
+    """Run the block within `ram_bytes` of resident memory; its tensors must not be used afterwards.
 
-    What it yields makes room for a search, which is not followed: free memory goes back to the system, and tensors to pages until they are
-    used again, where `SEARCH_BYTES` would not fit beside them. What Python holds by then is left out of its collections of garbage until the
-    block ends: libraries and recordings stay, and each collection during a search went through them all. It raises PageError.
+    It yields a function that makes space for a search, which is not intercepted: free memory goes back to the system,
+    and tensors to pages until they are used again, if `SEARCH_BYTES` would not fit beside them. Objects that Python
+    holds by then are excluded from garbage collection until the block ends, because libraries and recordings stay, and
+    each collection during a search would visit them all. The function raises PageError.
 
-    Which operators take more than the budget leaves is not said one by one: of the plan it says nothing. Where the process passed the budget, that
-    is said at the end.
-
-    Raises UnsupportedError where something in it cannot be followed, or is followed already, and PageError where
-    `page_dir` cannot take pages.
+    Operators that take more than the budget leaves are not reported one by one, because that says nothing about the
+    plan. If the process exceeded the budget, that is reported at the end. Raises UnsupportedError if something in the
+    block cannot be intercepted, or is intercepted already, and PageError if `page_dir` cannot take pages.
     """
     light_dynamo.hold_place()
     deferred_modules.defer_modules()
@@ -65,8 +64,11 @@ def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]
 
 
 def _report(largest: MemoryShortage, peak_bytes: int) -> None:
-    """Say on standard error that this process passed the budget, and what it ran whole, which the plan may run in pieces."""
+    """Report on standard error that this process exceeded the budget, and the operator that it ran whole and the plan
+    may tile.
+    """
     sys.stderr.write(
-        f"port-agent: planning took {format_bytes(peak_bytes)}, which is more than the budget of {format_bytes(largest.ram_bytes)}: a step is "
-        f"recorded and compared with its operators whole, and {largest}. That says nothing of what the bundle takes\n"
+        f"port-agent: planning took {format_bytes(peak_bytes)}, which is more than the budget of "
+        f"{format_bytes(largest.ram_bytes)}: a step is recorded and compared with its operators whole, and "
+        f"{largest}. The bundle itself may take less\n"
     )

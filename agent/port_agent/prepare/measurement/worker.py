@@ -1,6 +1,6 @@
-"""The bench: a process that has torch loaded, to measure operators and to compare them in pieces.
+"""The measurement worker: a process with torch loaded that measures operators and compares tiles.
 
-Loading torch takes two seconds of a processor, so it is kept for the next request with as many threads.
+Loading torch takes two seconds of a processor, so the process is kept for the next request with as many threads.
 """
 
 import tempfile
@@ -30,16 +30,16 @@ _EVENTS: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
 
 
 class MeasurementWorker:
-    """Answers requests in a process beside this one: in the same for as long as it is entered, else in one for each.
+    """Answers requests in another process: in one process while entered, otherwise in a new one for each.
 
-    `limit_bytes`: what that process may take, blocks that it keeps for reuse included; None: it keeps all that are freed.
+    `limit_bytes`: memory limit of that process, including blocks kept for reuse; None: it keeps all freed blocks.
     """
 
     def __init__(self, limit_bytes: int | None = None) -> None:
         self._limit_bytes = limit_bytes
         self._kept = False
         self._helper: Helper[Event] | None = None
-        """The process, with so many `_threads`; `_was_asked`: it may have done what left memory resident."""
+        """The process, with `_threads` threads; `_was_asked`: it may have left memory resident."""
         self._threads, self._was_asked = 0, False
 
     def __enter__(self) -> Self:
@@ -53,7 +53,7 @@ class MeasurementWorker:
         self._close()
 
     def load(self, threads: int) -> None:
-        """Have a process load torch for the first request, with so many threads, while this one does something else."""
+        """Make a process load torch for the first request, with `threads` threads, while this one does something else."""
         if self._helper is not None:
             return
         limit = preload_environment(self._limit_bytes)
@@ -107,12 +107,15 @@ class MeasurementWorker:
     def compare(
         self, pairs: Sequence[tuple[StepGraph, RewrittenGraph]], threads: int, ram_bytes: int, page_dir: Path
     ) -> tuple[tuple[Difference, ...], ...]:
-        """Run replacements beside the originals, and return of each pair what differs. Raises DryRunError where the process fails."""
+        """Run replacements beside the originals, and return the differences of each pair.
+
+        Raises DryRunError if the process fails.
+        """
         with tempfile.TemporaryDirectory() as folder:
             source, target = Path(folder) / "graphs", Path(folder) / "differing"
             source.write_bytes(pack_request(pairs, threads))
             request = Compare(str(source), str(target), ram_bytes, str(page_dir.resolve()))
-            self._request(threads, request, "comparing operators in pieces", lambda _: None)
+            self._request(threads, request, "comparing tiled operators", lambda _: None)
             return read_differing(target)
 
     def _request(self, threads: int, request: Request, what: str, progress: Callable[[Progressed], None]) -> None:
@@ -130,6 +133,6 @@ class MeasurementWorker:
             raise DryRunError(f"{what} {end}")
 
     def _close(self) -> HelperError | None:
-        """Let the process end, if there is one, and return how it did."""
+        """End the process, if there is one, and return how it ended."""
         helper, self._helper = self._helper, None
         return None if helper is None else helper.close()

@@ -1,1 +1,1 @@
-"""Operators of a step divided among devices: what each takes there, where each runs, and the numbers that this must give."""
+"""Dividing a step's operators among devices: their costs on each, their places, and the numbers that this must give."""

@@ -27,23 +27,23 @@ from port_planner.profiling.operators import MeasuredCosts
 _WHOLE = (Coverage.WALL, Coverage.BOARD, Coverage.RAIL_SUM, Coverage.BATTERY)
 """What covers the machine with whatever computes in it."""
 _MIN_S, _MIN_READINGS = 2.0, 4
-"""Of a mean: so long, and so many readings of the slowest meter."""
+"""Least duration of a mean, and least readings of the slowest meter."""
 _SENSOR_S = 1.0
-"""Of a card's own sensor, whose figure is the mean of so long."""
+"""Averaging time of a card's own sensor."""
 _PRODUCT, _SUM_ITEMS = 1024, 8 << 20
 """Rows of the matrices, and numbers of the tensors: 12 and 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWatts:
-    """Watts beside the machine at rest while a device computes, and while memory holds it up; `source`: who measured."""
+    """Watts above the machine at rest while a device computes, and while it waits for memory; `source`: the meter."""
 
     dense: float
     moving: float
     source: str
 
     def applied(self, graphs: Mapping[str, StepGraph], measured: MeasuredCosts) -> MeasuredCosts:
-        """Return what operators take on the device with the joules of that."""
+        """Return the costs of operators with the joules of these watts."""
         tables = tuple(
             tuple(
                 replace(cost, joules=cost.seconds * (self.dense if op_work(graph, i).dense else self.moving))
@@ -57,9 +57,9 @@ class DeviceWatts:
 def measured_device_watts(
     backend: Backend, energy: EnergyConfig, free_bytes: int, root: Path = Path("/")
 ) -> DeviceWatts | None:
-    """Return what a device draws; None on the CPU, and where no meter sees the device or it fails.
+    """Return the watts of a device; None on the CPU, and if no meter measures the device or it fails.
 
-    `free_bytes`: of the device's memory; where what is tried with has no room, nothing is measured. Raises EnergyConfigError.
+    `free_bytes`: of the device's memory; if the test load does not fit, nothing is measured. Raises EnergyConfigError.
     """
     if backend.kind == CPU or free_bytes < 4 * (3 * _PRODUCT**2 + 2 * _SUM_ITEMS):
         return None
@@ -72,7 +72,7 @@ def measured_device_watts(
 
 
 def meters_of(backend: Backend, energy: EnergyConfig, root: Path) -> tuple[PowerSource, ...]:
-    """Return the open sources whose sum covers what the device draws; none where there are no such."""
+    """Return the open sources whose sum covers the device; none if there are no such sources."""
     without = replace(energy, disable=(*energy.disable, nvidia.NAME))
     opened = open_sources(without, model_of(energy.board, root), root).sources
     kept = [source for source in opened[:1] if source.info.kind is Kind.MEASURED]
@@ -81,7 +81,7 @@ def meters_of(backend: Backend, energy: EnergyConfig, root: Path) -> tuple[Power
     if kept and (kept[0].info.coverage in _WHOLE or _tells_of_gpu(kept[0])):
         return tuple(kept)
     if backend.kind == CUDA and not backend.unified and nvidia.NAME not in energy.disable:
-        with contextlib.suppress(SourceError):  # the card does not say what it draws
+        with contextlib.suppress(SourceError):  # the card does not report its power
             return (*kept, nvidia.NvidiaSource(root, card_name()))
     for source in kept:
         source.close()
@@ -97,7 +97,7 @@ def _tells_of_gpu(source: PowerSource) -> bool:
 
 
 def watts_of(backend: Backend, meters: Sequence[PowerSource]) -> DeviceWatts | None:
-    """Return what the device draws by these meters together; None where one has nothing to say."""
+    """Return the watts of the device by these meters together; None if one has no figure."""
     if not meters:
         return None
     kind = backend.kind
@@ -123,8 +123,8 @@ def watts_of(backend: Backend, meters: Sequence[PowerSource]) -> DeviceWatts | N
 
 
 def _mean(meters: Sequence[PowerSource], run: Callable[[], None], period: float) -> float | None:
-    """Return the mean watts of all meters while `run` runs again and again, once they show it; None where one has no figure."""
-    _repeat(run, period)  # what the meters show by now is of before
+    """Return the mean watts of all meters while `run` repeats, after their delay; None if one has no figure."""
+    _repeat(run, period)  # what the meters show now is from before
     first = last = now_s()
     readings: list[list[SensorReading]] = [[] for _ in meters]
     while len(readings[0]) < _MIN_READINGS or last - first < _MIN_S:

@@ -40,7 +40,7 @@ from port_planner.search.placement.operator_devices import (
 
 _SAMPLE_BYTES, _LATENCY_BYTES = 4 << 20, 4096
 _MIN_SECONDS = 1e-9
-"""Of a transfer's sample, however fast: a link takes no less than nothing."""
+"""Least seconds of a transfer's sample: a link never takes zero or less."""
 
 
 class PlacementError(PortError):
@@ -61,7 +61,7 @@ class Links:
 
     @property
     def table(self) -> tuple[tuple[DeviceLink, ...], ...]:
-        """As `DeviceProblem` takes them."""
+        """Return the links in the form of `DeviceProblem`."""
         return (DeviceLink(), self.into), (self.out, DeviceLink())
 
 
@@ -81,7 +81,9 @@ class PlacedJob:
 
 
 def measured_links(backend: Backend, watts: float) -> Links:
-    """Return what transfers between ordinary memory of the host and the device's take, at so many `watts` meanwhile: through a ring, as in steps."""
+    """Return the costs of transfers between the host's ordinary memory and the device's, at `watts`: through a ring, as
+    in steps.
+    """
     ring = None if backend.unified else TransferRing(backend, BURST)
     found = []
     try:
@@ -107,12 +109,13 @@ def placed_job(
     prepared: CapturedJob, on_cpu: MeasuredCosts, on_device: MeasuredCosts, kind: str, links: Links, watts: float, memory: PlacementMemory, *,
     time_limit_s: float,
 ) -> PlacedJob:  # fmt: skip
-    """Return the job with its operators where they take least time within `memory`, by what was measured of each graph's on both.
+    """Return the job with its operators where they take the least time within `memory`, by measurements of each graph
+    on both devices.
 
-    Graphs that update come first: weights, sums of gradients and optimizer state lie where those have them.
-    `watts`: what the machine draws while contents are transferred. Raises PlacementError where
-    no division was found that is faster within the budgets than one device alone, and DeviceChoiceError where an operator of a further graph
-    cannot run where the first graph's weights are, or memories have no room for any choice.
+    Graphs that update come first: weights, sums of gradients and optimizer state stay where those put them. `watts`: of
+    the machine during transfers. Raises PlacementError if no division was found that is faster within the budgets than
+    one device alone. Raises DeviceChoiceError if an operator of a further graph cannot run where the first graph's
+    weights are, or no choice fits the memories.
     """
     kinds, known = dict[str, tuple[str, ...]](), dict[str, str]()
     made, ops, elsewhere = dict[str, StepGraph](), dict[str, tuple[OpCost, ...]](), dict[str, _Costs]()
@@ -161,10 +164,11 @@ def _judged(
     memory: PlacementMemory,
     time_limit_s: float,
 ) -> tuple[DeviceChoice, Mapping[str, float]]:
-    """Return the choice that takes least within the budgets, and what single kinds of devices take there.
+    """Return the choice that takes least within the budgets, and the times of single kinds of devices.
 
-    Where nothing is paged, that is what was chosen. Else plans tell, for they page beside what is computed, or compute again: of the choice,
-    of what would be chosen if memories had room for all, or if nothing could be paged, and of all on one device.
+    If nothing is paged, that is the first choice. Otherwise plans decide, because they page or recompute during
+    computation: plans of that choice, of the choices with unlimited memory and without paging, and of all on one
+    device.
     """
     kinds = (CPU, kind)
     alone = on_one_device(problem, Goal.SECONDS, time_limit_s)
@@ -175,7 +179,7 @@ def _judged(
     ways = {choice.devices: choice, unbounded.devices: unbounded}
     if problem.memory is not None:
         unpaged = replace(problem, memory=replace(problem.memory, targets=()))
-        with contextlib.suppress(DeviceChoiceError):  # memories have no room for any choice without pages
+        with contextlib.suppress(DeviceChoiceError):  # no choice fits the memories without pages
             found = choose_devices(unpaged, Goal.SECONDS, time_limit_s)
             ways[found.devices] = found
     ways |= {(d,) * len(graph.ops): on_devices(problem, [d] * len(graph.ops)) for d in whole}
@@ -201,8 +205,8 @@ def _judged(
 def _one_is_best(kind: str, alone: Mapping[str, float], time_limit_s: float) -> str:
     taken = ", ".join(f"{1e3 * seconds:.3g} ms on {where}" for where, seconds in alone.items())
     return (
-        f"no division of the operators that saves time was found in {time_limit_s:g} s: a step's take {taken}; leave --place away and plan "
-        f"with --device {kind}, or search longer with --time-limit"
+        f"no division of the operators that saves time was found in {time_limit_s:g} s: a step's operators take "
+        f"{taken}; leave out --place and plan with --device {kind}, or search longer with --time-limit"
     )
 
 
@@ -223,7 +227,7 @@ def _problem(
     links: Links,
     memory: PlacementMemory,
 ) -> DeviceProblem:
-    """Return the choice to be made of a graph whose storages that last are where other graphs have put them."""
+    """Return the choice to be made for a graph whose lasting storages are where other graphs put them."""
     rows: list[_Costs] = list(zip(*costs, strict=True))
     for s, storage in enumerate(graph.storages):
         home = known.get(storage.key) if storage.persistent else None
@@ -251,20 +255,22 @@ def _with_the_device(devices: Sequence[int], problem: DeviceProblem) -> tuple[in
 
 
 def _elsewhere(placed: PlacedStep, kinds: Sequence[str], costs: tuple[_Costs, _Costs]) -> _Costs:
-    """Return what the operators of a placed graph take on the other device; None of transfers, and of what that lacks."""
+    """Return the costs of a placed graph's operators on the other device; None for transfers, and for operators that it
+    lacks.
+    """
     return tuple(None if i is None else costs[DEVICE if kinds[i] == CPU else HOST][i] for i in placed.origin)
 
 
 def _costs(
     placed: PlacedStep, kinds: Sequence[str], costs: tuple[_Costs, _Costs], links: Links, watts: float
 ) -> tuple[OpCost, ...]:
-    """Return what the operators of a placed graph cost; workspace on the CPU is the host's, not of the memory planned for."""
+    """Return the costs of a placed graph's operators; workspace on the CPU is the host's, not of the planned memory."""
     graph, found = placed.graph, []
     for op, origin in zip(graph.ops, placed.origin, strict=True):
         moved = transfer_of(graph, op)
         if origin is None:
             if moved is None:
-                raise PlacementError(f"{op.name} was placed and is not an operator of the step; report this")
+                raise PlacementError(f"{op.name} was placed but is not an operator of the step; report this")
             target = graph.storages[moved.target]
             seconds = (links.out if target.device == CPU else links.into).seconds(target.nbytes)
             found.append(OpCost(seconds, 0, seconds * watts))

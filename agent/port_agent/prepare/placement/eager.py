@@ -1,7 +1,7 @@
-"""A recorded step run operator by operator, each on its device: the numbers that a placed program must give.
+"""Run a recorded step operator by operator, each on its device: the numbers that a placed program must give.
 
-There is no plan here, no rewritten graph and no transfer that anything else goes on beside: each operator's operands are brought to its
-device, it runs, and its results stay there until the next one wants them.
+There is no plan here, no rewritten graph and no concurrent transfer: each operator's operands are moved to its device,
+it runs, and its results stay there until the next one needs them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -82,5 +82,5 @@ class EagerStep:
 
 
 def eager_contents(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return contents of their own to begin with: the bytes of each tensor's storage, on the host."""
+    """Return private initial contents: the bytes of each tensor's storage, on the host."""
     return {key: whole_bytes(tensor).to(CPU, copy=True) for key, tensor in tensors.items()}

@@ -1,4 +1,4 @@
-"""What memories have room for where a step's operators are divided, and what a quick plan within that takes of each way to divide them."""
+"""What fits into the memories when a step's operators are divided, and the cost of a quick plan for each division."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -16,14 +16,14 @@ from port_planner.search.placement.operator_devices import HOST
 from port_planner.search.plan_problem import plan_problem
 
 DEVICE = 1
-"""The memory beside the host's (`HOST`), and the device that computes in it, in tables of two."""
+"""Index of the memory beside the host's (`HOST`), and of the device that computes in it, in tables of two."""
 _QUICK_S = 1.0
-"""Of a plan that tells what a way to divide takes within the budgets."""
+"""Seconds of a quick plan that estimates a division within the budgets."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlacementMemory:
-    """Budgets of the memories, and what the device and its paging targets cost, as plans are made for them."""
+    """Budgets of the memories, and costs of the device and its paging targets, as plans use them."""
 
     pools: Pools
     device: DeviceCosts
@@ -49,7 +49,7 @@ class PlacementMemory:
         return DeviceMemory((HOST, DEVICE), held_of(graph, homes, host=HOST), tuple(bounds), tuple(targets))
 
     def costs(self, graph: StepGraph, ops: tuple[OpCost, ...]) -> CostTable:
-        """Return the costs of a graph that lies on both: in one memory, what the CPU holds of it is not there for the device."""
+        """Return the costs of a graph on both; in one memory, what the CPU holds of it is missing for the device."""
         table = CostTable(self.device, ops)
         if not self.unified:
             return table
@@ -57,7 +57,7 @@ class PlacementMemory:
         return CostTable(replace(self.device, base_bytes=self.device.base_bytes + beside), ops)
 
     def planned_seconds(self, graph: StepGraph, ops: tuple[OpCost, ...]) -> float | None:
-        """Return the seconds of a step within the budgets, pages and recomputation included; None where no plan was found."""
+        """Return the seconds of a step within the budgets, with paging and recomputation; None if no plan was found."""
         alone = graph.device == CPU
         table = CostTable(of_the_cpu(self.device), ops) if alone else self.costs(graph, ops)
         budget = self.pools.ram_bytes if alone else self.pools.computing_bytes

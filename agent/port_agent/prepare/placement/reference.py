@@ -1,4 +1,4 @@
-"""What a placed job's first steps must give: its operators one by one on their devices, beside plain PyTorch's on one."""
+"""Expected results of a placed job: its operators run one at a time on their devices, beside plain PyTorch's on one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -25,11 +25,12 @@ from port_planner.make_bundle import CapturedJob, TensorSlice
 def with_placed_reference(
     prepared: CapturedJob, graphs: Mapping[str, StepGraph], kinds: Mapping[str, Sequence[str]], kind: str
 ) -> CapturedJob:
-    """Return what was prepared with the numbers of its operators on their devices, or teams of threads, in place of plain PyTorch's.
+    """Return the prepared job with the results of its operators on their devices, or teams of threads, instead of plain
+    PyTorch's.
 
-    `graphs`: as they were recorded; `kinds`: of the device that each operator runs on; `kind`: of the device beside the CPU. Raises
-    MismatchError where the operators one by one, all where the job lies, do not give plain PyTorch's numbers, and
-    UnrepeatableError where a second run on their devices gives other numbers than the first.
+    `graphs`: as recorded; `kinds`: of the device that runs each operator; `kind`: of the device beside the CPU. Raises
+    MismatchError if the operators run one at a time on the job's own device do not give plain PyTorch's numbers. Raises
+    UnrepeatableError if a second run on their devices gives different numbers.
     """
     plain = prepared.reference
     if not plain.losses:
@@ -38,15 +39,15 @@ def with_placed_reference(
     same = _reference(prepared, graphs, {name: (home,) * len(graph.ops) for name, graph in graphs.items()}, home)
     if replace(same, placed=False) != plain:
         raise MismatchError(
-            f"run one by one on {home}, the recorded operators do not give plain PyTorch's numbers, so nothing is known of what they give "
-            "on two devices: plan without --place, and report this"
+            f"run one at a time on {home}, the recorded operators do not give plain PyTorch's numbers, so their "
+            "results on two devices cannot be checked; plan without --place, and report this"
         )
     placed_job = prepared.graphs if prepared.teams else graphs
     found = _reference(prepared, placed_job, kinds, kind)
     if _reference(prepared, placed_job, kinds, kind) != found:
         among = "among teams of threads" if prepared.teams else f"between the CPU and {kind}"
         raise UnrepeatableError(
-            f"divided {among}, the operators gave other numbers when the first steps ran again: plan without --place"
+            f"divided {among}, the operators gave different numbers when the first steps ran again; plan without --place"
         )
     return replace(prepared, reference=found)
 

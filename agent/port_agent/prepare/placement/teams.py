@@ -29,12 +29,12 @@ from port_planner.search.placement.operator_devices import (
 
 _REPEATS = 200
 _SPREAD_ITEMS = 1 << 17
-"""Of an elementwise operator that torch divides among threads: it takes 32,768 to each."""
+"""Elements from which torch divides an elementwise operator among threads: it takes 32,768 for each."""
 
 
 @dataclass(frozen=True, slots=True)
 class TeamTimes:
-    """Seconds of handing one operator to each team, and from an operator on one team to the next on another, beside that."""
+    """Seconds of handing one operator to each team, and additional seconds from one team to the next."""
 
     entry_s: tuple[float, ...]
     switch_s: tuple[tuple[float, ...], ...]
@@ -42,7 +42,7 @@ class TeamTimes:
 
 @dataclass(frozen=True, slots=True)
 class TeamPlacement:
-    """The job with graphs whose operators name their teams, and what they cost.
+    """The job with graphs whose operators name their teams, and their costs.
 
     `choice`: of the main graph; `alone`: the seconds of its operators on each team.
     """
@@ -54,7 +54,7 @@ class TeamPlacement:
 
 
 def measured_times(threads: int, teams: Sequence[CpuTeam]) -> TeamTimes:
-    """Return what teams take beside their operators; number 0 is all `threads`."""
+    """Return the overhead of teams besides their operators; number 0 is all `threads`."""
     count = 1 + len(teams)
     with CpuTeams(threads, teams) as made, torch.no_grad():
         numbers, out = torch.ones(_SPREAD_ITEMS), torch.empty(_SPREAD_ITEMS)
@@ -74,7 +74,7 @@ def measured_times(threads: int, teams: Sequence[CpuTeam]) -> TeamTimes:
 
 @contextmanager
 def on_cores_of(team: CpuTeam) -> Iterator[None]:
-    """Let processes that are started meanwhile run on a team's cores alone."""
+    """Run processes that are started in the block on a team's cores alone."""
     if not team.cores:
         yield
         return
@@ -90,9 +90,11 @@ def team_placement(
     prepared: CapturedJob, measured: Sequence[MeasuredCosts], threads: int, teams: Sequence[CpuTeam], times: TeamTimes,
     watts: Sequence[float], static_watts: float, *, time_limit_s: float,
 ) -> TeamPlacement:  # fmt: skip
-    """Return the job with each operator on the team that takes least joules, in no more seconds than the fastest team takes for all.
+    """Return the job with each operator on the team that takes the fewest joules, in no more seconds than the fastest
+    team for all.
 
-    `measured`, `watts`: of each team, number 0 first: all `threads`. Raises PlacementError where one team alone takes as little.
+    `measured`, `watts`: of each team, number 0 first: all `threads`. Raises PlacementError if one team alone takes as
+    little.
     """
     graphs, ops = dict(prepared.graphs), list[tuple[OpCost, ...]]()
     names = [CpuTeam(threads).text, *(team.text for team in teams)]
@@ -141,6 +143,6 @@ def _one_is_best(alone: Mapping[str, float], times: TeamTimes) -> str:
     taken = ", ".join(f"{1e3 * seconds:.3g} ms with {where}" for where, seconds in alone.items())
     costliest = max(max(row) for row in times.switch_s) + max(times.entry_s)
     return (
-        f"no division of the operators among threads saves energy in as little time: a step's take {taken}, and from one to another "
-        f"{1e6 * costliest:.2g} microseconds; leave --place away, --threads chooses a number for all"
+        f"no division of the operators among threads saves energy in as little time: a step's take {taken}, and from "
+        f"one to another {1e6 * costliest:.2g} microseconds; leave out --place; --threads sets one number for all"
     )

@@ -1,4 +1,4 @@
-"""What the script of a bundle makes of its first updates alone, for the bundle to be compared with."""
+"""The first updates of a bundle's script, run alone, with which the bundle is compared."""
 
 import sys
 import tempfile
@@ -23,19 +23,25 @@ from port_planner.make_bundle import CapturedJob
 from port_planner.plain_steps import model_state
 
 _MIN_UPDATES, _MAX_UPDATES = 4, 24
-"""The least end an epoch of the samples that they take. The most are made where they take no time, or until the schedule changes."""
+"""Fewest and most updates.
+
+The fewest end an epoch of their samples; the most are made if they take no time, or until the schedule changes.
+"""
 _WITHIN_S = 2.0
-"""Of updates; those beyond the least are made in that time."""
+"""Seconds for updates beyond the fewest."""
 _UNCHANGED_WITHIN_S = 5.0
-"""Of the processor, for further updates on tensors without contents, as many as will be trained."""
+"""CPU seconds for further updates on tensors without contents, up to the number that will be trained."""
 _PATIENCE_S = 600.0
-"""Of the whole run, the script's own start included."""
+"""Seconds of the whole run, including the script's own start."""
 _MAX_NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script, and what its bundle is planned for. `peak_bytes`: what its step takes without planning; `updates`: how many are to be trained."""
+    """A script, and what its bundle is planned for.
+
+    `peak_bytes`: of its step without planning; `updates`: number to be trained.
+    """
 
     path: Path
     page_dir: Path
@@ -46,9 +52,10 @@ class Script:
 
 
 def run_alone(prepared: CapturedJob, script: Script) -> PlainRun:
-    """Run the script in a process of its own and return what it made, or why it could not be run.
+    """Run the script in a process of its own and return its results, or why it could not run.
 
-    Raises CaptureError where it changes a tensor of the model that the recorded step does not have, or a later step runs other operators.
+    Raises CaptureError if it changes a tensor of the model that the recorded step does not change, or a later step runs
+    other operators.
     """
     own = _other_by_design(prepared)
     if own:
@@ -57,7 +64,7 @@ def run_alone(prepared: CapturedJob, script: Script) -> PlainRun:
     free_bytes = available_bytes()
     if not guarded and script.peak_bytes > free_bytes:
         needed = format_bytes(script.peak_bytes)
-        return PlainRun(unchecked=f"the script alone takes {needed}, this machine has {format_bytes(free_bytes)}")
+        return PlainRun(unchecked=f"the script alone takes {needed}, but this machine has {format_bytes(free_bytes)}")
     rows = tuple(_rows(prepared.job, size, len(prepared.job.buckets) + 1) for size in _sizes(prepared))
     try:
         found = _followed(prepared, script, rows, guarded)
@@ -67,9 +74,9 @@ def run_alone(prepared: CapturedJob, script: Script) -> PlainRun:
 
 
 def _other_by_design(prepared: CapturedJob) -> str:
-    """Return why a bundle is to have other numbers than its script, where that was asked for; else ""."""
+    """Return why a bundle's numbers are meant to differ from its script's, or ""."""
     if prepared.reordered:
-        return "sums may be made in another order"
+        return "sums may be made in a different order"
     if prepared.placed or prepared.teams:
         return "its operators are divided, which no script does"
     if prepared.job.pruning is not None:
@@ -84,28 +91,30 @@ def _sizes(prepared: CapturedJob) -> list[BucketSize]:
 
 
 def _rows(job: TrainingJob, size: BucketSize, buckets: int) -> int:
-    """Return how many samples of a bucket make an epoch short: full batches for two updates, of all buckets together, and the short one."""
+    """Return how many samples of a bucket make a short epoch: full batches for two updates of all buckets together, and
+    the short one.
+    """
     full, rest = divmod(size.samples, size.batch_size)
     kept = min(full, max(1, 2 * job.accumulate // buckets))
     return kept * size.batch_size + (0 if job.drop_last and kept else rest)
 
 
 def _least_updates(prepared: CapturedJob) -> int:
-    """Return how many updates show the end of an epoch, and the first change of the schedule where that is near."""
+    """Return how many updates show the end of an epoch, and the schedule's first change if that is near."""
     rows = prepared.schedule
     changed = next((update for update, row in enumerate(rows) if row != rows[0]), 0)
     return min(max(_MIN_UPDATES, min(changed + 1, _MAX_UPDATES)), _known_updates(prepared))
 
 
 def _known_updates(prepared: CapturedJob) -> int:
-    """Return how many updates may be made at most: of further ones the bundle has no numbers."""
+    """Return the largest number of updates for which the bundle has numbers."""
     recorded = prepared.optimizer.recorded
     known = [_MAX_UPDATES, *([len(prepared.schedule)] if prepared.schedule else [])]
     return min([*known, *([recorded.updates] if recorded is not None and recorded.updates is not None else [])])
 
 
 def _followed(prepared: CapturedJob, script: Script, rows: tuple[int, ...], guarded: Mapping[str, str]) -> Followed:
-    """Have the script run. Raises HelperError where it ends otherwise than it should."""
+    """Run the script. Raises HelperError if it ends in an unexpected way."""
     with tempfile.TemporaryDirectory(dir=script.page_dir, prefix=".port-alone-") as folder:
         target = Path(folder).absolute() / "followed"
         request = Follow(
@@ -120,26 +129,28 @@ def _followed(prepared: CapturedJob, script: Script, rows: tuple[int, ...], guar
 
 
 def _checked(prepared: CapturedJob, found: Followed, rows: tuple[int, ...]) -> PlainRun:
-    """Return the run where it began with what the bundle begins with. Raises CaptureError as `run_alone` does."""
+    """Return the run if it began with the bundle's initial state. Raises CaptureError as `run_alone` does."""
     job, recorded = prepared.job, prepared.layouts
     began = {key: tensor_checksum(tensor) for key, tensor in model_state(job)}
     if other := sorted(key for key in began if found.began.get(key) != began[key]):
         shown = _named(other)
         return PlainRun(
-            unchecked=f"the script makes {shown} anew each time it runs: seed what it draws (torch.manual_seed)"
+            unchecked=f"the script initializes {shown} differently each time it runs; seed its random numbers "
+            "(torch.manual_seed)"
         )
     changed = [
         key for key, checksum in found.ended.items() if key not in recorded and began.get(key, checksum) != checksum
     ]
     if changed:
         raise CaptureError(
-            f"the script changes {_named(changed)}, run alone, and the recorded step does not: train with `port-agent exec`, which follows "
-            "the program itself"
+            f"the script changes {_named(changed)}, run alone, but the recorded step does not; train with "
+            "`port-agent exec`, which runs the program itself"
         )
     if found.changed:
         raise CaptureError(
-            f"{found.changed}, where a bundle would repeat the updates before it: let that depend on the batch and on torch's random numbers "
-            "alone, by torch's operators; or train with `port-agent exec`, which follows what changes"
+            f"{found.changed}, where a bundle would repeat the updates before it; let that depend on the batch and "
+            "on torch's random numbers alone, by torch's operators; or train with `port-agent exec`, which handles "
+            "such changes"
         )
     results = ExpectedResults(
         found.losses,

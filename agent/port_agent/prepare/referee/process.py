@@ -1,7 +1,8 @@
-"""The script alone: `python -m port_agent.prepare.referee.process`, asked once on standard input.
+"""The script run alone: `python -m port_agent.prepare.referee.process`, with one request on standard input.
 
-No recorder, no mode and no patched function is in this process: the job's own code runs, in the loop that anyone would write
-(`port_planner.plain_steps`), until its numbers are noted; then further updates without contents (`unchanged_steps`). Where a budget holds it, its memory is guarded, of which no operator knows.
+No recorder, no mode and no patched function is in this process. The job's own code runs, in the loop that anyone would
+write (`port_planner.plain_steps`), until its numbers are recorded; then further updates run without contents
+(`unchanged_steps`). Under a budget its memory is guarded, which no operator notices.
 """
 
 import itertools
@@ -21,11 +22,13 @@ if TYPE_CHECKING:
 
 
 class Follow(msgspec.Struct, frozen=True):
-    """Train what a script describes, and write to `target` what came of it.
+    """Train what a script describes, and write the results to `target`.
 
-    `folder`: where columns of data go meanwhile. `finds_beside`: modules that lie beside the script, as plain Python does. `rows`: of each bucket, so many of the first samples alone. `least_updates`: at least so
-    many, then until `within_s` seconds are over, and at most `most_updates`. `ram_bytes`: of resident memory, where it is guarded. Up to
-    `trained_updates` the operators of further ones are looked at, for `unchanged_within_s` seconds of the processor at most.
+    `folder`: for columns of data meanwhile. `finds_beside`: whether modules beside the script are found, as in plain
+    Python. `rows`: first samples of each bucket to use. `least_updates`: at least this many, then until `within_s`
+    seconds are over, and at most `most_updates`. `ram_bytes`: of resident memory, if it is guarded. Up to
+    `trained_updates`, the operators of further updates are examined, for at most `unchanged_within_s` seconds of CPU
+    time.
     """
 
     script: str
@@ -44,11 +47,12 @@ class Follow(msgspec.Struct, frozen=True):
 
 
 class Followed(msgspec.Struct, frozen=True):
-    """What a script made of its first updates, alone: losses of its batches as hexadecimal floats, and XXH3-64 of the bytes of each tensor.
+    """Results of a script's first updates, run alone: losses of its batches as hexadecimal floats, and XXH3-64 of the
+    bytes of each tensor.
 
-    `began`: of parameters and buffers before them; `ended`: of these and the optimizer's state after them, by storage key. `generators`: of
-    the states of torch's default generators after them, by kind of device. `unchanged_updates`: so many further ones run the same operators; `changed`:
-    what the next runs otherwise, if it does.
+    `began`: of parameters and buffers before them; `ended`: of these and the optimizer's state after them, by storage
+    key. `generators`: of the states of torch's default generators after them, by kind of device. `unchanged_updates`:
+    number of further updates that run the same operators; `changed`: how the next one differs, if it does.
     """
 
     losses: tuple[str, ...]
@@ -60,7 +64,7 @@ class Followed(msgspec.Struct, frozen=True):
 
 
 def main() -> int:
-    """Answer the one request, and return the exit code; what is wrong goes to standard error."""
+    """Answer the one request, and return the exit code; errors go to standard error."""
     request = msgspec.json.decode(sys.stdin.buffer.read(), type=Follow)
     return helper_exit_code(lambda: _answer(request))
 
@@ -88,7 +92,7 @@ def _answer(request: Follow) -> None:
 
 
 def followed(job: "TrainingJob", request: Follow) -> Followed:
-    """Train a job as it was asked for and return what came of it; the job has gone on by then."""
+    """Train a job as requested and return the results; the job has advanced afterwards."""
     from port_agent.prepare.referee.unchanged_steps import ChangedStepError, unchanged_updates
     from port_agent.training.comparison import generator_checksums, tensor_checksum
     from port_planner.job_checks import checked_samples

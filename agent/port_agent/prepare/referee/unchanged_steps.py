@@ -29,11 +29,11 @@ _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtime
 """What code may raise that asks a tensor for contents."""
 
 Call = tuple[Any, ...]
-"""An operator and what it is called with, tensors by shape, layout and place."""
+"""An operator and its arguments, tensors by shape, layout and place."""
 
 
 class ChangedStepError(PortError):
-    """A later step runs other operators, or gives them something else."""
+    """A later step runs other operators, or with other arguments."""
 
 
 def unchanged_updates(
@@ -53,7 +53,7 @@ def unchanged_updates(
     known: dict[tuple[int, int], list[Call]] = {}
     known_hooks: list[list[Call]] = []
     updates = 0
-    note_step(job.optimizer)  # its schedule warns where it never made one
+    note_step(job.optimizer)  # its schedule warns because it never made a real update
     for number, (_, bucket, rows) in zip(range(start, last * job.accumulate), batches, strict=False):
         batch = on_device((c[: len(rows)] for c in columns[bucket]), kind_of_job(job))
         ends_update = (number + 1) % job.accumulate == 0
@@ -83,7 +83,7 @@ def unchanged_updates(
 
 
 class _Calls(OperatorMode):
-    """Notes what each operator is called with, and compares it with what was `expected`."""
+    """Records each operator's arguments, and compares them with the `expected` ones."""
 
     def __init__(self, job: TrainingJob, batch: Sequence[torch.Tensor], expected: list[Call] | None) -> None:
         initialise: Any = super().__init__
@@ -91,7 +91,7 @@ class _Calls(OperatorMode):
         self.calls: list[Call] = []
         self._expected = expected
         self._places: dict[int, tuple[int, StorageWeakRef]] = {}
-        """Of each storage, its number in the order of their first use; the reference keeps its address from another."""
+        """The number of each storage in the order of first use; the reference prevents reuse of its address."""
         self._given = {StorageWeakRef(t.untyped_storage()).cdata for t in (*batch, *(t for _, t in model_state(job)))}
 
     def __torch_dispatch__(
@@ -111,7 +111,7 @@ class _Calls(OperatorMode):
     def finished(self) -> list[Call]:
         """Return what ran. Raises ChangedStepError where it is less than was expected."""
         if self._expected is not None and len(self.calls) < len(self._expected):
-            raise ChangedStepError(f"{self._expected[len(self.calls)][0]} does not run any more")
+            raise ChangedStepError(f"{self._expected[len(self.calls)][0]} no longer runs")
         return self.calls
 
     def _described(self, part: Any) -> Any:
@@ -127,12 +127,12 @@ class _Calls(OperatorMode):
 
 
 def _difference(expected: Sequence[Call], call: Call) -> str:
-    """Say where the program calls what it did not call in the steps before."""
+    """Describe where the program makes a call that it did not make in earlier steps."""
     place, name = program_line(), call[0]
     line = f"{place}{': ' if place else ''}"
     if not expected or expected[0][0] != name:
-        return f"{line}{name} runs{f' in the place of {expected[0][0]}' if expected else ' besides'}"
+        return f"{line}{name} runs{f' instead of {expected[0][0]}' if expected else ' in addition'}"
     changed = next(((was, now) for was, now in zip_longest(expected[0][2:], call[2:]) if was != now), None)
     if changed is None or not all(isinstance(part, str) for part in changed):
         return f"{line}{name} takes other tensors"
-    return f"{line}{name} is called with {changed[1]} and not with {changed[0]}"
+    return f"{line}{name} is called with {changed[1]} instead of {changed[0]}"

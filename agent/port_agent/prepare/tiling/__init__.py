@@ -1,1 +1,1 @@
-"""Steps with operators in pieces, where this machine's kernels give the bits of the whole."""
+"""Steps with tiled operators, where this machine's kernels give the bits of the whole."""

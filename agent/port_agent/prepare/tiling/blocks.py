@@ -1,4 +1,4 @@
-"""Weights that take much of the budget, read in blocks."""
+"""Read weights that take much of the budget in blocks."""
 
 from dataclasses import replace
 
@@ -16,13 +16,13 @@ from port_planner.tiling.blocks import LargeWeight, blocks_of, large_weights, re
 from port_planner.tiling.rewriting import Replacement, compacted
 
 LARGE = 1 / 2
-"""Of the step's own memory: weights that take more are read in blocks."""
+"""Share of the step's own memory above which weights are read in blocks."""
 
 BLOCK = 1 / 8
-"""Of the step's own memory: what a block of them takes, with the optimizer's state of the same rows."""
+"""Share of the step's own memory that a block takes, with the optimizer's state of the same rows."""
 
 COLUMNS_BLOCK = 1 / 4
-"""The same of a block of columns that is put together from rows: for each, all rows are read."""
+"""The same for a block of columns that is gathered from rows: for each, all rows are read."""
 
 MAX_BLOCKS = 16
 """More would be copied and read in transfers too small."""
@@ -31,11 +31,11 @@ MAX_BLOCKS = 16
 def in_blocks(
     presplit: TiledJob, device: DeviceCosts, ram_bytes: int, allowed: ComparisonLimits, progress: Progress
 ) -> TiledJob:
-    """Return the job with the weights in blocks that take much of `ram_bytes`, measured anew, and what stays whole for it gives other bits.
+    """Return the job with weights in blocks that take much of `ram_bytes`, measured again, except those with different
+    bits.
 
-    Where none is in blocks, `prepared` has none, and nothing is measured.
-
-    Raises DryRunError where a process that compares or measures fails.
+    If no weight is in blocks, `prepared` has none, and nothing is measured. Raises DryRunError if a process that
+    compares or measures fails.
     """
     prepared, own_bytes = presplit.prepared, ram_bytes - device.base_bytes
     graphs = prepared.graphs
@@ -61,14 +61,16 @@ def in_blocks(
 
 
 def block_counts(weight: LargeWeight, own_bytes: int) -> tuple[int, int]:
-    """Return into how many blocks a weight is cut where so many bytes are the step's own, and into how many of columns if it is trained."""
+    """Return the number of blocks of a weight given the step's own bytes, and the number of blocks of columns if it is
+    trained.
+    """
     block, columns = (max(int(share * own_bytes), 1) for share in (BLOCK, COLUMNS_BLOCK))
     count = -(-weight.nbytes * (1 + len(weight.states)) // block)
     return min(MAX_BLOCKS, count), min(MAX_BLOCKS, -(-weight.nbytes // columns))
 
 
 def _can_be_blocks(prepared: CapturedJob, weight: LargeWeight) -> bool:
-    """Return whether weight and state lie row by row, and the weight has contents of its own."""
+    """Return whether weight and state are stored row by row, and the weight has contents of its own."""
     layouts = [prepared.layouts[key] for key in weight.keys]
     rows = weight.shape, (weight.shape[1], 1), 0
     alike = all((layout.shape, layout.stride, layout.offset) == rows for layout in layouts)

@@ -1,4 +1,4 @@
-"""Batch norms' backward passes by channels, where they set the floor of the step."""
+"""Tile batch norms' backward passes by channels, if they determine the floor of the step."""
 
 from dataclasses import replace
 
@@ -12,18 +12,21 @@ from port_planner.tiling.rewriting import compacted
 from port_planner.tiling.tilings import OF_THE_BUDGET
 
 NORM_TILES = 8
-"""Of channels, into which the backward pass of a batch norm is cut: its copies are little beside what stays whole."""
+"""Tiles of channels of a batch norm's backward pass: its copies are small compared with what stays whole."""
 
 NEAR_THE_FLOOR = 1.5
-"""Of what the step's floor needs beside the process: with more memory, norms whose copies take time are left whole."""
+"""Multiple of the memory of the step's floor, beside the process, above which norms whose copies take time are left
+whole.
+"""
 
 
 def in_channels(
     presplit: TiledJob, device: DeviceCosts, ram_bytes: int, allowed: ComparisonLimits, progress: Progress
 ) -> list[TiledJob]:
-    """Return the job with fat batch norms' backward passes by channels, measured anew; nothing unless one sets a floor near the budget.
+    """Return the job with large batch norms' backward passes by channels, measured again; nothing unless one sets a
+    floor near the budget.
 
-    Raises DryRunError where a process that compares or measures fails.
+    Raises DryRunError if a process that compares or measures fails.
     """
     floor, own_bytes = floor_of(*main_step(presplit, device)), ram_bytes - device.base_bytes
     if floor.name != NORM_BACKWARD or own_bytes > NEAR_THE_FLOOR * (floor.nbytes - device.base_bytes):

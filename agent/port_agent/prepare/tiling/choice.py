@@ -1,4 +1,6 @@
-"""Whole, in halves or in pieces: what costs least within the budget, chosen before any trial, and again with what a trial found."""
+"""Whole, in halves or tiled: the cheapest within the budget, chosen before any dry run, and again with a dry run's
+findings.
+"""
 
 import math
 from collections.abc import Callable, Sequence
@@ -17,15 +19,19 @@ _Result = TypeVar("_Result")
 
 
 CLOSE, APART = 0.01, 0.05
-"""Of the joules: ways that quick plans tell apart by less than the second may be planned properly before one of them is taken; at least by
-the first, once it is known how little that saves."""
+"""Shares of the joules: candidates whose quick plans differ by less than the second may be planned properly before one
+is chosen; by at least the first, once the savings are known to be small.
+"""
 
 SEARCH_S, MIN_SEARCH_S = 60.0, 6.0
-"""Of CPU time, for comparing, measuring and planning what is tried for one budget: after that, nothing further is changed. The shorter
-where the whole has a plan, which pieces can only make cheaper."""
+"""CPU seconds for comparing, measuring and planning what is tried for one budget, after which nothing further is
+changed.
+
+The shorter applies if the whole has a plan, which tiling can only make cheaper.
+"""
 
 QUICK_S = 5.0
-"""Of planning, for each way that is compared."""
+"""Seconds of planning for each candidate that is compared."""
 
 
 def choose_tiling(
@@ -37,11 +43,12 @@ def choose_tiling(
     *,
     reordered: bool = False,
 ) -> TiledJob:
-    """Return the job whole, in halves or with chains of operators in pieces, whichever costs least for `target`.
+    """Return the job whole, in halves or with tiled chains of operators, whichever costs least for `target`.
 
-    Graphs of further shapes stay as they are in `presplit` (`further_shapes`). `reordered`: whether chains may sum over their pieces, in
-    another order than the whole. All ways that are tried are compared and measured; quick plans decide, and between what they choose, the halves and the whole, plans
-    of `planner` where those may tell otherwise. Where nothing fits, what needs least. Raises DryRunError where a process fails.
+    Graphs of further shapes stay as they are in `presplit` (`further_shapes`). `reordered`: whether chains may sum over
+    their tiles in a different order than the whole. All candidates are compared and measured; quick plans decide, and
+    if these are close, plans of `planner` for their choice, the halves and the whole. If nothing fits, the candidate
+    that needs least is returned. Raises DryRunError if a process fails.
     """
     device, ram_bytes, allowed, progress = target.device, target.ram_bytes, target.allowed, target.progress
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits)
@@ -77,10 +84,11 @@ def choose_tiling(
 def best_candidate(
     quick: Sequence["PlanCost"], plan: Callable[[TiledJob], "PlanCost | None"], end_s: float = math.inf
 ) -> "PlanCost":
-    """Return the way that costs least by `plan`, of those with `quick` plans; the cheapest of these where none has another.
+    """Return the candidate that costs least by `plan`, of those with `quick` plans; the cheapest of these if none has
+    another.
 
-    Where it is not far from the others, they are planned one after the other, the cheapest first, for as long as the next one may win: if
-    planning saved twice as large a share of its cost as it did of those before, and until so much CPU time was taken.
+    If the costs are close, the candidates are planned one after another, the cheapest first, as long as the next one
+    may win: if planning saved twice the largest share that it saved so far, and until `end_s` of CPU time.
     """
     found: PlanCost | None = None
     saved = 0.0
@@ -100,12 +108,11 @@ def best_candidate(
 
 
 def again_with_base(make: Callable[[DeviceCosts, bool], _Result], device: DeviceCosts) -> _Result:
-    """Return what is made for `device`; where nothing fits, once more for one that holds what a trial found beside the step.
+    """Return what is made for `device`; if nothing fits, once more with what a dry run found besides the step.
 
-    `make` is called with a device and whether that is its last call.
-
-    Pieces are chosen before any trial, and near the floor of the step others are needed where the worker holds more than was measured
-    operator by operator. Raises InfeasibleError where nothing fits then either, or no trial found more.
+    `make` is called with a device and whether this is its last call. Tilings are chosen before any dry run, and near
+    the floor of the step others are needed if the worker holds more than was measured operator by operator. Raises
+    InfeasibleError if nothing fits then either, or no dry run found more.
     """
     try:
         return make(device, False)

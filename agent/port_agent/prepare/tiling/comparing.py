@@ -1,6 +1,6 @@
-"""What is rewritten runs beside the original first, in a process of its own with the bundle's number of threads.
+"""Compare what is rewritten with the original first, in a process of its own with the bundle's number of threads.
 
-What differs stays whole and is named; what costs are then is measured.
+What differs stays whole and is named; the costs of the result are then measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,19 +21,19 @@ from port_planner.tiling.rewriting import Replacement, RewrittenGraph, form_of
 from port_planner.tiling.tilings import Tiling
 
 _COMPARED = 0.5
-"""Of the stage that compares pieces, what is done where their costs are known: the rest is quick plans with them."""
+"""Progress of the stage once the tiles' costs are known: the rest is quick plans with them."""
 
 _SPLITS = 3
-"""How often chains are split at operators that give other bits in pieces; what differs then is left whole."""
+"""How often chains are split at operators whose tiles give different bits; what differs after that is left whole."""
 
 _Found: TypeAlias = tuple[str, int | None] | None
-"""What is kept of a comparison: where the results differ, and which operator's; None where they do not."""
+"""The stored result of a comparison: where the results differ, and which operator's; None if they do not."""
 
 
 def rewritten_alike(
     prepared: CapturedJob, rewrite: Callable[[StepGraph, frozenset[int]], RewrittenGraph], allowed: ComparisonLimits
 ) -> tuple[dict[str, StepGraph], list[str]]:
-    """Return a job's graphs rewritten but for what gives other bits here, and what that is."""
+    """Return a job's graphs rewritten except for what gives different bits here, and what that is."""
     graphs, left = dict(prepared.graphs), list[str]()
     job = {
         name: rewrite(graph, frozenset()) for name, graph in graphs.items() if graph.device == CPU
@@ -63,7 +63,7 @@ def tiled_with(
         for name, new in rewritten.items():
             try:
                 verify_operands(new.graph)
-            except GraphError as error:  # pieces of what only a whole operator is known to have checked
+            except GraphError as error:  # tiles of an operator whose check is only known as a whole
                 left.append(str(error).partition(";")[0])
                 continue
             if new.replacements:
@@ -79,9 +79,10 @@ def tiled_with(
 def _without_differing(
     prepared: CapturedJob, candidates: Sequence[Mapping[str, Tiling]], allowed: ComparisonLimits
 ) -> list[tuple[dict[str, Tiling], dict[str, RewrittenGraph], list[str]]]:
-    """Return each of these ways without what gives other bits here, the graphs so, and what that is.
+    """Return each of these candidates without what gives different bits here, their graphs, and what was left out.
 
-    A chain is split at an operator that does, whose neighbours may be in pieces still; it stays whole where that does not help.
+    A chain is split at a differing operator, so that its neighbours may still be tiled; it stays whole if that does not
+    help.
     """
     whole = prepared.graphs
     found = [
@@ -114,7 +115,7 @@ def with_operator_costs(
     progress: Progress,
     known: Mapping[int, tuple[OpCost, ...]] = {},
 ) -> list[TiledJob]:
-    """Return the same with what their operators cost. `known`: of graphs that are measured already, by their `id`."""
+    """Return the same with the costs of their operators. `known`: of graphs that are measured already, by their `id`."""
     graphs = [graph for tiled in made for graph in tiled.prepared.graphs.values() if id(graph) not in known]
     if not graphs:
         return made
@@ -136,7 +137,9 @@ def costs_of_rewritten(
     compute_watts: float,
     progress: Progress,
 ) -> MeasuredCosts:
-    """Return the costs of rewritten graphs; what the process itself holds was measured `before`, and the trial shows what they add."""
+    """Return the costs of rewritten graphs; the process itself was measured `before`, and the dry run shows what they
+    add.
+    """
     fresh = allowed.measurer.measure(graphs.values(), allowed.threads, compute_watts, progress, resident=False)
     progress("compare", _COMPARED)
     return replace(before, ops=fresh.ops)
@@ -145,10 +148,11 @@ def costs_of_rewritten(
 def compared(
     pairs: Sequence[tuple[StepGraph, RewrittenGraph]], allowed: ComparisonLimits
 ) -> tuple[tuple[Difference, ...], ...]:
-    """Return of each graph which replacements do not give the original's bits with so many threads on this machine.
+    """Return for each graph the replacements that do not give the original's bits with this number of threads on this
+    machine.
 
-    Of those alike, in whatever graph, one is run. What was found is kept in the user's cache for the next plan, by operators, shapes and layouts. Raises DryRunError where the
-    process that finds out fails.
+    One of each kind is run, in whatever graph. Results are kept in the user's cache for the next plan, by operators,
+    shapes and layouts. Raises DryRunError if the process fails.
     """
     kept: AnswerFile[_Found] = AnswerFile("pieces", _Found, allowed.threads)  # type: ignore[arg-type]
     known = kept.read()

@@ -17,11 +17,10 @@ from port_planner.tiling.rewriting import compacted
 def with_split_gradients(
     prepared: CapturedJob, measured: MeasuredCosts, allowed: ComparisonLimits, compute_watts: float, progress: Progress
 ) -> TiledJob:
-    """Return the job with every convolution's backward pass in halves and pointwise operators in place, measured anew.
+    """Return the job with every convolution's backward pass in halves and pointwise operators in place, measured again.
 
-    Convolutions of single pixels are products of matrices where that pays.
-
-    Raises DryRunError where a process that compares or measures fails.
+    Convolutions of single pixels become matrix products if that is cheaper. Raises DryRunError if a process that
+    compares or measures fails.
     """
     split, left = rewritten_alike(prepared, split_gradients, allowed)
     if left:  # this processor's kernels add in another order: halves that are both the backward pass may have its bits
@@ -37,9 +36,9 @@ def with_split_gradients(
 
 
 def with_products(tiled: TiledJob, allowed: ComparisonLimits, compute_watts: float, progress: Progress) -> TiledJob:
-    """Return the job with those convolutions of single pixels as products of matrices that take no more joules so.
+    """Return the job with those convolutions of single pixels as matrix products that then take no more joules.
 
-    Raises DryRunError where a process that compares or measures fails.
+    Raises DryRunError if a process that compares or measures fails.
     """
     before = tiled.prepared.graphs
     graphs, left = rewritten_alike(tiled.prepared, as_products, allowed)

@@ -1,4 +1,4 @@
-"""A job whose operators run in pieces, what may be taken while they are compared, and what a plan of it costs."""
+"""A job with tiled operators, the resources for comparing them, and the cost of a plan for it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -17,7 +17,7 @@ from port_planner.tiling.tilings import Tiling
 
 @dataclass(frozen=True, slots=True)
 class TiledJob:
-    """A job whose graphs have operators in pieces, what they cost, and what was left whole and why."""
+    """A job whose graphs have tiled operators, their costs, and what was left whole and why."""
 
     prepared: CapturedJob
     measured: MeasuredCosts
@@ -25,14 +25,14 @@ class TiledJob:
     tiled_chains: tuple[str, ...] = ()
     """The chains that run in pieces."""
     tilings: Mapping[str, Tiling] = field(default_factory=dict)
-    """By graph: what `tiled_chains` was made of."""
+    """By graph: the tilings of which `tiled_chains` was made."""
     untiled: Mapping[str, StepGraph] = field(default_factory=dict)
     """What those graphs were before."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonLimits:
-    """What the process that compares may take: bytes of RAM, a directory for what has no room there, threads; and that process."""
+    """Resources of the comparing process: bytes of RAM, a page directory and threads; and that process."""
 
     ram_bytes: int
     page_dir: Path
@@ -42,7 +42,7 @@ class ComparisonLimits:
 
 @dataclass(frozen=True, slots=True)
 class CutTarget:
-    """What a job is cut into pieces for: a device, bytes of RAM there, and where pieces are compared; `progress` follows that."""
+    """The target of tiling a job: a device, bytes of RAM there, and where tiles are compared; `progress` follows that."""
 
     device: DeviceCosts
     ram_bytes: int
@@ -62,7 +62,7 @@ class PlanCost:
 def cost_of_plan(
     tiled: TiledJob, device: DeviceCosts, ram_bytes: int, planner: make_bundle.PlanFunction
 ) -> PlanCost | None:
-    """Return what a plan of the main graph costs; None where none fits."""
+    """Return the cost of a plan of the main graph; None if none fits."""
     graph, costs = main_step(tiled, device)
     found = planner(graph, costs, ram_bytes).plan
     if found is None:
@@ -71,7 +71,7 @@ def cost_of_plan(
 
 
 def main_step(tiled: TiledJob, device: DeviceCosts) -> tuple[StepGraph, CostTable]:
-    """Return the main graph, and what its operators cost."""
+    """Return the main graph, and the costs of its operators."""
     return next(iter(tiled.prepared.graphs.values())), CostTable(device, tiled.measured.ops[0])
 
 

@@ -1,4 +1,4 @@
-"""Ways to cut a job into pieces: estimated, compared, measured and planned as they come."""
+"""Search for tilings of a job: estimated, compared, measured and planned as they are found."""
 
 import itertools
 import math
@@ -24,44 +24,49 @@ from port_planner.tiling.tile_costs import tile_costs
 from port_planner.tiling.tilings import Tiling, first_tilings, kinds, other_counts, tile_fat
 
 MAX_ESTIMATED_RATIO = 1.05
-"""Of the whole's joules: pieces that are estimated to cost more are not measured, and those that do are not worked on further."""
+"""Multiple of the whole's joules: tilings with a higher estimate are not measured, and those with a higher cost are not
+refined.
+"""
 
 ESTIMATED_HIGH = 1.1
-"""Estimates of pieces are costlier than what is measured by up to so much: 8 to 11 % for the transformer of `examples/shakespeare`."""
+"""Ratio by which estimates of tilings may exceed measurements: 8 to 11 % for the transformer of `examples/shakespeare`."""
 
 MIN_GAIN = 0.01
-"""Of the joules: where changes gain less, no more are tried."""
+"""Share of the joules: if changes gain less, no more are tried."""
 
 MAX_STARTS = 2
 """Cuts that are worked on."""
 
 JOINT_S = 5.0
-"""For each look at the joint model; one takes 1 to 3 seconds."""
+"""Seconds for each solve of the joint model; one takes 1 to 3 seconds."""
 
 MAX_KINDS = 6
-"""Of chains, those that touch most bytes: what is changed about each is tried."""
+"""Kinds of chains for which changes are tried, those that touch most bytes."""
 
 TOGETHER = 4
-"""Of graphs that are compared and measured at once: one of 5,000 operators takes tens of megabytes of the budget that planning has, too."""
+"""Graphs that are compared and measured at once: one of 5,000 operators takes tens of megabytes of planning's own
+budget.
+"""
 
 MANY_OPS, MANY_TIMES = 5000, 3
-"""A graph with more, or so many times those of the halves, is planned only where no other has a plan: its plan takes long, and more
-copies seldom pay."""
+"""A graph with more operators, or this many times those of the halves, is planned only if no other has a plan: its plan
+takes long, and more copies seldom pay.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What a way to cut takes before anything is planned; with less of any, a plan may cost less."""
+    """What a tiling needs before anything is planned; with less of any, a plan may cost less."""
 
     joules: float
     floor_bytes: int
     kept_bytes: int
-    """The peak with everything kept."""
+    """The peak when everything is kept."""
     touched_bytes_s: float
     """What each operator touches, for as long as it runs."""
 
     def dominates(self, other: "_Needs") -> bool:
-        """Return whether this takes no more of anything."""
+        """Return whether this needs no more of anything."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         return all(mine <= theirs for mine, theirs in pairs)
 
@@ -74,22 +79,22 @@ def _needs(graph: StepGraph, costs: CostTable) -> _Needs:
 
 
 def cpu_s() -> float:
-    """Return the CPU time of this process and of those it has waited for."""
+    """Return the CPU time of this process and of its finished children."""
     return sum(os.times()[:4])
 
 
 @dataclass(slots=True)
 class _Estimate:
-    """What a cut graph would take where a byte in pieces costs what it does in the whole."""
+    """The estimated needs of a tiled graph, if a byte in tiles costs what it does in the whole."""
 
     tiling: Tiling
     needs: _Needs
     joules: float | None = None
-    """What a quick plan costs, infinite where none fits; None: not planned yet."""
+    """Cost of a quick plan, infinite if none fits; None: not planned yet."""
 
 
 class TilingSearch:
-    """Ways to cut the halves, planned as they come for one budget; `best` is the cheapest."""
+    """Tilings of the halves, planned as they are found for one budget; `best` is the cheapest."""
 
     def __init__(
         self, whole: TiledJob, presplit: TiledJob, target: CutTarget, quick: make_bundle.PlanFunction, search_s: float,
@@ -101,26 +106,26 @@ class TilingSearch:
         self.graphs = {name: graphs[name] for name in first_shapes(graphs) if graphs[name].device == CPU}
         self.best: PlanCost | None = None
         self.untiled: PlanCost | None = None
-        """The halves with nothing else in pieces."""
+        """The halves with nothing else tiled."""
         self.starts: list[PlanCost] = []
-        """Cuts to begin with."""
+        """Tilings to start from."""
         self.finest = presplit
-        """Of the cuts to begin with, the graph with the most operators."""
+        """Of the tilings to start from, the graph with the most operators."""
         self.too_large: dict[str, Tiling] | None = None
-        """Of ways none of which may have a plan, the one that needs least."""
+        """Of tilings that may all lack a plan, the one that needs least."""
         self.search_s, self.end_s = search_s, cpu_s() + search_s
         self.known_joules = known_joules
         """What the cheapest plan of another way costs."""
         self.orders = (False, True) if reordered else (False,)
-        """Whether chains sum over their pieces, of the ways to be tried."""
+        """Whether chains sum over their tiles, for the tilings to try."""
         self.seen = [_needs(*main_step(whole, target.device))]
-        """Of what was planned."""
+        """Needs of what was planned."""
         self.estimates: list[_Estimate] = []
-        """Of the ways that were looked at."""
+        """Needs of the tilings that were estimated."""
 
     @property
     def many_ops(self) -> int:
-        """Of how many operators a graph has too many to be planned beside others."""
+        """The number of operators above which a graph is too large to be planned beside others."""
         return min(MANY_OPS, MANY_TIMES * len(main_step(self.presplit, self.device)[0].ops))
 
     @property
@@ -129,7 +134,7 @@ class TilingSearch:
         return cpu_s() > self.end_s
 
     def plan(self, job: TiledJob) -> PlanCost | None:
-        """Plan a way and return what it costs; None where it has no plan, or takes no less of anything than one before."""
+        """Plan a tiling and return its cost; None if it has no plan, or needs no less of anything than an earlier one."""
         needs = _needs(*main_step(job, self.device))
         if any(before.dominates(needs) for before in self.seen):
             return None
@@ -140,28 +145,30 @@ class TilingSearch:
         return found
 
     def plan_starts(self) -> None:
-        """Plan the cuts that the joint model chooses; where nothing has a plan, all chains in one number of pieces too."""
+        """Plan the tilings that the joint model chooses, and if nothing has a plan, all chains in one number of tiles."""
         self.untiled = self.plan(self.presplit)
         if not self.graphs:
             return
         candidates = first_tilings(next(iter(self.graphs.values())), self.ram_bytes - self.device.base_bytes)
         least = self.known_joules if self.best is None else min(self.known_joules, self.best.joules)
         if math.isfinite(least):
-            # Of the chains of the fattest operators alone: above the floor they save most.
+            # chains of the largest operators alone: above the floor they save most
             joint = self._joint(self._uniform(candidates[-1:]))
             self._plan_likely(joint, least)
-            # What costs more than its estimate promised: then kernels here are not what the model took them for.
+            # for tilings that cost more than estimated: kernels here differ from the model's assumptions
             if joint and all(found.joules >= least for found in self.starts):
                 self._plan_likely(self._fitting(self._uniform(candidates)), least)
             return
-        # Where nothing fits yet, what does is looked for, which neither the model nor estimates of workspaces tell for certain.
+        # if nothing fits yet, look for what does, which neither the model nor estimates of workspaces predict reliably
         uniform = self._uniform(candidates)
         self._plan_each(self._promising(self._joint(uniform), math.inf, MAX_STARTS))
         if not self.starts:
             self._plan_uniform([candidate for candidate in uniform if self._first_tiled(candidate).replacements])
 
     def nearest(self) -> TiledJob:
-        """Return what needs least of what was tried where nothing has a plan, compared and measured, to say by how much."""
+        """Return the tried tiling that needs least, compared and measured, to report what is missing if nothing has a
+        plan.
+        """
         if self.too_large is not None and self.ram_bytes > self.device.base_bytes:
             (self.finest,) = self._made([self.too_large])
         return min(self.presplit, self.finest, key=lambda job: floor_of(*main_step(job, self.device)).nbytes)
@@ -188,7 +195,7 @@ class TilingSearch:
                 self._plan_each(some)
 
     def _uniform(self, candidates: Sequence[tuple[int, int]]) -> list[dict[str, Tiling]]:
-        """Return all chains of fat operators in one number of pieces, for each meaning of fat."""
+        """Return all chains of large operators in one number of tiles, for each definition of large."""
         apart = blocked_keys(self.presplit)
         return [
             {name: tile_fat(graph, *candidate, apart, sums=sums) for name, graph in self.graphs.items()}
@@ -196,7 +203,7 @@ class TilingSearch:
         ]
 
     def _joint(self, uniform: list[dict[str, Tiling]]) -> list[dict[str, Tiling]]:
-        """Return those that may have a plan of what the joint model makes of these chains, but for what it leaves whole."""
+        """Return the joint model's tilings of these chains that may have a plan, except for what it leaves whole."""
         found, seen = list[dict[str, Tiling]](), list[list[Chain]]()
         graph, costs = main_step(self.presplit, self.device)
         for candidate in uniform:
@@ -217,11 +224,13 @@ class TilingSearch:
         return tiling.applied(self.graphs[name])
 
     def _fitting(self, candidates: list[dict[str, Tiling]]) -> list[dict[str, Tiling]]:
-        """Return the ways that may have a plan: comparing others, of a large head say, takes minutes and tells nothing."""
+        """Return the tilings that may have a plan: comparing others, of a large head for example, takes minutes and
+        shows nothing.
+        """
         return [candidate for candidate in candidates if self._bare_floor(candidate) <= self.ram_bytes]
 
     def _bare_floor(self, candidate: Mapping[str, Tiling]) -> int:
-        """Return what the first graph cut in a way needs at least, bytes, whatever room its operators' kernels take."""
+        """Return the least bytes of the first graph with a tiling, whatever workspace its operators' kernels take."""
         graph, costs = self._tiled(candidate[next(iter(candidate))])
         bare = tuple(replace(cost, workspace_bytes=0) for cost in costs.ops)
         return floor_of(graph, replace(costs, ops=bare)).nbytes
@@ -247,7 +256,9 @@ class TilingSearch:
     def _better(
         self, candidates: list[dict[str, Tiling]], start: Mapping[str, Tiling], most: int
     ) -> list[dict[str, Tiling]]:
-        """Return those, at `most`, that cost least by estimates, and less than `start`; what takes no less of anything is not planned."""
+        """Return at most `most` tilings that are estimated to cost least, and less than `start`; those that need no
+        less are skipped.
+        """
         begin = self._estimate(start).needs
         open_candidates = [
             candidate for candidate in candidates if not begin.dominates(self._estimate(candidate).needs)
@@ -255,7 +266,7 @@ class TilingSearch:
         return self._promising(open_candidates, self._estimated_joules(start), most) if open_candidates else []
 
     def _estimate(self, candidate: Mapping[str, Tiling]) -> _Estimate:
-        """Return what the first graph cut in a way would take; it is looked at once."""
+        """Return the estimated needs of the first graph with a tiling; computed once."""
         tiling = candidate[next(iter(candidate))]
         known = next((one for one in self.estimates if one.tiling == tiling), None)
         if known is None:
@@ -264,7 +275,7 @@ class TilingSearch:
         return known
 
     def _estimated_joules(self, candidate: Mapping[str, Tiling]) -> float:
-        """Return what a quick plan costs where pieces cost what the whole does; infinite where none fits."""
+        """Return the cost of a quick plan if tiles cost what the whole does; infinite if none fits."""
         estimate = self._estimate(candidate)
         if estimate.joules is None:
             graph, costs = self._tiled(estimate.tiling)
@@ -273,15 +284,15 @@ class TilingSearch:
         return estimate.joules
 
     def _tiled(self, tiling: Tiling) -> tuple[StepGraph, CostTable]:
-        """Return the first graph in pieces, and what its operators are estimated to cost."""
+        """Return the tiled first graph, and the estimated costs of its operators."""
         graph, costs = main_step(self.presplit, self.device)
         rewritten = tiling.applied(graph)
         return rewritten.graph, replace(costs, ops=tile_costs(graph, costs.ops, rewritten))
 
     def plan_changes(self, max_joules: float) -> None:
-        """Change the best cuts for as long as that pays; one that costs more than `max_joules` is not worth it.
+        """Change the best tilings as long as that pays, except those that cost more than `max_joules`.
 
-        There is half of the time for it, whatever comparing and measuring those cuts took.
+        Half of the time is reserved for it, whatever comparing and measuring those tilings took.
         """
         name = next(iter(self.graphs), "")
         near = [found for found in self.starts if found.joules <= max_joules and name in found.sliced.tilings]
@@ -298,9 +309,10 @@ class TilingSearch:
                     break
 
     def _changed(self, name: str, alike: Sequence[frozenset[int]], start: PlanCost) -> PlanCost | None:
-        """Plan a cut with one kind of chain in another number of pieces, 1 of them too, and with all such changes that paid.
+        """Plan a tiling with one kind of chain in another number of tiles, including 1, and with all such changes that
+        paid.
 
-        Return the cheapest; None where nothing costs less than `start`.
+        Return the cheapest; None if nothing costs less than `start`.
         """
         tilings = start.sliced.tilings
         tiling = tilings[name]

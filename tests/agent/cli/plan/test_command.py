@@ -183,7 +183,7 @@ def test_a_wrong_plan_of_a_paired_device(tmp_path: Path) -> None:
             content = b"\x80\x04K\x01."
             file.write_bytes(bytes_checksum(content).encode() + b"\n" + content)
         told = peered(tmp_path / "two", cellar.path.parent)["peers"]
-        assert any(line.startswith("attic gave a wrong answer and is cut off for a while: no plan") for line in told), (
+        assert any(line.startswith("attic gave a wrong answer and is temporarily blocked: no plan") for line in told), (
             told
         )
         assert "attic: cut off for 5 minutes: no plan (5 bytes)" in history(cellar)

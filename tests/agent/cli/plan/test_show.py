@@ -91,7 +91,7 @@ def test_show_says_what_runs_in_pieces_and_marks_it(
 
     def prepared(*arguments: Any, **options: Any) -> make_bundle.CapturedJob:
         found = prepare(*arguments, **options)
-        allowed = ("operators that no table names",) if reordered else ()
+        allowed = ("operators that are in no table",) if reordered else ()
         graphs = {name: marked(graph) for name, graph in found.graphs.items()}
         return replace(found, graphs=graphs, reordered=allowed)
 

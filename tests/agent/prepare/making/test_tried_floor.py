@@ -58,7 +58,7 @@ def test_where_no_trial_can_be_run_the_figure_is_said_to_be_the_least(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def fails(*_: object, **__: object) -> DryRun:
-        raise DryRunError("the trial run ended")
+        raise DryRunError("the dry run ended")
 
     monkeypatch.setattr(refinement, "loading_peak", lambda: 0)
     fake_trials(monkeypatch, fails)

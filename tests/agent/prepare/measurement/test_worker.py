@@ -57,7 +57,7 @@ def test_a_bench_that_is_entered_answers_all_in_one_process_and_says_how_it_ende
         assert shares[-1] == 1.0 and len(measured.ops[0]) == len(graph.ops)
         assert [process.poll() for process in started] == [None]
         os.kill(started[0].pid, signal.SIGKILL)
-        with pytest.raises(DryRunError, match="comparing operators in pieces ended with exit code -9"):
+        with pytest.raises(DryRunError, match="comparing tiled operators ended with exit code -9"):
             measurer.compare(pairs, 1, 1 << 30, tmp_path)
 
 

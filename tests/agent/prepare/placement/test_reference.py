@@ -52,5 +52,5 @@ def test_a_device_whose_numbers_change_is_refused(prepared: CapturedJob, monkeyp
         return found + next(runs) if NAME in step.kinds else found
 
     monkeypatch.setattr(EagerStep, "run", drifting)
-    with pytest.raises(UnrepeatableError, match="other numbers when the first steps ran again"):
+    with pytest.raises(UnrepeatableError, match="different numbers when the first steps ran again"):
         with_placed_reference(prepared, prepared.graphs, all_on(prepared, NAME), NAME)

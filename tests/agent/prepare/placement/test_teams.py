@@ -96,7 +96,7 @@ def test_each_operator_has_the_team_that_takes_least_and_a_switch_is_counted(pre
 
 def test_where_a_switch_takes_more_than_it_saves_that_is_said(prepared: CapturedJob) -> None:
     expensive = TeamTimes((0.0, 0.0), ((0.0, 1.0), (1.0, 0.0)))
-    with pytest.raises(PlacementError, match=r"from one to another 1e\+06 microseconds; leave --place away"):
+    with pytest.raises(PlacementError, match=r"from one to another 1e\+06 microseconds; leave out --place"):
         divide(prepared, expensive)
 
 

@@ -75,9 +75,7 @@ def test_a_script_runs_alone_from_the_same_start_though_it_seeds_nothing(tmp_pat
 def test_what_a_script_does_otherwise_after_the_updates_that_are_compared_is_refused_by_line(tmp_path: Path) -> None:
     prepared, script = prepared_of(tmp_path, LATE_SCRIPT.format(start="1"))
     assert run_alone(prepared, replace(script, updates=28)).unchanged > 0
-    refused = (
-        r"update \d+: train\.py:\d+: aten\.mul\.Tensor is called with 0\.5 and not with 1\.0, where a bundle would"
-    )
+    refused = r"update \d+: train\.py:\d+: aten\.mul\.Tensor is called with 0\.5 instead of 1\.0, where a bundle would"
     with pytest.raises(CaptureError, match=refused):
         run_alone(prepared, replace(script, updates=40))
 
@@ -87,7 +85,10 @@ def test_what_a_script_does_otherwise_after_the_updates_that_are_compared_is_ref
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        (SCRIPT.format(start="__import__('time').time() % 1"), "makes parameter/2.bias anew each time .*: seed"),
+        (
+            SCRIPT.format(start="__import__('time').time() % 1"),
+            "initializes parameter/2.bias differently each time .*; seed",
+        ),
         (SCRIPT.format(start="open('once').read() or 1"), "the script alone ended with exit code .*once"),
     ],
 )

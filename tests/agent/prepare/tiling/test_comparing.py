@@ -28,7 +28,7 @@ def test_a_comparison_that_ends_otherwise_is_an_error() -> None:
     graph = whole()[0].graphs["step"]
     rewritten = split_gradients_by_mask(graph)
     damaged = replace(rewritten.graph, storages=rewritten.graph.storages[:-1])
-    with pytest.raises(DryRunError, match="comparing operators in pieces ended"):
+    with pytest.raises(DryRunError, match="comparing tiled operators ended"):
         compared([(graph, replace(rewritten, graph=damaged))], ROOM)
 
 

@@ -64,7 +64,7 @@ class PauseRequest(msgspec.Struct, frozen=True):
 
 
 class RunNowRequest(msgspec.Struct, frozen=True):
-    """For how long a job is to run now; None: until it is over."""
+    """How long a job is to run now, in seconds; None: until it ends."""
 
     for_s: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_PAUSE_S)] | None = None
 

@@ -15,9 +15,9 @@ JUMP_S = 60.0
 """A smaller step of the wall clock moves no window noticeably."""
 _JUMP_SHOWN_S = 3600.0
 MIN_SLEEP_S = 1.0
-"""Shorter suspension cannot be told from the reading of two clocks."""
+"""Shorter suspensions cannot be distinguished from the difference between reading two clocks."""
 WOKEN_S = 60.0
-"""So long after it slept the device counts as used: somebody opened its lid or pressed a key, whatever counts that."""
+"""Time after waking in which the device counts as in use: somebody opened its lid or pressed a key."""
 
 
 class Admission:
@@ -35,19 +35,19 @@ class Admission:
         self._sensors = SensorThread()
 
     async def read(self, policy: Policy, own: OwnUse) -> Facts:
-        """Return what the sensors say now; those that give no answer in time are faults."""
+        """Return what the sensors report now; those that do not answer in time are faults."""
         options = sensor_options(self._state_dir, policy)
         platform, now_s = self.platform, self._clock.monotonic_s()
         facts = await self._sensors.read(platform.tree, lambda: platform.read(options, own, now_s))
         silent = ", ".join(sorted(map(str, platform.tree.silent)))
-        return Facts(faults=(Fault("power", f"{silent} give no answer"),)) if facts is None else facts
+        return Facts(faults=(Fault("power", f"{silent} did not answer"),)) if facts is None else facts
 
     def close(self) -> None:
         """Read no more."""
         self._sensors.close()
 
     def judge(self, facts: Facts, policy: Policy, written_today: int, pause: str) -> PolicyDecision:
-        """Return the decision on what was read; `pause`: why everything is paused, empty for no pause."""
+        """Return the decision for the readings; `pause`: why everything is paused, or ""."""
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
         signals = (*facts.idle_signals, *self._wake_signal(now_s))
         facts = replace(facts, flash_written_today_bytes=written_today, pause=pause, idle_signals=signals)
@@ -59,7 +59,7 @@ class Admission:
         return self.decision
 
     def slept_s(self) -> float:
-        """Return for how long the machine slept since the last call, 0 if it did not; whoever woke it is there."""
+        """Return how long the machine slept since the last call, 0 if it did not; whoever woke it is present."""
         now_s = self._clock.monotonic_s()
         before_s, self._slept_s = self._slept_s, self._clock.uptime_s() - now_s
         if self._slept_s - before_s < MIN_SLEEP_S:
@@ -68,7 +68,7 @@ class Admission:
         return self._slept_s - before_s
 
     def clock_jump_s(self) -> float:
-        """Return by how much the wall clock was set since the last call, 0 if not; sleep is no jump."""
+        """Return by how much the wall clock was set since the last call, 0 if it was not; sleep is not a jump."""
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
         offset_s = wall_s - self._clock.uptime_s()
         before, self._clock_offset_s = self._clock_offset_s, offset_s
@@ -109,6 +109,6 @@ class Admission:
 
 
 def without_plug(facts: Facts) -> Facts:
-    """Return `facts` where the quick look at the plugs gives no answer: they would be pulled unnoticed."""
-    silent = Fault("power", f"the plugs give no answer within {format_seconds(DEADLINE_S)}")
+    """Return `facts` for the case that the power sensors do not answer: unplugging would go unnoticed."""
+    silent = Fault("power", f"the power sensors did not answer within {format_seconds(DEADLINE_S)}")
     return replace(facts, power=Power.UNKNOWN, power_detail=silent.reason, faults=(*facts.faults, silent))

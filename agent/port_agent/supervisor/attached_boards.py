@@ -15,7 +15,7 @@ _PATIENCE_S = 1.0
 
 
 class AttachedBoards:
-    """Looks when asked, in a thread; gives what was seen last while a dying disk holds up all threads."""
+    """Looks for boards on request, in a thread; returns the last result while a failing disk blocks all threads."""
 
     def __init__(self, look: Callable[[], list[Row]] | None = None) -> None:
         self._look = look or attached_boards
@@ -42,7 +42,7 @@ def attached_boards() -> list[Row]:
 
     It looks into sysfs for a few milliseconds: not for the loop.
     """
-    from port_agent.mcu.protocol.ports import list_serial_ports  # 1 MB, only once somebody asks
+    from port_agent.mcu.protocol.ports import list_serial_ports  # 1 MB, loaded on first use
 
     return rows(list_serial_ports())
 

@@ -1,7 +1,4 @@
-"""Work beside the loop: writing to disk, slow sensors, inboxes, tidying up.
-
-None of it may hold up the loop.
-"""
+"""Work beside the event loop, which none of it may block: writing to disk, slow sensors, inboxes, cleaning up."""
 
 import asyncio
 import contextlib
@@ -17,7 +14,7 @@ _HOUSEKEEPING_S = 600.0
 _STALE_UPLOAD_S = 3600.0
 _SHOWN_A_DAY_S = 86400.0
 _IDLE_REFRESH_FACTOR = 10
-"""Without jobs nobody waits for the slow sensors."""
+"""Factor for the interval of slow sensors while there are no jobs."""
 
 
 class BackgroundTasks:
@@ -28,16 +25,16 @@ class BackgroundTasks:
         self.pending = asyncio.Event()
         """Set when the store has something to write."""
         self.looked = asyncio.Event()
-        """Set once the sensors were read for the first time, which says what need not be asked."""
+        """Set after the sensors were read for the first time, which shows what need not be asked."""
         self.sensors_changed = asyncio.Event()
         """Set when other sensors than before are to be read."""
 
     def plan(self) -> None:
-        """Have the periodic work done from time to time."""
+        """Schedule the periodic work."""
         self._context.timers.every(_HOUSEKEEPING_S, "housekeeping", self.keep_house)
 
     def plan_inbox_scans(self, alive: list[Job]) -> None:
-        """Look into inboxes only while some job waits for data: each look is a wake-up."""
+        """Scan inboxes only while some job waits for data, because each scan is a wake-up."""
         timers = self._context.timers
         wanted = any(job.spec.waits_for_data for job in alive)
         if wanted and not timers.has("inbox"):
@@ -46,7 +43,7 @@ class BackgroundTasks:
             timers.cancel("inbox")
 
     async def scan_inboxes(self) -> None:
-        """Look for new files of every job that waits for data."""
+        """Scan the inboxes of all jobs that wait for data."""
         context = self._context
         for job in context.store.all():
             if job.state.is_over or not job.spec.waits_for_data:
@@ -71,7 +68,7 @@ class BackgroundTasks:
                 context.wake.set()
 
     async def flush_when_pending(self) -> None:
-        """Write jobs and history in a thread for ever: an fsync can take half a second on an SD card."""
+        """Write jobs and history in a thread forever: an fsync can take half a second on an SD card."""
         store, loop = self._context.store, asyncio.get_running_loop()
 
         def wake() -> None:
@@ -88,7 +85,7 @@ class BackgroundTasks:
 
     def _flush(self) -> None:
         self._context.store.flush()
-        with contextlib.suppress(StoreError):  # the same disk: the store says so, and both are tried again
+        with contextlib.suppress(StoreError):  # the same disk: the store reports it, and both are tried again
             self._context.pause.flush()
         with contextlib.suppress(OSError):
             self._context.timeline.flush(self._context.clock.wall_s())
@@ -120,7 +117,7 @@ class BackgroundTasks:
         await asyncio.to_thread(_clean_uploads, context.settings.state_dir / "uploads")
 
     def _is_at_rest(self, job: Job) -> bool:
-        """Return whether a job is over, its worker is gone, and no other device waits for it, or has something of it."""
+        """Return whether a job has ended, its worker is gone, and no other device waits for it or has files of it."""
         at_home = job.away is None and job.spec.guest is None
         return job.state.is_over and at_home and self._context.runners.of_job(job.id) is None
 

@@ -58,7 +58,7 @@ class DaemonSeams:
     offer_every_s: float = 15.0
     """How often jobs that may move are offered to paired devices."""
     away_look_s: float = 2.0
-    """How often a paired device is asked how a job there fares."""
+    """How often a paired device is asked for the state of a job there."""
 
 
 @dataclass(slots=True)
@@ -68,7 +68,7 @@ class DaemonContext:
     settings: Settings
     seams: DaemonSeams
     config: Config
-    """What is in force; `started_with` is what the control socket and the meter were made from."""
+    """The current configuration; control socket and meter were made from `started_with`."""
     started_with: Config
     clock: Clock
     health: HealthBoard
@@ -87,7 +87,7 @@ class DaemonContext:
     timeline: Timeline
     sleep: SleepInhibitor
     medium: Medium | None = None
-    """What the state directory lies on, and the share of its life that it says it has used; None where nobody can tell."""
+    """The medium of the state directory, and the share of its life that it reports as used; None if unknown."""
     used_life: float | None = None
     meter: EnergyMeter | None = None
     run_now: RunNow | None = None
@@ -95,7 +95,7 @@ class DaemonContext:
     retry_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
     """When a job's backoff ends, by job id: the count of its failures it belongs to, and the monotonic time."""
     without_board: dict[int, frozenset[str]] = field(default_factory=dict)
-    """Jobs whose board is not there, by id: the serial devices that were there when that was found."""
+    """Jobs whose board is missing, by id, with the serial devices that were present when this was found."""
 
     @property
     def policy(self) -> Policy:

@@ -1,4 +1,4 @@
-"""The daemon: one loop that looks, decides and acts, and everything around it from start to stop."""
+"""The daemon: one loop that observes, decides and acts, and everything around it from start to stop."""
 
 import asyncio
 import contextlib
@@ -73,7 +73,7 @@ STOP_PATIENCE_S = LAST_COMMIT_S + 2.0
 """Well below TimeoutStopSec of the unit."""
 _STORE_RETRY_S = 10.0
 _TIMES_WRITTEN_S = 3600.0
-"""How often the usual times are written: a power cut costs an hour of what was learnt."""
+"""How often the usual times are written: a power cut loses an hour of what was learnt."""
 _DISK_THREADS = 2
 """One for the store and one for uploads and the doctor; each thread costs memory."""
 
@@ -100,9 +100,9 @@ class Daemon:
         self._status = ""
 
     async def run(self) -> None:
-        """Serve until told to stop.
+        """Serve until stopped.
 
-        Raises InstanceError when another daemon is there, ConfigError at the start.
+        Raises InstanceError if another daemon is running, and ConfigError at the start.
         """
         self._locks = _directories(self._settings)
         try:
@@ -112,12 +112,12 @@ class Daemon:
                 lock.close()
 
     def stop(self) -> None:
-        """Ask the loop to end: the worker leaves, everything is written."""
+        """Ask the loop to end: the worker leaves, and everything is written."""
         self._stopping = True
         self._context.wake.set()
 
     def retry_storage(self) -> None:
-        """Try at once to write what the disk refused, instead of in a few seconds."""
+        """Try at once to write what the disk rejected, instead of in a few seconds."""
         self._next_flush_s = 0.0
         self._context.wake.set()
 
@@ -127,7 +127,7 @@ class Daemon:
 
     @property
     def context(self) -> DaemonContext:
-        """The parts, for tests that look inside."""
+        """The parts, for tests."""
         return self._context
 
     # --- start and stop
@@ -222,7 +222,7 @@ class Daemon:
             sleep=SleepInhibitor(lambda what: context.admission.platform.awake_command(what), clock.monotonic_s),
         )
         self._heartbeat = HeartbeatSource(context)
-        with contextlib.suppress(PortError, OSError):  # nobody can tell; `doctor` looks at the state directory
+        with contextlib.suppress(PortError, OSError):  # unknown here; `doctor` examines the state directory
             energy = EnergyConfig.from_table(config.energy)
             prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
             context.medium, context.used_life = medium_under(settings.state_dir, prices), used_life(settings.state_dir)
@@ -254,7 +254,7 @@ class Daemon:
         return Migrations(self._context)
 
     def _migrate_jobs(self) -> None:
-        """Have jobs go to paired devices and come back, and end those of devices that are paired no more."""
+        """Let jobs move to paired devices and back, and end those of devices that are no longer paired."""
         jobs = self._context.store.all()
         if any(
             job.away is not None or (job.spec.movable is not Migratable.NEVER and not job.state.is_over) for job in jobs
@@ -264,10 +264,10 @@ class Daemon:
             self._guests.drop_unpaired({str(row["id"]) for row in self._context.peers.fleet.rows()})
 
     def _stop_worker(self, job_id: int) -> None:
-        """Have a job's worker leave at once: nobody waits for what it does."""
+        """Make a job's worker leave at once, because its result is not needed."""
         runner = self._context.runners.of_job(job_id)
         if runner is not None:
-            runner.leave("its round is over")
+            runner.leave("its round has ended")
 
     def _control_server(self) -> ControlServer:
         context, options = self._context, self._context.config.options
@@ -312,7 +312,7 @@ class Daemon:
             context.health.report("database", now_s, context.clock.wall_s(), aside=context.store.recovered_from)
 
     def _recover_pause(self) -> None:
-        """Take over a pause that an earlier version kept in the database; without that, begin paused."""
+        """Adopt a pause that an earlier version kept in the database; if that is lost, start paused."""
         context = self._context
         kept = context.store.setting(PAUSE_SETTING)
         if context.pause.left_s() is None and kept is not None:
@@ -334,7 +334,7 @@ class Daemon:
 
     async def _end_workers(self) -> None:
         runners = self._context.runners
-        runners.leave("the agent stops", LAST_COMMIT_S)
+        runners.leave("the agent is stopping", LAST_COMMIT_S)
         end = time.monotonic() + STOP_PATIENCE_S
         while runners.busy():
             if time.monotonic() >= end:
@@ -376,7 +376,7 @@ class Daemon:
             plug_monitor.close()
 
     def _look(self, facts: Facts) -> None:
-        """Decide on what the sensors say, and act, once."""
+        """Decide on the sensors' readings, and act, once."""
         context = self._context
         now_s = context.clock.monotonic_s()
         self._stall_watch.looked()
@@ -407,7 +407,7 @@ class Daemon:
         self._notify(decision)
 
     def _trust_hint(self) -> None:
-        """Have what was once seen of logind's word hold, for these sensors and for the next life of this agent."""
+        """Remember that logind's idle hint was once seen to work, for these sensors and for the next run of this agent."""
         context, platform = self._context, self._context.admission.platform
         known = context.store.setting(HINT_SETTING) is not None
         if platform.hint_works and not known:
@@ -415,7 +415,7 @@ class Daemon:
         platform.hint_works |= known
 
     def _learn_times(self, decision: PolicyDecision, now_s: float) -> None:
-        """Take in whether training may run now, whoever has a job; write it down now and then."""
+        """Record whether training may run now, whichever job there is; write it to disk now and then."""
         context = self._context
         granted = granted_limits(context.config.policy, decision.state)
         usual = decision.state.trains and context.run_now is None
@@ -430,7 +430,7 @@ class Daemon:
         if context.meter is None or any(
             "power_supply" in path.parts for path in context.admission.platform.tree.silent
         ):
-            return  # it would hang in the same gauge; what is not metered is a gap
+            return  # it would hang in the same sensor; unmetered time is a gap
         left_alone = {Answer.YES: False, Answer.NO: True}.get(device_in_use(context.admission.facts.idle_signals))
         context.meter.tick(now_s, machine_idle=left_alone)
         for event in context.meter.take_events():
@@ -441,7 +441,7 @@ class Daemon:
         report_issues(context.meter.health(), context.health, context.clock)
 
     def _rest_s(self) -> float:
-        """Return how long nothing needs to be looked at, if nobody wakes the loop."""
+        """Return how long nothing needs to be done unless something wakes the loop."""
         context, now_s = self._context, self._context.clock.monotonic_s()
         alive = [job for job in context.store.all() if not job.state.is_over]
         rest_s = IDLE_LOOK_S
@@ -459,7 +459,7 @@ class Daemon:
     # --- around the loop
 
     def _watch_store(self, now_s: float) -> None:
-        """Retry what the disk refused, and say so while it does."""
+        """Retry what the disk rejected, and report it meanwhile."""
         context = self._context
         if context.store.trouble is not None and now_s >= self._next_flush_s:
             self._next_flush_s = now_s + _STORE_RETRY_S
@@ -477,7 +477,7 @@ class Daemon:
         self._context.wear.add(self._context.runners.take_written_bytes())
 
     def _notify(self, decision: PolicyDecision) -> None:
-        """Report systemd that the loop lives, and in a line what it does."""
+        """Report to systemd that the loop is alive, and in a line what it does."""
         busy = self._context.runners.busy().values()
         runs = [f"{runner.phase.value}: job {job.label}" for runner, job in busy if runner.phase is not None]
         text = "; ".join(runs or decision.reasons)
@@ -523,7 +523,7 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
 
 
 def _directories(settings: Settings) -> list[LockFile]:
-    """Make both directories and return their locks; a state directory that cannot be made shows up later."""
+    """Create both directories and return their locks; a state directory that cannot be created is reported later."""
     try:
         settings.runtime_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
     except OSError as error:

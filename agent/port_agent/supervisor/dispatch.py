@@ -1,4 +1,4 @@
-"""From the decision to the workers: who runs next, who goes on, who leaves."""
+"""From the decision to the workers: which run next, which continue, which leave."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,11 +15,13 @@ from port_agent.supervisor.job.sharing import Claim, CpuShare, admit, cpu_shares
 from port_agent.system.clock import local_time
 
 BEFORE_CLOSING_S = 15.0
-"""So long before a window closes a last checkpoint is made: what is known in advance costs no work."""
+"""Time before a window closes at which a last checkpoint is made, so that a foreseeable end costs no work."""
 BOARD_PATIENCE_S = 300.0
-"""A worker whose board is gone for longer gives its memory back; the job starts again when a serial device is plugged in."""
+"""A worker whose board is missing for longer releases its memory; the job starts again when a serial device is plugged
+in.
+"""
 WARM_MARGIN_C = 7.0
-"""This close below the limit the plan with the least power is taken."""
+"""When the temperature is this close below the limit, the plan with the least power is used."""
 
 
 class Dispatcher:
@@ -31,12 +33,14 @@ class Dispatcher:
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
         self._fitting: dict[int, tuple[tuple[int | None, int | None, frozenset[str] | None], bool]] = {}
-        """By job id: the memory limit, the job's ceiling and the devices for which it was looked whether it may start, and the answer."""
+        """By job id: the memory limit, the job's ceiling and the devices for which its start was checked, and the
+        result.
+        """
         self._least: dict[int, tuple[int | None, float]] = {}
-        """By job id: the job's ceiling for which it was looked how little memory is enough, and the answer."""
+        """By job id: the job's ceiling for which its least memory was determined, and the result."""
 
     def act(self, decision: PolicyDecision) -> None:
-        """Do what `decision` and the state of the jobs ask for; called at every look."""
+        """Do what `decision` and the state of the jobs require; called at every look."""
         runners = self._context.runners
         runners.host.attachments.report_cancelled()
         going = {}
@@ -49,7 +53,7 @@ class Dispatcher:
         runners.tidy()
 
     def _end_or_pause(self, runner: Runner, job: Job, decision: PolicyDecision) -> bool:
-        """Report a worker to stop where the user or the decision says so; return whether it was told."""
+        """Tell a worker to stop if the user or the decision requires it; return whether it was told."""
         if job.state is JobState.CANCELLED:
             runner.cancel()
         elif job.state is JobState.PAUSED:
@@ -74,7 +78,9 @@ class Dispatcher:
         return now is not None and now.job_id != job.id
 
     def _share(self, going: Mapping[str, Job], decision: PolicyDecision) -> None:
-        """Let those train, in line, for whom the granted memory lasts; `going` are the jobs that may go on, by place."""
+        """Let the jobs train for which the granted memory suffices, in order; `going` are the jobs that may continue,
+        by place.
+        """
         whole, runners = self._conditions(decision), self._context.runners
         line = self._line(going)
         claims = [Claim(job.id, runners.place_of(job), job.spec.priority) for job in line]
@@ -92,21 +98,23 @@ class Dispatcher:
                 first = self._context.store.get(claim.job_id)
                 runners.at(place).leave_after_checkpoint(f"job {first.label} has a higher priority")
             elif claim is None and not runners.at(place).has_plans:
-                runners.at(place).leave_after_checkpoint("its memory is needed by jobs before it in line")
+                runners.at(place).leave_after_checkpoint("its memory is needed by jobs with higher priority")
             else:
                 self._go_on(runners.at(place), self._assured(conditions(place), claim))
-        if self._context.store.trouble is None:  # else what they would learn could not be kept
+        if self._context.store.trouble is None:  # otherwise what they learn could not be stored
             self._start_waiting(line, conditions)
 
     def _assured(self, conditions: RunConditions, claim: Claim | None) -> RunConditions:
-        """Return what a job that goes on has around it: if admitted, the least that it needs, though others that leave still hold it."""
+        """Return the run conditions of a job that continues: if admitted, the least that it needs, although others that
+        leave still hold it.
+        """
         granted = conditions.limits.memory_limit(conditions.total_memory_bytes)
         if claim is None or granted is None:
             return conditions
         return replace(conditions, taken_bytes=min(conditions.taken_bytes, granted - int(self._min_bytes(claim))))
 
     def _start_waiting(self, line: Sequence[Job], conditions: Callable[[str], RunConditions]) -> None:
-        """Start the first job of each free place that can start; say of those before it why they cannot."""
+        """Start the first job of each free place that can start; report why those before it cannot."""
         runners = self._context.runners
         taken = {place: job.spec.priority for place, (_, job) in runners.busy().items()}
         for job in line:
@@ -138,9 +146,9 @@ class Dispatcher:
         runner.adapt(conditions, under_pressure)
 
     def _fits(self, job: Job, conditions: RunConditions) -> bool:
-        """Return whether `job` would start; where it would not, a health item says why.
+        """Return whether `job` would start; otherwise a health item says why.
 
-        A worker that leaves for one that cannot would leave again at every look.
+        A worker that leaves for a job that cannot start would leave again at every look.
         """
         wanted = (conditions.memory_bytes, job.memory_ceiling_bytes, conditions.devices)
         known = self._fitting.get(job.id)
@@ -187,7 +195,7 @@ class Dispatcher:
         return order(ready)
 
     def _forget(self, job: Job) -> None:
-        """Look anew, before its next start, what a job takes."""
+        """Forget a job's checks, so that they are repeated before its next start."""
         self._fitting.pop(job.id, None)
         self._least.pop(job.id, None)
 
@@ -215,12 +223,12 @@ class Dispatcher:
 
 
 def granted_limits(policy: Policy, state: State) -> ResourceLimits:
-    """Return how much of the machine a worker may take in `state`."""
+    """Return how much of the machine a worker may use in `state`."""
     return policy.in_use if state is State.TRAIN_GENTLY else policy.not_in_use
 
 
 def run_conditions(context: DaemonContext, limits: ResourceLimits) -> RunConditions:
-    """Return what a run would find now, with these limits."""
+    """Return the run conditions now, with these limits."""
     policy, options, readings = context.config.policy, context.config.options, context.admission.facts
     warm = readings.temperature_c is not None and readings.temperature_c > policy.max_temperature_c - WARM_MARGIN_C
     return RunConditions(

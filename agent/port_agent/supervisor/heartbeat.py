@@ -1,4 +1,4 @@
-"""What this device tells those that it is paired with, read from the parts of the supervisor."""
+"""What this device reports to its paired devices, read from the parts of the supervisor."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -18,7 +18,7 @@ _CHARGING = {Power.EXTERNAL: True, Power.ASSUMED: True, Power.BATTERY: False}
 
 @dataclass(slots=True)
 class HeartbeatSource:
-    """Says what the device does; remembers what the meter stood at when the day began."""
+    """Reports what the device does; remembers the meter's reading at the beginning of the day."""
 
     context: DaemonContext
     board: str = ""
@@ -26,7 +26,7 @@ class HeartbeatSource:
     _began_joules: float = 0.0
 
     def heartbeat(self, name: str) -> Heartbeat:
-        """Return what the others are told now."""
+        """Return the current report."""
         context = self.context
         self.board = self.board or clean(board_name(), BOARD_LIMIT)
         alive = any(not job.state.is_over for job in context.store.all())
@@ -44,11 +44,11 @@ class HeartbeatSource:
         )
 
     def _is_federated(self, job_id: int) -> bool:
-        """Return whether a job is federated: its name is for its members, and the others hear it, too."""
+        """Return whether a job is federated: its name is only for members, but all paired devices receive the report."""
         return any(job.id == job_id and job.spec.federated for job in self.context.store.all())
 
     def objection(self) -> str:
-        """Return why nothing is solved for others now, or nothing: what keeps this device from training, or its own work."""
+        """Return why nothing is solved for others now, or "": the reason for not training, or own work."""
         decision, facts = self.context.admission.decision, self.context.admission.facts
         if decision is None:
             return "it has just started"
@@ -58,11 +58,11 @@ class HeartbeatSource:
             return "it has work of its own"
         free = facts.available_memory_bytes
         if free is not None and free < SOLVER_BYTES:
-            return f"{format_bytes(free)} of memory are free; solving may take {format_bytes(SOLVER_BYTES)}"
+            return f"{format_bytes(free)} of memory are free, but solving may take {format_bytes(SOLVER_BYTES)}"
         return ""
 
     def not_federating(self) -> str:
-        """Return why this device takes part in no round now, or nothing."""
+        """Return why this device takes part in no round now, or ""."""
         decision, facts = self.context.admission.decision, self.context.admission.facts
         if decision is None:
             return "it has just started"
@@ -71,7 +71,7 @@ class HeartbeatSource:
         return "its network is metered" if facts.metered is Answer.YES else ""
 
     def _today(self, total_joules: float) -> float:
-        """Return the joules since midnight, or since the agent started where that is later."""
+        """Return the joules since midnight, or since the agent started if that is later."""
         today = local_time(self.context.clock.wall_s()).date()
         if self._day is None:
             self._day = today

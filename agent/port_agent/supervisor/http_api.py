@@ -63,14 +63,14 @@ _TOKEN = re.compile(rf"[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
 MAX_CLIENTS = 48
 """At once: commands, pages and followed logs of a few users. Each holds up to 40 kB and a descriptor."""
 _GONE_S = 0.5
-"""How often to look whether the client still waits for another device's answer: Ctrl-C ends the solver there."""
+"""How often to check whether the client still waits for another device's answer: Ctrl-C ends the solver there."""
 MAX_SCRAPERS = 8
 """Connections to the metrics port, which every user of this machine may open."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where the control socket lies and who may use it.
+    """Where the control socket is and who may use it.
 
     `metrics_listen` is host and port of `/metrics`, or None.
     """
@@ -85,7 +85,7 @@ class ControlServer:
     """Serves one supervisor."""
 
     def __init__(self, service: Service, settings: ServerSettings, report: Callable[[str], None]) -> None:
-        """`report` takes what is wrong with a setting; the server goes on without it."""
+        """`report` receives what is wrong with a setting; the server continues without it."""
         self._service, self._settings, self._report = service, settings, report
         self._boards = AttachedBoards()
         self._listeners: list[Listener] = []
@@ -93,7 +93,7 @@ class ControlServer:
         self._routes = [(method, re.compile(pattern), action) for method, pattern, action in self._table()]
 
     async def start(self) -> None:
-        """Begin to listen; raises OSError when the socket cannot be made."""
+        """Start listening; raises OSError if the socket cannot be created."""
         self._path.unlink(missing_ok=True)  # we hold the instance lock, so this is a dead daemon's
         sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         before = os.umask(0o117)
@@ -114,7 +114,7 @@ class ControlServer:
             self._serve_metrics(*self._settings.metrics_listen)
 
     def _serve_metrics(self, host: str, port: int) -> None:
-        """Serve /metrics on a local port; one that is taken is a health item, no reason not to train."""
+        """Serve /metrics on a local port; a port that is in use is a health item, and no reason not to train."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             sock = socket.create_server((host, port), family=family)
@@ -146,7 +146,7 @@ class ControlServer:
             if match and method == request.method:
                 return await self._call(action, request, match)
         if any(pattern.fullmatch(request.path) for _, pattern, _ in self._routes):
-            raise HttpError(405, f"{request.method} is not possible on {request.path}")
+            raise HttpError(405, f"{request.method} is not allowed on {request.path}")
         raise HttpError(404, f"there is nothing at {request.path}")
 
     async def _call(
@@ -229,7 +229,7 @@ class ControlServer:
     async def _why(self, request: HttpRequest) -> HttpResponse:
         text = request.query.get("since")
         if text is not None and not _MOMENT.fullmatch(text):
-            raise HttpError(400, f"since={shown(text)} is no moment; give seconds since 1970")
+            raise HttpError(400, f"since={shown(text)} is not a valid time; give seconds since 1970")
         entries = await self._service.why(None if text is None else float(text))
         rows = [{"at": entry.at, "text": entry.text, "codes": entry.codes} for entry in entries]
         return json_response({"v": API_VERSION, "entries": rows})
@@ -290,11 +290,11 @@ class ControlServer:
         return json_response((await self._service.submit(spec, upload, request.peer)).as_json(), 201)
 
     async def _check_submission(self, request: HttpRequest) -> HttpResponse:
-        """Refuse what need not be sent: `bytes` is the length of the bundle that would be, None where there is none."""
+        """Check a submission before its bundle is sent: `bytes` is the length of the bundle, None if there is none."""
         fields = await request.json()
         length = fields.pop("bytes", None)
         if length is not None and not (isinstance(length, int) and length >= 0):
-            raise HttpError(400, f"bytes is {shown(str(length))}, no length of a file")
+            raise HttpError(400, f"bytes is {shown(str(length))}, which is not a valid file size")
         self._service.check_submission(job_spec(fields, None if length is None else BUNDLE_NAME))
         if length is not None:
             with self._service.uploads() as uploads:
@@ -356,7 +356,9 @@ class ControlServer:
         owner = self._service.owner(name)
         if owner is None or (request.peer is not None and request.peer.uid in (0, os.geteuid(), owner)):
             return
-        raise HttpError(403, f"job {name} belongs to user {owner}; only that user, this agent's and root steer it")
+        raise HttpError(
+            403, f"job {name} belongs to user {owner}; only that user, this agent's user and root may control it"
+        )
 
     async def _pause(self, request: HttpRequest) -> HttpResponse:
         until = await self._service.pause_all(decode_control_request(await request.json(), PauseRequest).for_s)
@@ -429,7 +431,7 @@ class ControlServer:
         try:
             while not (await asyncio.wait({asking}, timeout=_GONE_S))[0]:
                 if request.reader.at_eof():
-                    raise HttpError(400, "nobody waits for the answer any more")
+                    raise HttpError(400, "the client no longer waits for the answer")
             device, content = asking.result()
         finally:
             asking.cancel()
@@ -456,23 +458,23 @@ async def _receive(request: HttpRequest, directory: DirectoryHandle, name: str, 
             await asyncio.to_thread(os.fsync, file.fileno())
         whole = True
     finally:
-        if not whole:  # also where the server stops meanwhile
+        if not whole:  # also if the server stops meanwhile
             directory.remove(name)
 
 
 def check_free(directory: DirectoryHandle, length: int, kept_free_bytes: int) -> None:
-    """Raise HttpError where `length` bytes more would take what is to stay free.
+    """Raise HttpError if `length` more bytes would use space that must stay free.
 
-    Others write meanwhile, too.
+    Others may be writing meanwhile.
     """
     disk = os.fstatvfs(directory.descriptor)
     free = disk.f_bavail * disk.f_frsize
     if disk.f_files and not disk.f_favail:
-        raise HttpError(507, "no more files (inodes) can be made on the agent's disk; delete small files there")
+        raise HttpError(507, "no more files (inodes) can be created on the agent's disk; delete small files there")
     if free - length < kept_free_bytes:
         raise HttpError(
             507,
-            f"{format_bytes(length)} do not fit: {format_bytes(free)} are free and {format_bytes(kept_free_bytes)} stay "
+            f"{format_bytes(length)} do not fit: {format_bytes(free)} are free and {format_bytes(kept_free_bytes)} must stay "
             "free ([storage] min_free); delete old jobs or other files",
         )
 
@@ -480,7 +482,7 @@ def check_free(directory: DirectoryHandle, length: int, kept_free_bytes: int) ->
 async def _content(request: HttpRequest, limit_bytes: int) -> bytes:
     """Return the body of a request; raises HttpError for none, or a longer one."""
     if not 0 < request.length <= limit_bytes:
-        raise HttpError(413, f"{request.length} bytes; between 1 and {limit_bytes} are taken")
+        raise HttpError(413, f"{request.length} bytes; send 1 to {limit_bytes}")
     return b"".join([piece async for piece in request.body()])
 
 

@@ -31,12 +31,12 @@ def job_sources(job: Job, job_dir: Path) -> dict[str, Path]:
     data = {} if job.spec.data is None else tree(job_dir / job.spec.data, DATA)
     found = {BUNDLE_NAME: bundle, **tree(job_dir / STATE, STATE), **data}
     if len(found) > MAX_FILES:
-        raise MigratedFileError(f"job {job.label} has {len(found)} files; a job moves with {MAX_FILES} at most")
+        raise MigratedFileError(f"job {job.label} has {len(found)} files; a job with more than {MAX_FILES} cannot move")
     return found
 
 
 def tree(folder: Path, name: str) -> dict[str, Path]:
-    """Return the files below a folder by their path as it is below `name`; none where there is no such folder."""
+    """Return the files below a directory by their relative path under `name`; none if the directory does not exist."""
     return {
         f"{name}/{path.relative_to(folder).as_posix()}": path for path in sorted(folder.rglob("*")) if path.is_file()
     }
@@ -53,13 +53,13 @@ def migrated_files(sources: dict[str, Path], hash_of: Callable[[Path], str] = sh
 
 
 def free_bytes(folder: Path) -> int:
-    """Return how much room the agent has on the disk of a folder; raises OSError."""
+    """Return the space available to the agent on the disk of a directory; raises OSError."""
     disk = os.statvfs(folder)
     return disk.f_bavail * disk.f_frsize
 
 
 def machine_kind() -> str:
-    """Return a hash of what the bits of a step depend on beside the bundle: processor and torch."""
+    """Return a hash of what the bits of a step depend on besides the bundle: processor and torch."""
     words = [platform.system(), platform.machine()]
     try:
         words.append(version("torch"))

@@ -1,7 +1,8 @@
-"""Jobs of paired devices that are trained here: taken where the owner of this device and the policy allow it, and given back.
+"""Jobs of paired devices that are trained here: accepted if this device's owner and policy allow it, and returned.
 
-What is received lies in `moving/TOKEN` until it is whole and the owner hands it over; then it is a job like any other, last in line.
-Everything is read off the disk, so that a restart goes on where it was; every request may come again.
+Received files stay in `moving/TOKEN` until they are complete and the owner hands the job over; then it is a job like
+any other, last in the queue. Everything is read from disk, so that a restart continues from there; every request may be
+repeated.
 """
 
 import asyncio
@@ -61,10 +62,12 @@ _ANNOUNCED = "announced"
 _OWNER = "owner"
 """The id of the device that announced it."""
 _STALE_S = 300.0
-"""What is not gone on with for so long gives way to another device's job."""
+"""A transfer that stalls for this long makes way for another device's job."""
 _LAST_IN_LINE = -100
 _FREE_COPIES = 2
-"""Times the size of what comes: checkpoints and the result are as large as the weights in the bundle."""
+"""Required free space, as a multiple of the received size: checkpoints and the result are as large as the weights in
+the bundle.
+"""
 _WORK = (JobState.QUEUED, JobState.RUNNING, JobState.BACKOFF)
 """A device with a job in one of these has work of its own."""
 _GIVEN_BACK = "given back to its device"
@@ -88,7 +91,7 @@ class Guests:
         working = asyncio.create_task(self._respond(client, request))
         return MOVE_ANSWERS.encode(
             await asyncio.shield(working)
-        )  # what was begun is ended, also where the connection is gone
+        )  # what was started is finished, even if the connection is lost
 
     def drop_unpaired(self, paired: Set[str]) -> None:
         """End the jobs of devices that are trusted no more; `paired` are the ids of those that are."""
@@ -135,7 +138,7 @@ class Guests:
             case Close():
                 return await self._close(client, request.token)
 
-    # --- whether it comes
+    # --- whether it is accepted
 
     def _offered(self, client: PeerClient, offer: Offer) -> MigrationAnswer:
         reason = self._objection(offer.nbytes) or self._unfit(offer)
@@ -145,10 +148,10 @@ class Guests:
         return MigrationAnswer(state=MigrationState.WELCOME, pace=pace, joules_pace=joules_pace)
 
     def _objection(self, nbytes: int) -> str:
-        """Return why no job is taken now, or nothing."""
+        """Return why no job is accepted now, or ""."""
         context, decision = self._context, self._context.admission.decision
         if not context.config.options.take_jobs:
-            return "it takes no jobs (take_jobs = true under [peers] there would)"
+            return "it takes no jobs (set take_jobs = true under [peers] there)"
         if decision is None:
             return "it has just started"
         if not decision.state.trains:
@@ -162,7 +165,7 @@ class Guests:
     def _too_full(self, nbytes: int) -> str:
         kept = self._context.config.policy.min_free_disk_bytes
         free = free_bytes(self._context.settings.state_dir) - kept
-        return f"its disk has {format_bytes(max(0, free))} to give, not {format_bytes(nbytes)}" if free < nbytes else ""
+        return f"its disk can give {format_bytes(max(0, free))}, not {format_bytes(nbytes)}" if free < nbytes else ""
 
     def _unfit(self, offer: Offer) -> str:
         context = self._context
@@ -173,7 +176,7 @@ class Guests:
         if memory is not None and offer.least_bytes > memory:
             return f"it grants {format_bytes(memory)} of memory; the job needs {format_bytes(offer.least_bytes)}"
         if offer.machine and offer.machine != machine_kind():
-            return "the job began on another kind of machine, whose bits it keeps"
+            return "the job began on another kind of machine and must keep its bits"
         return ""
 
     def _limits(self) -> ResourceLimits:
@@ -181,7 +184,7 @@ class Guests:
         policy = self._context.config.policy
         return policy.not_in_use if decision is None else granted_limits(policy, decision.state)
 
-    # --- how it comes
+    # --- how it arrives
 
     async def _announced(self, client: PeerClient, bring: Bring) -> MigrationAnswer:
         if self._job(bring.token) is not None:
@@ -192,9 +195,9 @@ class Guests:
             return self._received(known)
         reason = self._objection(nbytes) or await asyncio.to_thread(self._other_comes, client)
         if not reason and [file.path for file in bring.files if file.path == BUNDLE_NAME] != [BUNDLE_NAME]:
-            reason = "its files are not those of a job: one bundle"
+            reason = "its files are not those of a job: it has exactly one bundle"
         if not reason and not all(_expected(file.path) for file in bring.files):
-            reason = "its files are not those of a job: beside the bundle there are state and data"
+            reason = "its files are not those of a job: besides the bundle it has only state and data"
         if reason:
             return _refused(reason)
 
@@ -205,11 +208,13 @@ class Guests:
             write_atomically(folder / _ANNOUNCED, MOVE_REQUESTS.encode(bring))
 
         await asyncio.to_thread(begin_anew)
-        self._context.peers.audit(f"{client.name}: its job {bring.job.name} comes, {format_bytes(nbytes)}")
+        self._context.peers.audit(f"{client.name}: its job {bring.job.name} is arriving, {format_bytes(nbytes)}")
         return self._received(bring)
 
     def _other_comes(self, client: PeerClient) -> str:
-        """Return why a job has to wait for another that comes, or nothing; removes one that was given up, or is of the same device."""
+        """Return why a job has to wait for another arriving one, or ""; removes one that was abandoned, or is from the
+        same device.
+        """
         for folder in self._coming():
             newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
             if _owner(folder) != client.id and time.time() - newest < _STALE_S:
@@ -331,14 +336,14 @@ class Guests:
         return await self._look(token)
 
     async def _end_durably(self, job_id: int) -> None:
-        """Have a job never run again; raises StoreError where the disk does not take that."""
+        """Ensure that a job never runs again; raises StoreError if the disk rejects the record."""
         self._end(job_id)
         await asyncio.to_thread(self._context.store.flush)
         if self._context.store.trouble is not None:
             raise self._context.store.trouble
 
     def _end(self, job_id: int) -> None:
-        """Have a job never run again."""
+        """Ensure that a job never runs again."""
         context = self._context
         over = replace(
             context.store.get(job_id), state=JobState.CANCELLED, reason=_GIVEN_BACK, finished_at=context.clock.wall_s()
@@ -382,7 +387,7 @@ class Guests:
         return self._context.settings.state_dir / FOLDER / token
 
     def _known(self, token: str) -> Bring | None:
-        """Return what was announced under a token and is not a job yet."""
+        """Return the announcement under a token that is not a job yet."""
         with contextlib.suppress(OSError, MigrationMessageError, msgspec.MsgspecError):
             announced = MOVE_REQUESTS.decode((self._folder(token) / _ANNOUNCED).read_bytes())
             return announced if isinstance(announced, Bring) else None
@@ -394,7 +399,7 @@ def _refused(reason: str) -> MigrationAnswer:
 
 
 def _owner(folder: Path) -> str:
-    """Return the id of the device that announced what comes in a folder; nothing where that cannot be read."""
+    """Return the id of the device that announced the contents of a directory; "" if unreadable."""
     try:
         return (folder / _OWNER).read_text()
     except OSError:
@@ -410,7 +415,7 @@ def _bundle_number(known: Bring) -> int:
 
 
 def _mover(known: Bring, folder: Path) -> Callable[[Path], None]:
-    """Return what puts the files that came into the directory of a new job, durably."""
+    """Return a function that durably moves the received files into the directory of a new job."""
 
     def move(directory: Path) -> None:
         for number, file in enumerate(known.files):

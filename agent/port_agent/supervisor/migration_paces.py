@@ -1,4 +1,4 @@
-"""How much longer, and how much costlier, steps are here than planned: the middle of what the last jobs measured."""
+"""How much longer, and more costly, steps are here than planned: the median of the last jobs' measurements."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,13 @@ from port_agent.supervisor.context import DaemonContext
 
 _LAST = 9
 _LEAST, _MOST = 1e-3, 1e3
-"""What is beyond was no measurement."""
+"""Values outside this range are not valid measurements."""
 
 
 def paces(context: DaemonContext, guests_of: str | None = None) -> tuple[float, float]:
-    """Return measured over planned seconds, and joules, of a step: 1 where nothing is measured.
+    """Return measured over planned seconds, and joules, of a step: 1 if nothing is measured.
 
-    Of jobs that came from the device of the id `guests_of` where there are any: their plans were made there.
+    For jobs from the device with the id `guests_of`, if there are any, because their plans were made there.
     """
     jobs = [job for job in context.store.all() if job.promise is not None and job.measured.step_s]
     theirs = [job for job in jobs if guests_of and job.spec.guest is not None and job.spec.guest.device == guests_of]

@@ -56,24 +56,24 @@ from port_planner.base.errors import PortError
 from port_planner.base.units import format_bytes
 
 RETRY_S = 5.0
-"""After a device was not reached, or the disk took nothing."""
+"""After a device could not be reached, or the disk rejected a write."""
 REFUSED_S = 600.0
 """A device that refused a job, or gave it up, is not offered it again for so long."""
 RECALL_IF_IDLE_S = 600.0
-"""A job that did not train there for so long comes back, where it could train here."""
+"""A job that did not train there for this long comes back if it could train here."""
 MIN_MIGRATION_GAIN = 0.8
-"""Of the time, or the joules, here: a journey for less is not worth it."""
+"""Share of the time, or the joules, here above which a migration is not worthwhile."""
 _NETWORK_BYTES_PER_S = 10e6
-"""Of the parts that go one after the other (`exchange.ANSWER_EVERY_S`); only for the choice."""
+"""Speed of transfers whose parts are sent one after another (`exchange.ANSWER_EVERY_S`); used only for the choice."""
 _RETURNING = "returning"
 
 
 class _LostError(PortError):
-    """The other device does not take the job, or what it answers cannot be."""
+    """The other device rejects the job, or its answer is impossible."""
 
 
 class Migrations:
-    """Migrations jobs; `look` is called at every look of the daemon and does nothing that takes time."""
+    """Moves jobs; `look` is called at every look of the daemon and never blocks."""
 
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
@@ -85,10 +85,10 @@ class Migrations:
         self._idle_since_s: dict[int, float] = {}
         """When a job was last seen to train there, by job."""
         self._staying: set[int] = set()
-        """Jobs of which was said why they cannot move."""
+        """Jobs for which it was reported why they cannot move."""
 
     def look(self) -> None:
-        """Tend the jobs that are away, and offer those that wait."""
+        """Tend migrated jobs, and offer waiting ones."""
         context, now_s = self._context, self._context.clock.monotonic_s()
         for job in context.store.all():
             if job.away is not None and job.id not in self._tended:
@@ -104,7 +104,7 @@ class Migrations:
         self._check(task, "a job that is away")
 
     async def stop(self) -> None:
-        """End what is under way; it goes on when the agent starts again."""
+        """Stop what is in progress; it continues when the agent starts again."""
         tasks = {*self._tended.values(), *([self._offering] if self._offering else [])}
         for task in tasks:
             task.cancel()
@@ -123,7 +123,7 @@ class Migrations:
 
     @staticmethod
     def _check(task: "asyncio.Task[None]", what: str) -> None:
-        """Make a fault of ours visible: it ends what it is in, never the agent."""
+        """Report an internal error: it ends the task, but never the agent."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             asyncio.get_running_loop().call_exception_handler({"message": f"{what} failed", "exception": error})
@@ -137,7 +137,7 @@ class Migrations:
                 self._next_offer_s = self._context.clock.monotonic_s() + REFUSED_S
 
     async def _offer(self, job: Job) -> None:
-        """Ask the devices that are there, and send the job to the best, if that is better than here."""
+        """Ask the connected devices, and send the job to the best, if that is better than here."""
         context = self._context
         if context.admission.decision is None or context.admission.facts.metered is Answer.YES:
             return
@@ -150,7 +150,7 @@ class Migrations:
         facts = await asyncio.to_thread(context.seams.kinds[job.spec.kind].read_bundle, bundle)
         if facts.reads_files:
             self._stays(
-                job, f"cannot move: it reads {facts.reads_files[0]} as it trains, which other devices do not have"
+                job, f"cannot move: it reads {facts.reads_files[0]} during training, which other devices do not have"
             )
             return
         began = any(name.startswith(f"{STATE}/") for name in sources)
@@ -168,18 +168,18 @@ class Migrations:
             return
         device, name = best
         away = Away(device, name, offer.token, AwayPhase.SENDING)
-        context.store.save(replace(now, state=JobState.AWAY, away=away, reason="its files are brought"))
-        self._note(now, f"moves to {name}")
+        context.store.save(replace(now, state=JobState.AWAY, away=away, reason="its files are being sent"))
+        self._note(now, f"is moving to {name}")
         context.wake.set()
 
     def _stays(self, job: Job, why: str) -> None:
-        """Say once why a job cannot move."""
+        """Report once why a job cannot move."""
         if job.id not in self._staying:
             self._staying.add(job.id)
             self._note(job, why)
 
     async def _welcomes(self, job: Job, offer: Offer) -> dict[tuple[str, str], MigrationAnswer]:
-        """Return what the devices answer that would take the job, by id and name."""
+        """Return the answers of the devices that would take the job, by id and name."""
         now_s = self._context.clock.monotonic_s()
         wanted = [
             (str(row["id"]), str(row["name"]))
@@ -198,7 +198,7 @@ class Migrations:
     def _best(
         self, job: Job, nbytes: int, welcome: Mapping[tuple[str, str], MigrationAnswer]
     ) -> tuple[str, str] | None:
-        """Return the device where the job is done soonest, or takes the fewest joules; None where that is here."""
+        """Return the device where the job finishes first, or takes the fewest joules; None if that is this one."""
         own_pace, own_joules = paces(self._context)
         takes_s = left_s(job)
         costs = {
@@ -211,7 +211,7 @@ class Migrations:
         return who if who is not None and costs[who] < MIN_MIGRATION_GAIN * here else None
 
     def _here_s(self, job: Job) -> float:
-        """Return when the job would be done here, in seconds from now; infinity where nobody can tell."""
+        """Return when the job would finish here, in seconds from now; infinity if unknown."""
         context, wall_s = self._context, self._context.clock.wall_s()
         line = order(other for other in context.store.all() if other.state in (JobState.QUEUED, JobState.RUNNING))
         ahead = line[: next(at for at, other in enumerate(line) if other.id == job.id)]
@@ -225,10 +225,10 @@ class Migrations:
         forecast = context.usual_times.forecast(local_time(wall_s), before_s + left_s(job))
         return math.inf if forecast is None or forecast.ends_at is None else forecast.ends_at.timestamp() - wall_s
 
-    # --- one job that is away
+    # --- one migrated job
 
     async def _tend(self, job_id: int) -> None:
-        """Do what comes next for a job until no other device has anything of it."""
+        """Do the next thing for a job until no other device has anything of it."""
         while True:
             job = (
                 self._context.store.get(job_id) if any(job.id == job_id for job in self._context.store.all()) else None
@@ -241,13 +241,13 @@ class Migrations:
                 self._come_back(job, f"{job.away.name}: {error}")
             except (PortError, OSError) as error:
                 if not self._is_paired(job.away.device):
-                    self._come_back(job, f"{job.away.name} is not paired any more", closed=True)
+                    self._come_back(job, f"{job.away.name} is no longer paired", closed=True)
                     continue
                 self._report(job, f"not reached: {error}" if isinstance(error, NotAnsweredError) else str(error))
                 await asyncio.sleep(RETRY_S)
 
     async def _go_on(self, job: Job, away: Away) -> None:
-        """Do one thing; raises _LostError where the job is to come back without its checkpoint, PortError, OSError."""
+        """Do one thing; raises _LostError if the job must come back without its checkpoint, PortError, OSError."""
         if job.state is not JobState.AWAY and away.phase is not AwayPhase.CLOSING:  # cancelled
             self._change(job, phase=AwayPhase.CLOSING)
         elif away.phase is AwayPhase.CLOSING:
@@ -263,7 +263,7 @@ class Migrations:
             await self._watch(job, away)
 
     async def _bring(self, job: Job, away: Away) -> None:
-        """Bring all files."""
+        """Send all files."""
         sources = await asyncio.to_thread(job_sources, job, self._context.store.job_dir(job.id))
         files = await asyncio.to_thread(migrated_files, sources)
         spec = job.spec
@@ -282,15 +282,15 @@ class Migrations:
             path, offset = sources[files[answer.file].path], answer.offset
             data = await asyncio.to_thread(read_chunk, path, offset)
             if not data:
-                raise _LostError(f"{path} changed while it was brought")
+                raise _LostError(f"{path} changed while it was sent")
             answer = await self._ask(away.device, Part(token=away.token, file=answer.file, offset=offset, data=data))
             brought += len(data)
-            self._report(job, f"its files are brought, {min(100, 100 * brought // nbytes)} %")
+            self._report(job, f"its files are being sent, {min(100, 100 * brought // nbytes)} %")
         if answer.state in (MigrationState.REFUSED, MigrationState.UNKNOWN, MigrationState.CLOSED):
             raise _LostError(answer.reason or answer.state.value)
 
     async def _watch(self, job: Job, away: Away) -> None:
-        """Ask how the job fares, or have it stopped; take back what comes of it."""
+        """Ask for the job's state, or stop it; take back its result."""
         if away.recalled:
             answer = await self._ask(away.device, Stop(token=away.token))
         else:
@@ -311,25 +311,25 @@ class Migrations:
                 self._recall_idle(job, answer)
                 await asyncio.sleep(self._context.seams.away_look_s)
             case _:
-                raise NotAnsweredError(answer.reason or f"it answers {answer.state.value}")
+                raise NotAnsweredError(answer.reason or f"it reports {answer.state.value}")
 
     async def _hand_over(self, job: Job, away: Away) -> None:
-        """Have the other device begin; this device knows on disk that it may."""
+        """Make the other device start; this device records on disk that it may."""
         await self._flush()
         answer = await self._ask(away.device, Begin(token=away.token))
-        if answer.state is MigrationState.RECEIVING:  # what it had was damaged, or lost by a cut
+        if answer.state is MigrationState.RECEIVING:  # the files there were damaged, or lost in an interruption
             await self._bring(job, away)
-        elif answer.state is MigrationState.REFUSED:  # whether it has the job the next look tells
+        elif answer.state is MigrationState.REFUSED:  # the next look shows whether it has the job
             looked = await self._ask(away.device, Look(token=away.token))
             if looked.state in (MigrationState.RECEIVING, MigrationState.UNKNOWN):
                 raise _LostError(answer.reason)
         else:
-            self._note(job, f"is on {away.name} now")
+            self._note(job, f"is now on {away.name}")
 
     async def _take_result(self, job: Job, away: Away, answer: MigrationAnswer) -> None:
-        """Make what the other device trained the job's result."""
+        """Make the other device's trained weights the job's result."""
         if [file.path for file in answer.files] != [RESULT]:
-            raise NotAnsweredError("it says that the job is done and has no result")
+            raise NotAnsweredError("it reports that the job is done but has no result")
         folder = await self._fetched(job, away, answer.files)
         if not self._is_still(job):
             return
@@ -354,7 +354,9 @@ class Migrations:
         await self._flush()
 
     async def _take_checkpoint(self, job: Job, away: Away, answer: MigrationAnswer) -> None:
-        """Go on here from where the other device came to; from where it left where that is another kind of machine."""
+        """Continue here from the other device's position, or from where the job left if that is another kind of
+        machine.
+        """
         step = job.step
         bad = [file.path for file in answer.files if not file.path.startswith(f"{STATE}/")]
         if bad:
@@ -378,7 +380,10 @@ class Migrations:
         await self._flush()
 
     async def _fetched(self, job: Job, away: Away, files: tuple[MigratedFile, ...]) -> Path:
-        """Return a folder with files of the job as the other device has them, durable and whole; raises OSError, PortError."""
+        """Return a directory with the job's files from the other device, durable and complete.
+
+        Raises OSError, PortError.
+        """
         folder = self._context.store.job_dir(job.id) / _RETURNING
         await asyncio.to_thread(_cleared, folder, {file.path for file in files})
         transfer = FileTransfer([file.into(folder / file.path) for file in files])
@@ -388,25 +393,25 @@ class Migrations:
                 self.check_free(folder, file.nbytes - offset)
                 answer = await self._ask(away.device, Fetch(token=away.token, path=file.path, offset=offset))
                 if answer.state is not MigrationState.PART or not answer.data:
-                    raise NotAnsweredError(answer.reason or f"{file.path} is not whole there")
+                    raise NotAnsweredError(answer.reason or f"{file.path} is incomplete there")
                 await asyncio.to_thread(incoming.take, offset, answer.data)
         damaged = await asyncio.to_thread(transfer.verify)
         if damaged is not None:
-            raise NotAnsweredError(f"{damaged.path.relative_to(folder)} was damaged on its way")
+            raise NotAnsweredError(f"{damaged.path.relative_to(folder)} was damaged in transit")
         for incoming in transfer.files:
             await asyncio.to_thread(sync_directory, incoming.path)
         return folder
 
     def check_free(self, folder: Path, nbytes: int) -> None:
-        """Raise PortError where this device's disk has no room for what comes back; the other one keeps it."""
+        """Raise PortError if this device's disk has no space for what comes back; the other one keeps it."""
         free = free_bytes(folder) - self._context.config.policy.min_free_disk_bytes
         if free < nbytes:
             raise PortError(
-                f"{format_bytes(nbytes)} wait there for room on the disk here; {format_bytes(max(0, free))} are free"
+                f"{format_bytes(nbytes)} wait there for free space on the disk here; {format_bytes(max(0, free))} are free"
             )
 
     async def _close(self, job: Job, away: Away) -> None:
-        """Have the other device forget the job."""
+        """Make the other device forget the job."""
         answer = await self._ask(away.device, Close(token=away.token))
         if answer.state is not MigrationState.CLOSED:
             await asyncio.sleep(self._context.seams.away_look_s)
@@ -415,10 +420,10 @@ class Migrations:
         await asyncio.to_thread(shutil.rmtree, directory / _RETURNING, ignore_errors=True)
         self._context.store.save(replace(self._context.store.get(job.id), away=None))
 
-    # --- how it stands
+    # --- state
 
     def _is_still(self, job: Job) -> bool:
-        """Return whether nobody cancelled the job or took it back since."""
+        """Return whether the job was neither cancelled nor recalled since."""
         now = self._context.store.get(job.id)
         token = job.away.token if job.away is not None else ""
         return now.state is JobState.AWAY and now.away is not None and now.away.token == token
@@ -461,7 +466,7 @@ class Migrations:
         free_here = decision is not None and decision.state.trains and not context.runners.busy()
         if now_s - since_s > RECALL_IF_IDLE_S and free_here and now.away is not None and not now.away.recalled:
             context.store.save(replace(now, away=replace(now.away, recalled=True)))
-            self._note(job, f"is called back from {now.away.name}, where it waits: {answer.reason}")
+            self._note(job, f"is recalled from {now.away.name}, where it is waiting: {answer.reason}")
 
     def _report(self, job: Job, reason: str) -> None:
         now = self._context.store.get(job.id)
@@ -475,7 +480,7 @@ class Migrations:
         return any(row["id"] == device for row in self._context.peers.fleet.rows())
 
     async def _flush(self) -> None:
-        """Have all that was saved on disk; raises StoreError where the disk refuses."""
+        """Write everything saved to disk; raises StoreError if the disk rejects it."""
         if not await asyncio.to_thread(self._context.store.flush) and self._context.store.trouble is not None:
             raise self._context.store.trouble
 
@@ -492,19 +497,21 @@ class Migrations:
 
 
 def _total_steps(job: Job, answer: MigrationAnswer) -> int | None:
-    """Return how many steps a job has: what the other device says, once its worker told it, else what is known here."""
+    """Return the total steps of a job: the other device's figure, once its worker reported it, otherwise what is known
+    here.
+    """
     return answer.total_steps or job.total_steps
 
 
 def _cleared(folder: Path, kept: Set[str]) -> None:
-    """Make a folder that has no files but those of an earlier try that are `kept`; raises OSError."""
+    """Create a directory that has no files except the `kept` ones of an earlier try; raises OSError."""
     if any(path.relative_to(folder).as_posix() not in kept for path in folder.rglob("*") if path.is_file()):
         shutil.rmtree(folder)
     folder.mkdir(exist_ok=True)
 
 
 def _exchange_state(state: Path, fetched: Path) -> None:
-    """Put a checkpoint that was fetched in the place of the one that is here; what a cut leaves is fetched again. Raises OSError."""
+    """Replace the local checkpoint by a fetched one; what an interruption leaves is fetched again. Raises OSError."""
     shutil.rmtree(state, ignore_errors=True)
     fetched.rename(state)
     sync_directory(state)

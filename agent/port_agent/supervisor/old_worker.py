@@ -1,4 +1,4 @@
-"""The workers that a killed supervisor left behind."""
+"""Workers that a killed supervisor left behind."""
 
 import asyncio
 import contextlib

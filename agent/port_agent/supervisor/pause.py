@@ -16,8 +16,8 @@ from port_agent.system.clock import CLOCK_SET_AFTER_S, Clock
 
 FILE_NAME = "pause.json"
 BY_USER = "paused by you"
-LOST = "paused, for the job database was lost and a pause of yours with it, if there was one"
-UNREADABLE = "paused, for the file of your pause cannot be read"
+LOST = "paused because the job database was lost, and with it any pause of yours"
+UNREADABLE = "paused because the file of your pause cannot be read"
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -42,7 +42,7 @@ class Pause:
         self._record = self._load()
 
     def begin(self, for_s: float | None, reason: str = BY_USER) -> None:
-        """Pause for a span in seconds, None for good."""
+        """Pause for a span in seconds, None for no end."""
         self._record, self.pending = self._now(for_s, reason), True
 
     def end(self) -> None:

@@ -1,4 +1,4 @@
-"""A quick look at the plugs while a worker trains: only a change of them wakes the loop."""
+"""A quick check of the power supplies while a worker trains: only a change wakes the event loop."""
 
 import asyncio
 import threading
@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 PERIOD_S = 0.025
-"""So that a worker stops within 100 ms of their change; 0.3 % CPU."""
+"""So that a worker stops within 100 ms of a change; 0.3 % CPU."""
 
 
 class PlugMonitor:
@@ -34,12 +34,12 @@ class PlugMonitor:
         self._armed.clear()
 
     def close(self) -> None:
-        """Let the thread end; one that hangs ends with the process."""
+        """End the thread; one that hangs ends with the process."""
         self._closed = True
         self._armed.set()
 
     def silent_s(self) -> float:
-        """Return for how long a read has given no answer."""
+        """Return how long a read has not answered."""
         asked_s = self._asked_s
         return 0.0 if asked_s is None else time.monotonic() - asked_s
 

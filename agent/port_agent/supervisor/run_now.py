@@ -1,4 +1,4 @@
-"""The user's word that one job is to run now: whoever uses the device and whatever the time is."""
+"""The user's request that one job runs now, whoever uses the device and whatever the time."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,7 @@ from port_agent.policy.decide import Policy
 
 @dataclass(frozen=True, slots=True)
 class RunNow:
-    """Which job, and until when on the clock of `Clock.uptime_s`; infinity: until it is over."""
+    """The job, and the end on the clock of `Clock.uptime_s`; infinity: until the job ends."""
 
     job_id: int
     until_s: float

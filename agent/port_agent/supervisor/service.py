@@ -58,7 +58,7 @@ Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[
 
 BUNDLE_NAME = "bundle.port"
 MAX_UPLOADS = 16
-"""Each lies on the disk until a job takes it, an hour at most."""
+"""Uploads on disk until a job takes them, for at most an hour."""
 _FLUSH_PATIENCE_S = 5.0
 """How long a report waits for the newest figures to be on disk."""
 _FOLLOW_POLL_S = 0.5
@@ -73,7 +73,7 @@ def _check_here(job: Job) -> None:
     """Raise `JobRequestError` for a job that another device has."""
     if job.state is JobState.AWAY and job.away is not None:
         raise JobRequestError(
-            f"job {job.label} is on {job.away.name}; port-agent recall {job.id} takes it back", job.id
+            f"job {job.label} is on {job.away.name}; take it back with port-agent recall {job.id}", job.id
         )
 
 
@@ -83,7 +83,7 @@ def _result_file(job: Job) -> Path | None:
 
 
 async def _result_is_damaged(job: Job) -> bool:
-    """Return whether the file of a job's result is there and is not what its worker wrote; raises OSError."""
+    """Return whether the file of a job's result exists and differs from what its worker wrote; raises OSError."""
     file = _result_file(job)
     if file is None or job.result_checksum is None:
         return False
@@ -91,10 +91,10 @@ async def _result_is_damaged(job: Job) -> bool:
 
 
 def _check_reachable(bundle: Path) -> None:
-    """Raise PortError where a fine-tuning would run with this agent's rights, and these do not suffice."""
+    """Raise PortError if a fine-tuning would run with this agent's permissions, and these are insufficient."""
     from port_agent.finetuning.job_file import FinetuneJob
 
-    if os.geteuid() != 0:  # as root it has the rights of who submits, and looks at nothing with its own
+    if os.geteuid() != 0:  # as root it takes the submitter's permissions, and uses none of its own
         FinetuneJob.read(bundle).check_reachable(f"this agent's user {user_name(os.geteuid())}")
 
 
@@ -102,7 +102,7 @@ class MeterUnavailableError(PortError):
     """Energy is not metered here."""
 
     def __init__(self) -> None:
-        super().__init__("the energy meter could not be opened; see the health items")
+        super().__init__("the energy meter could not be opened; see `port-agent status`")
 
 
 class Service:
@@ -137,12 +137,12 @@ class Service:
         return self._context.peers.rows()
 
     async def why(self, since: float | None) -> list[TimelineEntry]:
-        """Return what was decided since a moment (Unix time), without one in the last day; raises OSError."""
+        """Return the decisions since a time (Unix time), by default in the last day; raises OSError."""
         begin = self._context.clock.wall_s() - _DAY_S if since is None else since
         return await asyncio.to_thread(self._context.timeline.since, begin)
 
     def health(self) -> tuple[HealthItem, ...]:
-        """Return what is wrong now, the worst first."""
+        """Return current problems, the worst first."""
         return tuple(self._context.health.items(self._context.clock.monotonic_s()))
 
     def metrics(self) -> str:
@@ -153,7 +153,7 @@ class Service:
         return exposition(families)
 
     def jobs(self, *, with_all_over: bool) -> tuple[JobSummary, ...]:
-        """Return the jobs that go on and the newest of those that are over, or all of these as well."""
+        """Return the active jobs and the newest ended ones, or all ended ones, too."""
         jobs = self._context.store.all()
         if not with_all_over:
             over = [job for job in jobs if job.state.is_over][-_OVER_SHOWN:]
@@ -170,7 +170,7 @@ class Service:
         return read_log(self._directory(name), lines)[0]
 
     def follow_log(self, name: str, lines: int) -> AsyncIterator[str]:
-        """Return the last lines of a job's log, and what is added until the job is over."""
+        """Return the last lines of a job's log, and what is added until the job ends."""
         return self._follow(self._context.store.find(name), lines)
 
     async def result(self, name: str) -> Path:
@@ -185,15 +185,15 @@ class Service:
         if file is None:
             raise JobRequestError(f"job {job.label} has no result yet ({job.state.name.lower()})", job.id)
         if await _result_is_damaged(job):
-            what = f"damaged: its checksum differs; `port-agent resume {job.id}` has the job write it again"
+            what = f"damaged: its checksum differs; `port-agent resume {job.id}` writes it again"
             if job.spec.waits_for_data:
-                what = "damaged, or of a round that was cut as it ended; the next round writes it again"
+                what = "damaged, or from a round that was interrupted at its end; the next round writes it again"
             raise JobRequestError(f"the result of job {job.label} is {what}", job.id)
         return file
 
     async def energy_report(self, query: Mapping[str, str]) -> Row:
         """Return the energy report that a query asks for; raises `MeterUnavailableError`."""
-        from port_agent.energy.ledger import FILE_NAME  # a report is asked for now and then: not worth resident memory
+        from port_agent.energy.ledger import FILE_NAME  # a report is rarely requested: not worth resident memory
         from port_agent.energy.report import report_from_query
 
         if self._context.meter is None:
@@ -206,7 +206,7 @@ class Service:
 
     async def examine(self, *, flash_test: bool) -> "list[Check]":
         """Return what `doctor` finds; takes a few seconds."""
-        from port_agent.health.doctor import examine  # needed once in a while: not worth resident memory
+        from port_agent.health.doctor import examine  # rarely needed: not worth resident memory
 
         context = self._context
         return await asyncio.to_thread(examine, context.settings.state_dir, context.config, flash_test=flash_test)
@@ -214,11 +214,11 @@ class Service:
     # --- jobs
 
     def check_submission(self, spec: JobSpec) -> None:
-        """Raise `JobRequestError` for what `submit` would refuse whatever is in the bundle, which is still to come."""
+        """Raise `JobRequestError` for what `submit` would reject whatever is in the bundle, which is not sent yet."""
         self._context.store.check_new(self._led(spec))
 
     async def submitted(self, submission: str) -> JobDetail | None:
-        """Return the job that a request of this name made, once that is done; None where there was none."""
+        """Return the job that a request with this id made, once that is done; None if there was none."""
         going = self._submissions.get(submission)
         if going is not None:
             return await asyncio.shield(going)
@@ -227,7 +227,7 @@ class Service:
         return None if job is None else await self._detail(job)
 
     async def submit(self, spec: JobSpec, upload: Path | None, peer: SocketPeer | None = None) -> JobDetail:
-        """Return the new job as `_submit` does, also where whoever asked has gone meanwhile and asks again."""
+        """Return the new job as `_submit` does, even if the client has disconnected meanwhile and asks again."""
         going = asyncio.create_task(self._submit(spec, upload, peer))
         if spec.submission:
             self._submissions[spec.submission] = going
@@ -245,7 +245,9 @@ class Service:
         context = self._context
         if spec.kind is JobKind.FINETUNE:
             if peer is None:
-                raise JobRequestError("a fine-tuning is submitted over the control socket, which says whose it is")
+                raise JobRequestError(
+                    "a fine-tuning must be submitted over the control socket, which identifies its user"
+                )
             spec = replace(spec, owner=user_name(peer.uid))
         spec = self._led(spec)
         facts = await asyncio.to_thread(self._read_bundle, spec, upload)
@@ -269,20 +271,20 @@ class Service:
         return await self._detail(job)
 
     def _led(self, spec: JobSpec) -> JobSpec:
-        """Return a job whose leader is an id; raises JobRequestError for one that is not paired."""
+        """Return a job whose leader is an id; raises JobRequestError for a device that is not paired."""
         if not spec.terms.leader:
             return spec
         leader = self._context.peers.fleet.device_called(spec.terms.leader)
         if leader is None:
             raise JobRequestError(
-                f"no paired device, or more than one, is called {shown(spec.terms.leader)}; see `port-agent peers`, and give its id"
+                f"{shown(spec.terms.leader)} names no paired device, or several; give its id, as shown by `port-agent peers`"
             )
         return replace(spec, terms=replace(spec.terms, leader=leader.id, leader_name=leader.name))
 
     async def attach(self, request: AttachRequest, peer: SocketPeer) -> tuple[Job, Conversation]:
-        """Return the job of a program that asks to be attached, and what its connection is for from here on.
+        """Return the job of a program that asks to be attached, and the protocol for its connection from here on.
 
-        Raises `JobRequestError` for a name that is none.
+        Raises `JobRequestError` for an invalid name.
         """
         attachments = self._context.runners.host.attachments
         job = await attachments.attach(request, peer)
@@ -293,10 +295,10 @@ class Service:
         return job, converse
 
     def owner(self, name: str) -> int | None:
-        """Return the user id of whose program or fine-tuning a job is, or None for a job that belongs to nobody."""
+        """Return the user id of the owner of a program or fine-tuning, or None for a job without an owner."""
         try:
             job = self._context.store.find(name)
-        except JobRequestError:  # none, or set aside: who asks is told by what is asked
+        except JobRequestError:  # none, or set aside: the request itself reports it
             return None
         if job.spec.kind is JobKind.FINETUNE and job.spec.owner is not None:
             return user_id(job.spec.owner)
@@ -313,7 +315,9 @@ class Service:
         waiting = sum(1 for _ in directory.files())
         if waiting >= MAX_UPLOADS:
             directory.close()
-            raise JobRequestError(f"{waiting} uploads wait for their job; submit them, or wait until they are deleted")
+            raise JobRequestError(
+                f"{waiting} uploads wait for their job; submit the jobs, or wait until the uploads are deleted"
+            )
         return directory
 
     def upload(self, token: str) -> Path | None:
@@ -322,7 +326,7 @@ class Service:
         return path if path.is_file() else None
 
     def inbox(self, name: str) -> DirectoryHandle:
-        """Return the directory that a job takes its data from.
+        """Return the directory from which a job takes its data.
 
         Raises `JobRequestError` if it takes none, and OSError.
         """
@@ -334,22 +338,26 @@ class Service:
 
     @property
     def kept_free_bytes(self) -> int:
-        """How much of the disk nothing that arrives may take."""
+        """Disk space that arriving data may not use."""
         return self._context.config.policy.min_free_disk_bytes
 
     async def pause_job(self, name: str) -> JobSummary:
-        """Hold a job until `resume_job`; its worker gives the memory back. Raises `JobRequestError`."""
+        """Pause a job until `resume_job`; its worker releases its memory. Raises `JobRequestError`."""
         job = self._context.store.find(name)
         if job.state.is_over:
-            raise JobRequestError(f"job {job.label} is over ({job.state.name.lower()}); nothing to pause", job.id)
+            raise JobRequestError(
+                f"job {job.label} has ended ({job.state.name.lower()}); there is nothing to pause", job.id
+            )
         _check_here(job)
         return await self._change(replace(job, state=JobState.PAUSED, reason="paused by you"), "paused")
 
     async def resume_job(self, name: str) -> JobSummary:
-        """Let a paused, waiting or given-up job go on, or one write its damaged result again; raises `JobRequestError`."""
+        """Resume a paused, waiting or failed job, or let one write its damaged result again; raises `JobRequestError`."""
         job = self._context.store.find(name)
         if job.spec.kind is JobKind.ATTACHED and job.state.is_over:
-            raise JobRequestError(f"job {job.label} was a program of {job.spec.owner}; start it again there", job.id)
+            raise JobRequestError(
+                f"job {job.label} was a program of {job.spec.owner}; start that program again", job.id
+            )
         _check_here(job)
         rewrites = job.state is JobState.FINISHED and await _result_is_damaged(job)
         if job.state in (JobState.FINISHED, JobState.CANCELLED) and not rewrites:
@@ -368,14 +376,14 @@ class Service:
         return await self._change(replace(job, state=state, reason="", failures=0, finished_at=None), "resumed")
 
     async def run_now(self, name: str, for_s: float | None) -> JobSummary:
-        """Let a job run before all others, whoever uses the device and whatever the time is; ends a pause of everything.
+        """Let a job run before all others, whoever uses the device and whatever the time; ends a pause of everything.
 
-        `for_s`: for so many seconds, else until it is over. Raises `JobRequestError`.
+        `for_s`: in seconds; None: until the job ends. Raises `JobRequestError`.
         """
         await self.resume_job(name)
         context, job = self._context, self._context.store.find(name)
         context.run_now = RunNow(job.id, context.clock.uptime_s() + (math.inf if for_s is None else for_s))
-        span = "until it is over" if for_s is None else f"for {format_seconds(for_s)}"
+        span = "until it ends" if for_s is None else f"for {format_seconds(for_s)}"
         context.timeline.note(context.clock.wall_s(), f"you want job {job.label} to run now, {span}")
         await self.resume_all()
         return await self._change(context.store.get(job.id), f"to run now, {span}")
@@ -393,7 +401,7 @@ class Service:
             return set_aside_summary(aside)
         job = self._context.store.find(name)
         if job.state.is_over:
-            raise JobRequestError(f"job {job.label} is already over ({job.state.name.lower()})", job.id)
+            raise JobRequestError(f"job {job.label} has already ended ({job.state.name.lower()})", job.id)
         self._context.timers.set_deadline(job.id, None)
         self._context.inboxes.forget(job.spec.name)
         for code in _ENDS_WITH_JOB:

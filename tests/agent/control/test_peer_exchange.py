@@ -87,6 +87,6 @@ def test_who_goes_away_ends_the_solver(tmp_path: Path) -> None:
             head = f"PUT /v1/solve/{NAME}?on=attic&seconds=60 HTTP/1.1\r\nContent-Length: {len(hopeless)}\r\n\r\n"
             sock.sendall(head.encode() + hopeless)
             until(lambda: solves(tmp_path / "attic"))
-        until(lambda: "given up: nobody waits for it any more" in history(attic))
+        until(lambda: "abandoned: nobody waits for it any longer" in history(attic))
         with pytest.raises(NotAnsweredError, match="no planning problem"):
             PeerExchange(cellar, "attic").solved(NAME, b"no problem", 1.0)

@@ -53,7 +53,7 @@ def test_used_wrongly_it_says_so(tmp_path: Path) -> None:
         with pytest.raises(UnsupportedError, match="not started"):
             wrong()
     with b:
-        with pytest.raises(UnsupportedError, match=r"stop\(\) it first"):
+        with pytest.raises(UnsupportedError, match=r"call stop\(\) first"):
             b.start()
         with pytest.raises(UnsupportedError, match="one at a time"):
             budget(tensors="1G", page_dir=tmp_path).start()

@@ -161,7 +161,7 @@ def pair(one: Agent, other: Agent, at: str | None = None) -> None:
     def joined() -> bool:
         done = other.command("pair", code, "--json", *words)
         told = done.stdout or done.stderr
-        assert done.returncode == 0 or "seen to show a code" in told, told
+        assert done.returncode == 0 or "shows a code" in told, told
         return done.returncode == 0
 
     until(joined)

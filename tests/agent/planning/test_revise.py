@@ -64,6 +64,6 @@ def test_a_paired_device_solves(tmp_path: Path) -> None:
         )
     assert report.peers == ("1 plan solved on attic",)
     assert refused.peers == (
-        "solved here: cellar: it solves for no other device (solve = true under [peers] there would)",
+        "solved here: cellar: it solves for no other device (set solve = true under [peers] there)",
     )
     assert report.new_joules == refused.new_joules

@@ -207,7 +207,7 @@ async def test_pause_resume_and_cancel_by_the_user(tmp_path: Path) -> None:
             assert live.job(number).state is JobState.CANCELLED
         await live.until(lambda: live.context.runners.host.job is None)
         assert {job.state for job in live.context.store.all()} == {JobState.CANCELLED}
-        with pytest.raises(ControlError, match="already over"):
+        with pytest.raises(ControlError, match="already ended"):
             await live.ask(live.client.post, f"/v1/jobs/{first}/cancel")
 
 

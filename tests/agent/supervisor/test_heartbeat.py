@@ -50,7 +50,7 @@ async def test_what_keeps_this_device_from_solving_for_others(tmp_path: Path) ->
         assert source.objection() == "on battery 64 %; idle 2 of 10 min"
         admission.decision = TRAIN
         admission.facts = replace(admission.facts, available_memory_bytes=300 << 20)
-        assert source.objection() == "300.0 MiB of memory are free; solving may take 768.0 MiB"
+        assert source.objection() == "300.0 MiB of memory are free, but solving may take 768.0 MiB"
         for free in (None, 4 << 30):
             admission.facts = replace(admission.facts, available_memory_bytes=free)
             assert source.objection() == ""

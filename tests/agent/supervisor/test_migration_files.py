@@ -29,7 +29,7 @@ def test_too_many_files_are_told_with_their_number(tmp_path: Path) -> None:
     (tmp_path / "data").mkdir()
     for number in range(2001):
         (tmp_path / "data" / str(number)).touch()
-    with pytest.raises(MigratedFileError, match="has 2002 files; a job moves with 2000 at most"):
+    with pytest.raises(MigratedFileError, match="has 2002 files; a job with more than 2000 cannot move"):
         job_sources(Job(1, JobSpec("birds", "bundle.port", data=str(tmp_path / "data")), 0.0), tmp_path)
 
 

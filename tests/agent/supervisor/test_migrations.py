@@ -87,7 +87,7 @@ def test_a_job_that_reads_files_of_the_users_stays_and_says_so_once(movers: tupl
     def told() -> list[str]:
         return [entry["text"] for entry in attic.own()["history"]]
 
-    why = "cannot move: it reads /home/user/model.safetensors as it trains, which other devices do not have"
+    why = "cannot move: it reads /home/user/model.safetensors during training, which other devices do not have"
     until(lambda: why in told(), attic.own)
     offer_all(attic)
     assert told().count(why) == 1

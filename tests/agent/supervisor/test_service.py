@@ -236,7 +236,7 @@ async def test_a_cancelled_job_leaves_no_condition_and_no_deadline_behind(tmp_pa
         assert not any(context.health.holds(code, "1") for code in codes)
         assert all(context.health.holds(code, "2") for code in codes)
         assert not context.timers.has("deadline-1") and context.timers.has("deadline-2")
-        with pytest.raises(JobRequestError, match=r"job 1 \(birds\) is already over \(cancelled\)"):
+        with pytest.raises(JobRequestError, match=r"job 1 \(birds\) has already ended \(cancelled\)"):
             await service.cancel_job("1")
 
 

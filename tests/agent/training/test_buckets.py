@@ -175,7 +175,7 @@ def test_samples_that_arrive_go_to_the_bucket_of_their_shape(tmp_path: Path) -> 
     np.savez(inbox / "x.npz", draw.integers(VOCABULARY, size=(6, 4)))
     with pytest.raises(
         DataError,
-        match=r"x\.npz has rows of int64 \[4\], and the bundle has steps for int64 \[8\]; int64 \[5\]; int64 \[3\]",
+        match=r"x\.npz has rows of int64 \[4\], but the bundle has steps for int64 \[8\]; int64 \[5\]; int64 \[3\]",
     ):
         Trainer(Bundle(path), train_options(tmp_path / "t", tmp_path, steps=8, data=inbox))
 

@@ -34,7 +34,7 @@ def test_the_layout_of_a_tensor_is_none_of_its_bits() -> None:
 
 
 def test_another_loss_is_refused_as_a_step_that_the_bundle_does_not_have() -> None:
-    with pytest.raises(MismatchError, match=r"step 1 gave the loss 0\.25, plain PyTorch gave 0\.5 .*port-agent exec"):
+    with pytest.raises(MismatchError, match=r"step 1 gave the loss 0\.25; plain PyTorch gave 0\.5 .*port-agent exec"):
         compare_step(REFERENCE, 1, 0.25, lambda key: pieces_of(WEIGHT))
 
 
@@ -47,7 +47,7 @@ def test_settings_of_arithmetic_that_changed_meanwhile_are_named() -> None:
     planned = replace(REFERENCE, arithmetic=arithmetic())
     with unchanged_arithmetic():
         torch.backends.mkldnn.enabled = False  # type: ignore[assignment]
-        with pytest.raises(MismatchError, match=r"\(with torch's onednn off instead of on by now\)"):
+        with pytest.raises(MismatchError, match=r"\(with torch's onednn off instead of on now\)"):
             compare_step(planned, 1, 0.25, lambda key: pieces_of(WEIGHT))
 
 

@@ -48,12 +48,12 @@ ANSWER_PATIENCE_S = 60.0
 writing what it had in memory: 600 MiB take 25 s on an SD card."""
 
 MAX_ATTACHED = 16
-"""Each holds a connection of the control socket for good, which must have some left for commands."""
+"""Each permanently uses a connection of the control socket, which must have some left for commands."""
 
 _OWN_REPORTS = (StepDone, WorkerPaused, WorkerResumed, MemoryReleased, TrainingFinished, TrainingFailed)
-"""What an attached program has to say; it has no plans, checkpoints and devices."""
+"""Events of an attached program, which has no plans, checkpoints or devices."""
 
-_WENT_AWAY = "it ended without a word: killed, or its machine code crashed"
+_WENT_AWAY = "it ended without a report: it was killed, or its native code crashed"
 
 
 class AttachedProgram:
@@ -67,7 +67,7 @@ class AttachedProgram:
         self.plans: tuple[PlanFigures, ...] = (PlanFigures(0, ram_bytes),)
         self.phase, self.requested = WorkerPhase.ENDED, RequestedState.LEAVE
         self.silent = False
-        """Whether it was told to give its memory back and does not answer."""
+        """Whether it was told to release its memory and does not answer."""
         self._writer = writer
         self._on_event: Callable[[Event], None] = lambda event: None
         self._on_exit: Callable[[WorkerExit], None] | None = None
@@ -86,9 +86,9 @@ class AttachedProgram:
         on_exit: Callable[[WorkerExit], None],
         on_disobedience: Callable[[str, float], None],
     ) -> None:
-        """Let it run on so much of all CPUs.
+        """Let it run on a share of all CPUs.
 
-        What it says and the end of this run are told to the callbacks, as of a worker process.
+        Its events and the end of this run are passed to the callbacks, as for a worker process.
         """
         self._on_event, self._on_exit, self._on_disobedience = on_event, on_exit, on_disobedience
         self.phase, self.requested = WorkerPhase.STARTING, RequestedState.TRAIN
@@ -98,7 +98,7 @@ class AttachedProgram:
     # --- orders
 
     def pause(self) -> None:
-        """Ask to stop between two operators and to keep the memory."""
+        """Ask it to stop between two operators and to keep its memory."""
         if self.requested is RequestedState.TRAIN:
             self.requested = RequestedState.PAUSE
             self._send(PauseTraining())
@@ -110,34 +110,34 @@ class AttachedProgram:
             self._send(ResumeTraining(cpu_percent=self._cpu_percent))
 
     def limit_cpu(self, cpu_percent: float) -> None:
-        """Let it take so much of all CPUs."""
+        """Limit its share of all CPUs."""
         if cpu_percent != self._cpu_percent:
             self._cpu_percent = cpu_percent
             if self.requested is RequestedState.TRAIN:
                 self._send(ResumeTraining(cpu_percent=cpu_percent))
 
     def leave(self, reason: str) -> None:
-        """Ask to give the memory back and to wait; its user reads `reason`."""
+        """Ask it to release its memory and to wait; its user sees `reason`."""
         if self.requested is not RequestedState.LEAVE:
             self._await_release()
             self._send(ReleaseMemory(reason=reason))
 
     def cancel(self) -> None:
-        """Have it get what Ctrl-C gives, whether it runs or waits."""
+        """Make it receive what Ctrl-C sends, whether it runs or waits."""
         if not self._cancelled:
             self._cancelled = True
             self._await_release()
             self._send(LeaveNow())
 
     def kill(self) -> None:
-        """End its run here: nobody is left to watch it. It stops by itself when its line closes."""
+        """End its run, because nobody is left to watch it. It stops by itself when its connection closes."""
         self._end(WorkerExit(ExitCode.LEFT))
 
     def checkpoint(self) -> None:
         """Do nothing: its state is in its process and its page file."""
 
     def switch_plan(self, index: int, reason: str) -> None:
-        """Do nothing: its budget is what its user gave it."""
+        """Do nothing: its budget is the one that its user chose."""
 
     def widen_limit(self, data_limit_bytes: int) -> None:
         """Do nothing: its limits are its user's."""
@@ -148,7 +148,7 @@ class AttachedProgram:
     # --- events of the worker
 
     def receive(self, event: Event) -> None:
-        """Take in what it says."""
+        """Handle one of its events."""
         if not isinstance(event, _OWN_REPORTS):
             return
         self.silent = False
@@ -166,7 +166,7 @@ class AttachedProgram:
             self._end(WorkerExit(ExitCode.LEFT, cancelled=self._cancelled))
 
     def gone(self) -> WorkerExit:
-        """Take note that its line has closed, and return how it ended."""
+        """Record that its connection has closed, and return how it ended."""
         returncode = ExitCode.DONE if self._finished else ExitCode.FAILED
         failure = self._failure
         if failure is None and not self._finished:
@@ -181,7 +181,7 @@ class AttachedProgram:
         self._writer.close()
 
     def cpu_s(self) -> float:
-        """Return CPU seconds since it attached; a process that is gone keeps what was seen last."""
+        """Return CPU seconds since it attached; for a process that ended, the last known value."""
         self._cpu_s = max(self._cpu_s, process_cpu_s(self.pid) - self._cpu_before_s)
         return self._cpu_s
 
@@ -200,7 +200,7 @@ class AttachedProgram:
         ]
 
     def _late(self) -> None:
-        if not self._cancelled:  # its own clean-up takes what it takes
+        if not self._cancelled:  # its own clean-up takes as long as it takes
             self._on_disobedience("release", LEAVE_PATIENCE_S)
 
     def _give_up(self) -> None:
@@ -230,11 +230,11 @@ class Attachments:
         self._ended_cpu_s = 0.0
 
     def get(self, job_id: int) -> AttachedProgram | None:
-        """Return the program of a job while its line is open."""
+        """Return the program of a job while its connection is open."""
         return self._programs.get(job_id)
 
     def answers(self, job_id: int) -> bool:
-        """Return whether a job's program is there and does what it is told, as far as it was told anything."""
+        """Return whether a job's program exists and obeys its commands."""
         program = self.get(job_id)
         return program is not None and not program.silent
 
@@ -273,24 +273,24 @@ class Attachments:
                     with contextlib.suppress(ProtocolError):  # a message of a later version
                         program.receive(decode_event(line))
         except (ConnectionError, ProtocolError):
-            pass  # it is gone, or speaks something else
+            pass  # it has ended, or does not speak the protocol
         finally:
             self._forget(program)
 
     def report_cancelled(self) -> None:
-        """Have programs end whose jobs were cancelled while they waited."""
+        """End programs whose jobs were cancelled while they waited."""
         for program in self._programs.values():
             job = self._job(program)
             if job is not None and job.state is JobState.CANCELLED:
                 program.cancel()
 
     def close(self) -> None:
-        """Close every line: programs wait until an agent is there again."""
+        """Close every connection: programs wait until an agent is running again."""
         for program in self._programs.values():
             program.close()
 
     def _job(self, program: AttachedProgram) -> Job | None:
-        """Return its job; None where that was over long ago and is out of the history."""
+        """Return its job; None if that ended long ago and is no longer in the history."""
         try:
             return self._store.get(program.job_id)
         except JobRequestError:
@@ -309,7 +309,7 @@ class Attachments:
 
 
 def process_cpu_s(pid: int) -> float:
-    """Return the CPU seconds of a process of any user, 0 where it is not there or hidden."""
+    """Return the CPU seconds of a process of any user, 0 if it does not exist or is hidden."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -318,7 +318,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user, the number where there is none."""
+    """Return the name of a user, or the number if there is none."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
@@ -326,7 +326,7 @@ def user_name(uid: int) -> str:
 
 
 def user_id(name: str) -> int | None:
-    """Return the number of a user by `user_name`, None for one who is gone."""
+    """Return the number of a user by `user_name`; None if the user no longer exists."""
     try:
         return pwd.getpwnam(name).pw_uid
     except KeyError:

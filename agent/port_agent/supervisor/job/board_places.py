@@ -14,11 +14,11 @@ _SERIAL_DEVICES = ("ttyACM*", "ttyUSB*", "cu.usb*")
 """What a USB serial port is called on Linux and on macOS."""
 _JOB_FILE = "job.json"
 _MAX_BYTES = 1 << 16
-"""Of a job.json that is read here."""
+"""Largest job.json that is read."""
 
 
 class _BoardNames(msgspec.Struct, frozen=True):
-    """What a job says of its board."""
+    """What a job says about its board."""
 
     port: str | None = None
     serial: str | None = None
@@ -43,19 +43,19 @@ def place_of(job: Job, bundle: Path | None) -> str:
 
 
 def plugged_in(place: str, dev: Path = _DEV) -> frozenset[str]:
-    """Return the serial devices that are there; another set than before says that a missing board may be back."""
+    """Return the serial devices that exist; a changed set means that a missing board may be back."""
     found = {str(path) for pattern in _SERIAL_DEVICES for path in dev.glob(pattern)}
     return frozenset(found | ({place} if place.startswith("/") and Path(place).exists() else set()))
 
 
 def _options(words: tuple[str, ...]) -> _BoardNames:
-    """Return what a job's own words for its worker say; they were checked when it was submitted."""
+    """Return the board options in a job's own arguments, which were checked at submission."""
     after = dict(itertools.pairwise(words))
     return _BoardNames(after.get("--port"), after.get("--serial"), "--simulate" in words)
 
 
 def _job_file(bundle: Path | None) -> _BoardNames:
-    """Return what a job.json says; nothing where it cannot be read, and the worker says why."""
+    """Return the contents of a job.json; empty if it cannot be read, which the worker then reports."""
     if bundle is None:
         return _BoardNames()
     try:

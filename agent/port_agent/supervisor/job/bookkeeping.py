@@ -1,4 +1,4 @@
-"""What becomes of a job when its worker has ended, written down and said where people look."""
+"""Record and report what becomes of a job when its worker has ended."""
 
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,7 @@ _SHOWN_A_WEEK_S = 7 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """The run that ended: its plans, what the one it ran with takes of all memory, and its memory limit."""
+    """The run that ended: its plans, the memory of the current one, and its memory limit."""
 
     plans: tuple[PlanFigures, ...] = ()
     all_bytes: int = 0
@@ -37,12 +37,12 @@ class JobRecords:
         JobLog(self._store.job_dir(job_id), self.log_bytes).note(text, wall_s)
 
     def report(self, code: str, *, key: str = "", lasts_s: float | None = None, **values: object) -> None:
-        """Say that a condition holds now."""
+        """Report that a condition holds now."""
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
         self._health.report(code, now_s, wall_s, key=key, lasts_s=lasts_s, **values)
 
     def settle(self, job: Job, outcome: WorkerOutcome, detail: str, give_up_after: int, ended: RunEnd) -> None:
-        """Write down what becomes of the job, and say so."""
+        """Record and report what becomes of the job."""
         smaller = None
         if outcome is WorkerOutcome.OUT_OF_MEMORY:
             smaller = self._after_out_of_memory(job, ended)
@@ -50,7 +50,7 @@ class JobRecords:
         before = job
         job = after_exit(job, outcome, detail, give_up_after, smaller)
         if before.state is JobState.CANCELLED or (before.state is JobState.PAUSED and not job.state.is_over):
-            job = replace(job, state=before.state, reason=before.reason)  # what the user said meanwhile holds
+            job = replace(job, state=before.state, reason=before.reason)  # what the user did meanwhile takes precedence
         if job.state.is_over:
             job = replace(job, finished_at=self._clock.wall_s())
             self._health.clear("deadline-missed", str(job.id))
@@ -59,7 +59,7 @@ class JobRecords:
         self._report_failures(job)
 
     def no_fit(self, job: Job, needed: int, limit: int | None) -> None:
-        """Say that a job needs at least `needed` bytes, and may not have them."""
+        """Report that a job needs at least `needed` bytes, and may not have them."""
         allowed = "below the plan that was killed" if limit is None else format_bytes(limit)
         self.report("job-does-not-fit", key=str(job.id), job=job.label, needed=format_bytes(needed), allowed=allowed)
 

@@ -1,6 +1,6 @@
-"""Read all of a bundle once, where it is submitted: `python -m port_agent.supervisor.job.bundle_check BUNDLE`.
+"""Read a bundle completely once, at submission: `python -m port_agent.supervisor.job.bundle_check BUNDLE`.
 
-A process of its own: graphs take memory, and the daemon keeps none of it. What is wrong goes to standard error.
+This is a separate process, so that the daemon does not keep the memory of graphs. Errors go to standard error.
 """
 
 import sys
@@ -12,7 +12,7 @@ MODULE = "port_agent.supervisor.job.bundle_check"
 
 
 def check_command(bundle: Path) -> HelperCommand:
-    """Return what reads a bundle; it ends with an error where a member, a tensor or a row is not as it was written."""
+    """Return the command that reads a bundle; it fails if a member, a tensor or a row differs from what was written."""
     return HelperCommand(MODULE, (str(bundle.absolute()),))
 
 

@@ -19,7 +19,7 @@ class WorkerExit:
     killed_after_s: float | None = None
     """Set when the supervisor lost patience and killed it."""
     failure: TrainingFailed | None = None
-    """What the worker itself said about it."""
+    """What the worker itself reported about it."""
     oom_kills: int = 0
     """Kills by the kernel in the worker's own group."""
     system_oom_kills: int = 0
@@ -28,11 +28,11 @@ class WorkerExit:
 
 LEFT = "left on request"
 LEFT_BECAUSE = "left: "
-"""What the sentence about a worker that was told to leave begins with; what follows was so then."""
+"""Beginning of the message about a worker that was told to leave, followed by the reason at that time."""
 
 
 def left_because(detail: str, reason: str) -> str:
-    """Return the sentence about a worker that left, with why it was told to; `detail` is that of `classify`."""
+    """Return the message about a worker that left, with the reason why it was told to; `detail` is that of `classify`."""
     if not reason:
         return detail
     return f"{LEFT_BECAUSE}{reason}" if detail == LEFT else f"{detail} ({reason})"
@@ -42,10 +42,10 @@ def classify(end: WorkerExit) -> tuple[WorkerOutcome, str]:
     """Return the outcome and a sentence for the user."""
     if end.cancelled:
         return WorkerOutcome.CANCELLED, "cancelled by you"
-    if end.finished and end.failure is None:  # its results are written: what came after counts no more
+    if end.finished and end.failure is None:  # its results are written: what happened afterwards does not count
         return WorkerOutcome.FINISHED, "finished"
     if end.returncode == ExitCode.DONE:
-        return WorkerOutcome.FAILED, "the worker ended without saying that it finished"
+        return WorkerOutcome.FAILED, "the worker ended without reporting that it finished"
     if end.returncode == ExitCode.LEFT:
         return WorkerOutcome.LEFT, LEFT
     if end.oom_kills:
@@ -57,7 +57,7 @@ def classify(end: WorkerExit) -> tuple[WorkerOutcome, str]:
     if cause is FailureCause.DIVERGED:
         return WorkerOutcome.IMPOSSIBLE, message
     if cause is FailureCause.IMPOSSIBLE or end.returncode == ExitCode.IMPOSSIBLE:
-        return WorkerOutcome.IMPOSSIBLE, message or "the worker says that this job can never run as it is"
+        return WorkerOutcome.IMPOSSIBLE, message or "the worker reports that this job can never run as it is"
     if end.returncode < 0:
         return _signalled(end)
     return WorkerOutcome.FAILED, message or f"the worker failed with exit status {end.returncode}"

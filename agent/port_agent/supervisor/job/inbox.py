@@ -19,7 +19,7 @@ _UNFINISHED = (".part", ".tmp", ".crdownload", "~")
 _CONSUMED = "consumed.json"
 _SEAL = ""
 """No file has this name; its entry holds the checksum of the others, and agents that do not seal pass over it."""
-_DAMAGED = "{} is damaged: which data was trained on is forgotten, and it is trained on again"
+_DAMAGED = "{} is damaged: the record of trained data is lost, and that data is trained on again"
 
 Stamp = tuple[int, int]
 """Size in bytes and modification time in nanoseconds: a file that changes counts as new."""
@@ -46,7 +46,7 @@ class Inboxes:
         """By job, why files of its last round are new again."""
 
     def scan(self, name: str, job_dir: Path) -> InboxState:
-        """Look into the inbox of job `name` and return what is new and complete."""
+        """Scan the inbox of job `name` and return what is new and complete."""
         try:
             found = self._arrived(name)
         except OSError as error:
@@ -61,7 +61,7 @@ class Inboxes:
         return state
 
     def _arrived(self, name: str) -> dict[str, Stamp]:
-        """Return what lies in an inbox and is not being written; a link is nobody's data. Raises OSError."""
+        """Return the files in an inbox that are not being written; links are ignored. Raises OSError."""
         try:
             with self.open(name) as inbox:
                 found = {file: _stamp(status) for file, status in inbox.files() if status.st_size > 0}
@@ -85,29 +85,28 @@ class Inboxes:
         self.root.mkdir(parents=True, exist_ok=True)
         with DirectoryHandle.open(self.root) as root, root.below(name, make=True) as inbox:
             mode = S_IMODE(os.fstat(inbox.descriptor).st_mode)
-            with contextlib.suppress(PermissionError):  # another user's directory stays as that user made it
+            with contextlib.suppress(PermissionError):  # another user's directory keeps its permissions
                 os.fchmod(inbox.descriptor, mode | S_IRWXG | S_ISVTX)
 
     def open(self, name: str) -> DirectoryHandle:
-        """Return a handle of a job's inbox. Raises OSError, also where a link stands in its place."""
+        """Return a handle of a job's inbox. Raises OSError, also if it was replaced by a link."""
         with DirectoryHandle.open(self.root) as root:
             return root.below(name)
 
     def forget(self, name: str) -> None:
-        """Drop what is known of a job that is over; its files are the user's and stay."""
+        """Forget a job that has ended; its files belong to the user and stay."""
         self._seen.pop(name, None)
         self._new.pop(name, None)
 
     def has_round(self, name: str, job_dir: Path, number: int) -> bool:
-        """Return whether round `number` is begun or could begin now."""
+        """Return whether round `number` has begun or could begin now."""
         return (job_dir / "rounds" / str(number)).is_dir() or bool(self.state(name).new)
 
     def round_directory(self, name: str, job_dir: Path, number: int) -> Path:
-        """Return the directory with the data of round `number`; made from what is new if it is not there yet.
+        """Return the directory with the data of round `number`, created from new files if it does not exist yet.
 
-        Its files are links, so it costs no space, and it stays the same when the round is resumed. How long they were and
-        when they changed last is noted beside it: what somebody adds from now on is not in this round.
-        Raises OSError.
+        Its files are links, so it takes no space, and it stays the same when the round is resumed. Sizes and
+        modification times are recorded beside it, so that later additions do not belong to this round. Raises OSError.
         """
         target = job_dir / "rounds" / str(number)
         if target.is_dir():
@@ -126,14 +125,14 @@ class Inboxes:
         return target
 
     def drop_round(self, job_dir: Path, number: int) -> None:
-        """Take a round apart that failed for good, so that the next try sees the inbox as it is then."""
+        """Delete a round that failed for good, so that the next try uses the inbox as it is then."""
         shutil.rmtree(job_dir / "rounds" / str(number), ignore_errors=True)
         _taken(job_dir, number).unlink(missing_ok=True)
 
     def finish_round(self, name: str, job_dir: Path, number: int) -> None:
-        """Note the files of a finished round as consumed, as they were when it took them. Raises OSError.
+        """Record the files of a finished round as consumed, in the state in which it used them. Raises OSError.
 
-        Where that was noted and is damaged, they are new again, and the next scans say so.
+        If that record is damaged, the files are new again, and the next scans report it.
         """
         directory = job_dir / "rounds" / str(number)
         if not directory.is_dir():
@@ -158,7 +157,7 @@ def _write_stamps(path: Path, stamps: Mapping[str, Stamp]) -> None:
 
 
 def _read_stamps(path: Path) -> tuple[dict[str, Stamp], str]:
-    """Return what was noted, and what is wrong with it: then it is nothing, and a round repeats data."""
+    """Return the recorded files, and what is wrong with the record; a damaged one is empty, and a round repeats data."""
     try:
         stamps = msgspec.json.decode(path.read_bytes(), type=dict[str, Stamp])
     except FileNotFoundError:

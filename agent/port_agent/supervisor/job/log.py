@@ -1,4 +1,4 @@
-"""The log of one job: what the worker prints and what the supervisor did, with a size cap."""
+"""The log of one job: the worker's output and the supervisor's actions, with a size cap."""
 
 import os
 from datetime import datetime
@@ -10,7 +10,7 @@ FILE_NAME = "job.log"
 class JobLog:
     """Appends lines to `job.log`; at half the cap it becomes `job.log.1` and a new one begins.
 
-    Nothing is fsynced: a lost line is no loss, a worn card is.
+    Nothing is fsynced: a lost line does not matter, but wear does.
     """
 
     def __init__(self, directory: Path, cap_bytes: int) -> None:
@@ -24,7 +24,7 @@ class JobLog:
         self._append(f"{stamp} agent: {text}\n".encode())
 
     def output(self, data: bytes, wall_s: float) -> None:
-        """Add what the worker printed, line by line."""
+        """Add the worker's output, line by line."""
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > 8192:
             lines, self._partial = [*lines, self._partial], b""
@@ -38,7 +38,7 @@ class JobLog:
             self.output(b"\n", wall_s)
 
     def _append(self, data: bytes) -> None:
-        """Write as far as the disk takes it: a full disk has its own health item."""
+        """Write as much as the disk accepts: a full disk has its own health item."""
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError:
@@ -62,7 +62,7 @@ def read_log(directory: Path, lines: int) -> tuple[str, int]:
 
 
 def read_more(directory: Path, position: int) -> tuple[str, int]:
-    """Return what was added since `position`, and the new position; after a rotation it starts anew."""
+    """Return what was added since `position`, and the new position; after a rotation it starts at the beginning."""
     path = directory / FILE_NAME
     try:
         size = path.stat().st_size

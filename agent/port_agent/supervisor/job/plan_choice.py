@@ -11,10 +11,10 @@ DATA_MARGIN_BYTES = 256 * MIB
 """RLIMIT_DATA counts address space: after `import torch` it is 35 MB above the resident anonymous memory, and each
 thread adds an 8 MB stack. Until the first step has shown how much of that is never touched."""
 SMALLEST_WORKER_BYTES = 128 * MIB
-"""No process with torch in it is smaller: a plan below this says nothing about the process."""
+"""No process with torch is smaller, so a plan below this says nothing about the process."""
 
 DEADLINE_MARGIN = 1.15
-"""Behind the deadline means: the time needed, plus this margin, exceeds the time left."""
+"""A job is behind its deadline if the time needed, plus this margin, exceeds the time left."""
 
 CHECKPOINT_SHARE = 0.02
 """At most this share of the time goes into checkpoints,"""
@@ -23,7 +23,7 @@ CHECKPOINT_WEAR_SHARE = 0.5
 CHECKPOINT_EVERY_S = 600.0
 """otherwise a power cut costs at most ten minutes,"""
 CHECKPOINT_SOONEST_S = 10.0
-"""but it is never worth a checkpoint to lose less than this."""
+"""Losing less than this is never worth a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +43,7 @@ class PlanFigures:
 
     @property
     def all_bytes(self) -> int:
-        """Of all memory: what plans are larger and smaller by where one of them ran out of some."""
+        """Bytes of all memory, by which plans are compared when one of them ran out of memory."""
         return self.peak_bytes + self.device_bytes
 
 
@@ -156,7 +156,7 @@ def checkpoint_interval_s(
 
 
 def eta_s(step: int, total_steps: int | None, step_s: float | None) -> float | None:
-    """Return the training time that is left, or None when it cannot be known."""
+    """Return the remaining training time, or None if unknown."""
     if total_steps is None or step_s is None:
         return None
     return max(0, total_steps - step) * step_s

@@ -1,4 +1,4 @@
-"""Plans made again while a job trains, where its steps keep taking other proportions of compute and paging than planned."""
+"""Plan again while a job trains, if its steps keep taking different proportions of compute and paging than planned."""
 
 import subprocess
 from pathlib import Path
@@ -13,16 +13,16 @@ from port_planner.ir.costs import Speeds
 
 SOLVER_MODULE = "port_agent.planning.revise"
 SOLVER_BYTES = 768 << 20
-"""Of data that making plans may hold: the planning model of 2,000 stages takes 300 MB."""
+"""Memory for planning again: the planning model of 2,000 stages takes 300 MB."""
 MIN_SOLVER_BYTES = 256 << 20
 """In less it is not begun."""
 WATCHED_STEPS = 50
 WATCHED_S = 60.0
-"""So much of training is looked at first: shorter, and what else the machine does counts for the job's own pace."""
+"""Training observed first: in a shorter time, the machine's other work would count as the job's own pace."""
 CHANGED_SHARE = 0.25
-"""How far the figures must be from those of the last time before plans are made again."""
+"""Change of the figures since the last time that makes planning again worthwhile."""
 WORTH_A_RESTART = 0.02
-"""Of energy and wear: less, and what the new plan saves is not worth starting the worker again."""
+"""Share of energy and wear below which a new plan is not worth restarting the worker."""
 
 
 class PeerSolving(msgspec.Struct, frozen=True):
@@ -33,7 +33,10 @@ class PeerSolving(msgspec.Struct, frozen=True):
 
 
 class RevisionRequest(msgspec.Struct, frozen=True):
-    """Make the plans of a bundle again, of which `plan` is in use, and write them to `out`. `solving`: None: on this device."""
+    """Request to plan a bundle again, of which `plan` is in use, and write the plans to `out`.
+
+    `solving`: None for this device.
+    """
 
     bundle: str
     out: str
@@ -43,7 +46,7 @@ class RevisionRequest(msgspec.Struct, frozen=True):
 
 
 class RevisedPlans(msgspec.Struct, frozen=True):
-    """Plans were made again: what the one in use costs at the measured speeds, and what its successor does."""
+    """Plans made again: what the current one costs at the measured speeds, and what its successor costs."""
 
     old_joules: float
     new_joules: float
@@ -62,26 +65,29 @@ class RevisedPlans(msgspec.Struct, frozen=True):
         """One line for the job's history."""
         peers = "".join(f"; {line}" for line in self.peers)
         if self.saved < WORTH_A_RESTART:
-            return f"looked for a better plan for what its steps really take: none saves {WORTH_A_RESTART:.0%}{peers}"
+            return f"searched for a better plan for the measured steps: none saves {WORTH_A_RESTART:.0%}{peers}"
         return (
-            f"planned again for what its steps really take: {self.new_joules:.3g} J a step with wear instead of "
+            f"planned again for the measured steps: {self.new_joules:.3g} J per step with wear instead of "
             f"{self.old_joules:.3g}, {format_bytes(self.new_written_bytes)} written instead of "
             f"{format_bytes(self.old_written_bytes)}{peers}"
         )
 
 
 class StepPace:
-    """Sums up what steps of one run take, compute and paging apart."""
+    """Sums up the times of one run's steps, compute and paging separately."""
 
     def __init__(self, known: Speeds, *, one_thread: bool) -> None:
-        """`known`: the speeds for which the plans of this run were made. One thread's CPU time is less disturbed than the clock."""
+        """`known`: the speeds for which the plans of this run were made.
+
+        A single thread's CPU time is less disturbed than the clock.
+        """
         self._known, self._one_thread = known, one_thread
         self._steps, self._wall_s = 0, 0.0
         self._compute_s = self._planned_s = 0.0
         self._read, self._written = [0.0, 0.0], [0.0, 0.0]
 
     def add(self, step: StepDone) -> None:
-        """Take in a step; one without a plan's figures says nothing."""
+        """Add a step; one without a plan's figures is ignored."""
         if not step.planned_compute_s:
             return
         taken_s = step.wall_s - step.phases_s.get("stall", 0.0)
@@ -95,7 +101,7 @@ class StepPace:
         self._wall_s += step.wall_s
 
     def speeds(self) -> Speeds | None:
-        """Return what was seen, over the bundle's own costs; None until enough was."""
+        """Return the measured speeds relative to the bundle's own costs; None until there are enough steps."""
         if self._steps < WATCHED_STEPS or self._wall_s < WATCHED_S:
             return None
         rates = [moved / taken if moved and taken else None for moved, taken in (self._read, self._written)]
@@ -103,25 +109,27 @@ class StepPace:
 
 
 class PlanRevision:
-    """Watches one run of a bundle, and has its plans made again once by a process beside it."""
+    """Watches one run of a bundle, and has it planned again once by a process beside it."""
 
     def __init__(
         self, bundle: Path, known: Speeds | None, *, one_thread: bool, solving: PeerSolving | None = None
     ) -> None:
-        """`known`: what the plans were last made for; None where they are the bundle's own. `solving`: None: on this device."""
+        """`known`: the speeds for which the plans were last made; None if they are the bundle's own. `solving`: None
+        for this device.
+        """
         self._bundle, self._known, self._solving = bundle, known, solving
         self._pace: StepPace | None = StepPace(known or Speeds(), one_thread=one_thread)
         self._process: subprocess.Popen[bytes] | None = None
 
     def take(self, step: StepDone) -> None:
-        """Take in a step."""
+        """Add a step."""
         if self._pace is not None:
             self._pace.add(step)
 
     def look(self, plan: int, free_bytes: int | None) -> RevisedPlans | None:
-        """Go on while the worker may train: begin when enough was seen, and return what came of it once it is there.
+        """Continue while the worker may train: start when enough was measured, and return the result once it exists.
 
-        `plan`: the one in use. `free_bytes`: memory that it may take beside the worker; None without a limit. Raises OSError.
+        `plan`: the one in use. `free_bytes`: memory available beside the worker; None without a limit. Raises OSError.
         """
         if self._process is not None:
             return None if self._process.poll() is None else self._ended(self._process)
@@ -135,7 +143,7 @@ class PlanRevision:
         return None
 
     def stop(self) -> None:
-        """Give up what is under way: the policy allows no more, or the worker has ended."""
+        """Abandon planning in progress, because the policy no longer allows it or the worker has ended."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()

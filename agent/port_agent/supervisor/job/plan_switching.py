@@ -30,7 +30,7 @@ PLAN_SWITCH_PAUSE_S = 30.0
 PRESSURE_MEMORY_S = 900.0
 """After memory pressure the smaller plan stays this long, lest the plans swing with the system's load."""
 CORRECTION_NOTE_S = 1800.0
-"""A noisy machine corrects its figures again and again; the history and the disk need not hear each time."""
+"""A noisy machine corrects its figures repeatedly; the history and the disk need not record each time."""
 
 
 class PlanSwitcher:
@@ -64,7 +64,7 @@ class PlanSwitcher:
                 return False
         changes = wanted is not None and wanted.index != run.plan
         if wanted is not None and wanted.peak_bytes > run.peak_bytes:
-            run.granted = wanted  # a smaller plan's limit comes once the worker has changed to it
+            run.granted = wanted  # a smaller plan's limit applies once the worker has switched to it
         self.set_limits(run, conditions)
         if wanted is not None and changes:
             run.switched_at_s = now_s
@@ -74,12 +74,12 @@ class PlanSwitcher:
         return True
 
     def switched(self, run: WorkerRun, conditions: RunConditions) -> None:
-        """The worker has changed its plan: only that one's memory is granted from now on."""
+        """The worker has switched its plan: only that one's memory is granted from now on."""
         run.granted = run.figures or run.granted
         self.set_limits(run, conditions)
 
     def set_limits(self, run: WorkerRun, conditions: RunConditions) -> None:
-        """Give the worker's group the limits of the granted plan, unless it has them."""
+        """Give the worker's cgroup the limits of the granted plan, unless it has them."""
         limits = conditions.worker_limits(run.granted)
         if limits == run.limits:
             return
@@ -96,7 +96,7 @@ class PlanSwitcher:
             self._records.report("no-memory-limit", reason=error.reason)
 
     def correct(self, run: WorkerRun, correction: Correction) -> None:
-        """Take over what the steps really take, so that the next look chooses anew among the plans."""
+        """Adopt the measured times of steps, so that the next look chooses again among the plans."""
         corrected = []
         for plan in run.plans:
             step_s, step_joules = correction.apply(plan.step_s, plan.step_joules)
@@ -144,5 +144,5 @@ class PlanSwitcher:
 
 
 def no_plan_fits(conditions: RunConditions) -> str:
-    """Return the reason to leave that a user reads."""
+    """Return the reason for leaving that the user sees."""
     return f"no plan fits into {format_bytes(conditions.memory_bytes or 0)}"

@@ -1,4 +1,4 @@
-"""What a worker reports, taken over into its job: progress, checkpoints, plan, result."""
+"""Transfer a worker's reports to its job: progress, checkpoints, plan, result."""
 
 from dataclasses import replace
 
@@ -28,7 +28,7 @@ PROGRESS_FLUSH_S = 60.0
 """Progress goes to the database this often: the worker's own checkpoints are what counts after a power cut."""
 _STEP_SMOOTHING = 0.2
 LONG_OPERATOR_S = 0.1
-"""An attached program stops between two operators; one that went on for longer is named."""
+"""An attached program stops between two operators; an operator that runs longer than this is named."""
 _LONG_OPERATOR_SHOWN_S = 3600.0
 _OVERFLOW_SHOWN_S = 3600.0
 """Longer than any step: while tensors overflow in each, the condition stays."""
@@ -36,7 +36,7 @@ _DAMAGE_SHOWN_S = 7 * 86400.0
 
 
 class ProgressRecorder:
-    """Keeps a job's record in step with what its worker says."""
+    """Keeps a job's record in step with its worker's reports."""
 
     def __init__(self, store: JobStore, records: JobRecords, clock: Clock) -> None:
         self._store, self._records, self._clock = store, records, clock
@@ -48,7 +48,7 @@ class ProgressRecorder:
         return written
 
     def take(self, run: WorkerRun, event: Event) -> None:
-        """Take over one event."""
+        """Handle one event."""
         job = self._store.get(run.job_id)
         match event:
             case StepDone():
@@ -113,7 +113,7 @@ class ProgressRecorder:
         now_s = self._clock.monotonic_s()
         since_s, run.last_step_s = None if run.last_step_s is None else now_s - run.last_step_s, now_s
         steps = max(event.step - job.step, 1)  # an attached program reports short ones together
-        pace_s = max(event.wall_s, since_s or 0.0) / steps  # reports and checkpoints take time too
+        pace_s = max(event.wall_s, since_s or 0.0) / steps  # reports and checkpoints take time, too
         known = job.measured.step_s
         step_s = pace_s if known is None else known + _STEP_SMOOTHING * (pace_s - known)
         peak = max(event.peak_rss_bytes or 0, job.measured.peak_rss_bytes or 0) or None
@@ -141,7 +141,7 @@ class ProgressRecorder:
     def _on_recovery(self, job: Job, event: StateRecovered) -> None:
         self._store.save(replace(job, step=event.step))
         lost = (
-            "what was lost is trained again"
+            "the lost part is trained again"
             if event.lost_steps is None
             else f"{event.lost_steps} steps are trained again"
         )
@@ -154,7 +154,7 @@ class ProgressRecorder:
             lost=lost,
             reason=event.reason,
         )
-        self._records.note(job.id, "recovered", f"{event.reason}; on from step {event.step}, {lost}")
+        self._records.note(job.id, "recovered", f"{event.reason}; continues from step {event.step}, {lost}")
 
     def _on_plan(self, run: WorkerRun, job: Job, event: PlanSwitched) -> None:
         run.plan = event.plan
@@ -162,9 +162,9 @@ class ProgressRecorder:
         self._records.note(job.id, "plan", f"plan {event.plan} ({format_bytes(run.peak_bytes)}): {event.reason}")
 
     def _on_interruption(self, run: WorkerRun, job: Job, event: DeviceInterrupted) -> None:
-        """Say why a job whose worker lives does not get on; the worker repeats itself while it waits."""
+        """Report why a job with a living worker does not continue; the worker repeats the event while it waits."""
         waits_for = event.reason if event.step is None else None
-        run.last_step_s = None  # what passed meanwhile is no part of a step
+        run.last_step_s = None  # the time that passed meanwhile is not part of a step
         if waits_for == run.waits_for and waits_for is not None:
             return
         if waits_for is None or run.waits_for is None:

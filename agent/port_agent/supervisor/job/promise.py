@@ -11,7 +11,7 @@ _DAY_S = 86400.0
 
 
 def left_s(job: Job) -> float:
-    """Return how many seconds of training a job still takes, as far as that is known."""
+    """Return the remaining seconds of a job's training, as far as known."""
     step_s = job.measured.step_s or (job.promise.step_s if job.promise else None)
     return eta_s(job.step, total_steps(job), step_s) or 0.0
 
@@ -41,10 +41,10 @@ def promise(
     wall_s: float,
     before_s: float,
 ) -> JobPromise | None:
-    """Return what is promised for a job that runs `plan` after `before_s` seconds of training of other jobs.
+    """Return the promise for a job that runs `plan` after `before_s` seconds of training of other jobs.
 
-    None for a bundle that does not say how long its steps take. Where a usual day's training writes more than the flash may
-    take in a day, training stops then, and the job takes longer by as much.
+    None for a bundle that does not say how long its steps take. If a usual day's training would write more than the
+    flash may take in a day, training stops then, and the job takes correspondingly longer.
     """
     steps = steps_of(spec, facts)
     if plan.step_s is None or plan.step_joules is None:
@@ -68,17 +68,17 @@ def promise(
 
 
 def check_known(spec: JobSpec, facts: BundleFacts) -> None:
-    """Raise JobRequestError where the job takes more batches than its bundle has the optimizer's numbers for."""
+    """Raise JobRequestError if the job takes more batches than its bundle has the optimizer's numbers for."""
     steps = steps_of(spec, facts)
     if facts.known_steps is not None and steps is not None and steps > facts.known_steps:
         raise JobRequestError(
-            f"the job trains {steps:,} steps, and its bundle has the learning rates, and what else changes from update to update, of "
-            f"{facts.known_steps:,}: plan it again with more --epochs, or train less"
+            f"the job trains {steps:,} steps, but its bundle has the learning rates and other changing numbers of only "
+            f"{facts.known_steps:,}; plan it again with more --epochs, or train less"
         )
 
 
 def steps_of(spec: JobSpec, facts: BundleFacts) -> int | None:
-    """Return how many batches the job takes; None where its data is not the bundle's."""
+    """Return the number of batches of the job; None if its data is not the bundle's."""
     if spec.steps is not None:
         return spec.steps
     if spec.data is not None or spec.waits_for_data or facts.steps_per_epoch is None:

@@ -1,4 +1,4 @@
-"""One run of a job: its worker process, its plan, its limits, and what it was started into."""
+"""One run of a job: its worker process, its plan, its limits, and its run conditions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -19,10 +19,10 @@ from port_agent.worker.protocol import Event
 
 
 class Meter(Protocol):
-    """What the energy meter wants to hear of a running job."""
+    """What the energy meter needs to know about a running job."""
 
     def on_worker_start(self, job: str, now_s: float, label: str, cpu_s: Callable[[], float]) -> None:
-        """A worker was started; `cpu_s` returns the CPU seconds it has used."""
+        """A worker was started; `cpu_s` returns its CPU seconds so far."""
 
     def on_worker_stop(self, job: str, now_s: float) -> None:
         """The worker has ended."""
@@ -43,16 +43,16 @@ class RunConditions:
     give_up_after: int = 6
     job_log_bytes: int = 1 << 20
     taken_bytes: int = 0
-    """Memory that the workers beside it have or may take."""
+    """Memory that the other workers have or may take."""
     cpu: CpuShare = field(default_factory=CpuShare)
     devices: frozenset[str] | None = None
-    """Kinds of devices that are there beside the CPU; None where nobody knows."""
+    """Kinds of devices beside the CPU; None if unknown."""
     solving: PeerSolving | None = None
-    """Who solves for plans that are made again; None: this device."""
+    """The device that solves for plans made again; None: this device."""
 
     @property
     def memory_bytes(self) -> int | None:
-        """What the worker may take beside the others, or None without a limit."""
+        """Memory for the worker beside the others, or None without a limit."""
         granted = self.limits.memory_limit(self.total_memory_bytes)
         return None if granted is None else max(0, granted - self.taken_bytes)
 
@@ -62,7 +62,7 @@ class RunConditions:
         return max(0, self.flash_budget_bytes_per_day - self.flash_written_today_bytes)
 
     def worker_limits(self, plan: PlanFigures | None) -> WorkerLimits:
-        """Return the limits of a worker that runs `plan`; one without a plan may take all that is allowed."""
+        """Return the limits of a worker that runs `plan`; one without a plan may take everything that is allowed."""
         memory, weight = memory_max(plan.peak_bytes) if plan else self.memory_bytes, 1 << self.cpu.rank
         return WorkerLimits(
             memory, self.limits.cpu_percent * self.cpu.share, LOWEST_CPU_WEIGHT * weight, LOW_IO_WEIGHT * weight
@@ -79,26 +79,26 @@ class WorkerRun:
     plans: tuple[PlanFigures, ...]
     plan: int | None
     granted: PlanFigures | None
-    """The plan whose memory its group allows: the larger one while it changes from one to another."""
+    """The plan whose memory its cgroup allows: the larger one while it switches."""
     limits: WorkerLimits
-    """What its group has, where it has one."""
+    """The limits of its cgroup, if it has one."""
     round: int | None
     last_checkpoint_s: float
     last_flush_s: float
     switched_at_s: float
     silence: SilenceMonitor
     revision: PlanRevision | None = None
-    """Makes its plans again where they have other costs than planned; None where it has none, or cannot."""
+    """Plans again if costs differ from the plan; None if it has no plans, or cannot."""
     last_step_s: float | None = None
-    """When the newest step was reported; None after a pause, which is no part of a step."""
+    """When the newest step was reported; None after a pause, which is not part of a step."""
     pressed_until_s: float = 0.0
-    """Until then no larger plan is taken: the system was short of memory."""
+    """Until then no larger plan is used, because the system was short of memory."""
     corrected_s: float | None = None
     """When a correction of its plans' figures was last written down."""
     farewell_at_s: float | None = None
     """When it was asked for a last checkpoint, after which it leaves."""
     waits_for: str | None = None
-    """Why its worker cannot get on although it may: a board that is not there."""
+    """Why its worker cannot continue although it may: its board is missing."""
     waits_since_s: float | None = None
     left_because: str = ""
     """Why it was told to leave."""
@@ -117,7 +117,7 @@ class WorkerRun:
 
     @property
     def all_bytes(self) -> int:
-        """The same with the memory of a device's own."""
+        """The same, plus a device's own memory."""
         return self.figures.all_bytes if self.figures else 0
 
     @property

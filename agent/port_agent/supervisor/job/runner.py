@@ -46,10 +46,10 @@ from port_planner.ir.device_kinds import CPU
 
 _SHOWN_AN_HOUR_S = 3600.0
 LAST_COMMIT_S = 10.0
-"""How long a worker may take to commit what it did when it is told to leave for any reason but memory."""
+"""Time for a worker to commit its work when it is told to leave for any reason but memory."""
 
 FAREWELL_S = 10.0
-"""How long a worker that may stay a little gets for its last checkpoint."""
+"""Time for the last checkpoint of a worker that may stay a little longer."""
 
 
 class Runner:
@@ -76,7 +76,7 @@ class Runner:
         self._run: WorkerRun | None = None
         self._conditions = RunConditions(ResourceLimits(), None)
 
-    # --- what others ask
+    # --- queries
 
     @property
     def job(self) -> Job | None:
@@ -105,12 +105,12 @@ class Runner:
 
     @property
     def waits_for(self) -> str | None:
-        """Why the worker cannot get on although it may, such as a board that is not there; or None."""
+        """Why the worker cannot continue although it may, such as a missing board; or None."""
         return None if self._run is None else self._run.waits_for
 
     @property
     def waited_s(self) -> float:
-        """For how long the worker has not got on because something is not there."""
+        """How long the worker could not continue because something is missing."""
         since_s = None if self._run is None else self._run.waits_since_s
         return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
 
@@ -121,7 +121,7 @@ class Runner:
 
     @property
     def held_bytes(self) -> float:
-        """The memory that the running job was granted; where it has no plan, the least that it needs."""
+        """The memory granted to the running job; if it has no plan, the least that it needs."""
         run, job = self._run, self.job
         if run is None or job is None:
             return 0.0
@@ -153,9 +153,10 @@ class Runner:
     # --- starting
 
     def fits(self, job: Job, conditions: RunConditions) -> bool:
-        """Return whether the device of `job` is there and a plan may run; a health item says where not, as at `start`.
+        """Return whether the device of `job` exists and a plan may run; otherwise a health item says why, as at
+        `start`.
 
-        Reads the bundle. Of one that cannot be read `start` says what is wrong.
+        Reads the bundle. `start` reports one that cannot be read.
         """
         if not self._has_device(job, self._facts(job), conditions):
             return False
@@ -166,7 +167,7 @@ class Runner:
         return False
 
     def least_bytes(self, job: Job) -> float:
-        """Return the memory without which `job` cannot start: 0 where only `start` can say, infinity where none helps.
+        """Return the memory without which `job` cannot start: 0 if only `start` can know, infinity if no amount helps.
 
         Reads the bundle.
         """
@@ -179,16 +180,16 @@ class Runner:
         return min((memory_max(plan.peak_bytes) for plan in allowed), default=math.inf)
 
     def _smallest(self, job: Job) -> int:
-        """Return the memory of the smallest plan, also where one of that size was killed."""
+        """Return the memory of the smallest plan, even if one of that size was killed."""
         return min(memory_max(plan.peak_bytes) for plan in self._plans(job))
 
     def _plans(self, job: Job) -> tuple[PlanFigures, ...]:
-        """Return the plans of a job; none where it has none, or its bundle cannot be read."""
+        """Return the plans of a job; none if it has none, or its bundle cannot be read."""
         program = self.attachments.get(job.id)
         return self._facts(job).plans if program is None else program.plans
 
     def _facts(self, job: Job) -> BundleFacts:
-        """Return what a job's bundle says; nothing where it has none, or it cannot be read."""
+        """Return the facts in a job's bundle; empty if it has none, or it cannot be read."""
         if job.spec.kind is JobKind.ATTACHED:
             return BundleFacts()
         bundle = bundle_path(job, self._store.job_dir(job.id))
@@ -198,7 +199,7 @@ class Runner:
             return BundleFacts()
 
     def _has_device(self, job: Job, facts: BundleFacts, conditions: RunConditions) -> bool:
-        """Return whether the device that a job computes on is there, as far as is known; a health item says where it is not."""
+        """Return whether the device that a job computes on exists, as far as known; otherwise a health item reports it."""
         kind, devices = facts.device_kind, conditions.devices
         if kind not in LOOKED_FOR or devices is None or kind in devices:
             self._health.clear("device-absent", str(job.id))
@@ -207,7 +208,8 @@ class Runner:
         return False
 
     def start(self, job: Job, conditions: RunConditions) -> bool:
-        """Start the worker of `job`; return False when it cannot run now: a health item or its state says why.
+        """Start the worker of `job`; return False if it cannot run now, for which a health item or its state gives the
+        reason.
 
         Raises JobRequestError while another one runs.
         """
@@ -239,7 +241,7 @@ class Runner:
         if job.spec.federated and not _has_work(job, job_dir / FOLDER):
             self._store.save(
                 replace(job, state=JobState.WAITING_DATA)
-            )  # it is trained, or nobody waits for it any more
+            )  # it has ended, or its result is no longer needed
             return False
         try:
             paths = self._paths(job, job_dir, bundle)
@@ -298,7 +300,7 @@ class Runner:
         group: WorkerGroup | None = None
         try:
             if not lock.try_lock():
-                raise OSError("the worker of an earlier supervisor is still there")
+                raise OSError("the worker of an earlier supervisor is still running")
             paths.state.mkdir(exist_ok=True)
             group = self._group(job, limits)
             every = checkpoint_steps(job, conditions.flash_budget_bytes_per_day)
@@ -394,9 +396,9 @@ class Runner:
             self._run.farewell_at_s = None
 
     def leave(self, reason: str, within_s: float = 0.0) -> None:
-        """Give the memory back: within a second, or after a commit that takes less than `within_s`.
+        """Make the worker release its memory: within a second, or after a commit that takes less than `within_s`.
 
-        Asked again, a shorter time holds.
+        If called again, the shorter time applies.
         """
         if self._run is not None:
             self._stop_revising(self._run)
@@ -424,7 +426,7 @@ class Runner:
             self.leave(reason)
 
     def checkpoint_within(self, span_s: float) -> None:
-        """Ask for a checkpoint unless one was made or asked for in the last `span_s`."""
+        """Ask for a checkpoint unless one was made or requested in the last `span_s`."""
         run, now_s = self._run, self._clock.monotonic_s()
         if run is not None and run.worker.phase is WorkerPhase.TRAINING and now_s - run.last_checkpoint_s > span_s:
             run.last_checkpoint_s = now_s
@@ -446,7 +448,7 @@ class Runner:
             self._records.report(
                 "worker-stuck", key=str(job.id), lasts_s=_SHOWN_AN_HOUR_S, job=job.label, silent=silent
             )
-            self._records.note(job.id, "stuck", f"it has not said or computed anything for {silent}")
+            self._records.note(job.id, "stuck", f"it has not reported or computed anything for {silent}")
         if killed:
             self._records.note(job.id, "stuck", "killed; it starts again from its checkpoint")
             run.worker.kill()
@@ -457,7 +459,7 @@ class Runner:
             self._run.worker.cancel()
 
     def kill(self) -> None:
-        """Kill the worker at once: the supervisor ends and nobody is left to watch."""
+        """Kill the worker at once: the supervisor ends and nobody is left to watch it."""
         if self._run is not None:
             self._stop_revising(self._run)
             self._run.worker.kill()
@@ -479,7 +481,7 @@ class Runner:
         self._revise(run, conditions)
 
     def _revise(self, run: WorkerRun, conditions: RunConditions) -> None:
-        """Have the plans made again where steps take other proportions than planned; start anew with what is worth it."""
+        """Plan again if steps take different proportions than planned; restart the worker if the result is worth it."""
         if run.revision is None:
             return
         held = memory_max(run.granted.peak_bytes) if run.granted is not None else 0
@@ -501,7 +503,7 @@ class Runner:
             run.revision.stop()
 
     def correct(self, correction: Correction) -> None:
-        """Take over what the steps really take, so that the next look chooses anew among the plans."""
+        """Adopt the measured times of steps, so that the next look chooses again among the plans."""
         if self._run is not None and str(self._run.job_id) == correction.job:
             self._plan_switcher.correct(self._run, correction)
 
@@ -575,11 +577,11 @@ class Runner:
             except OSError as error:
                 self._records.report("inbox", key=job.spec.name, reason=str(error))
         if job.spec.federated:
-            return job  # its result is what is averaged, not what this device made of it
+            return job  # its result is the average, not what this device made of it
         return replace(job, result=run.out, result_checksum=run.out_checksum)
 
     def _finish_round(self, run: WorkerRun, job: Job) -> tuple[Job, WorkerOutcome, str]:
-        """Name what the worker of a fine-tuning wrote of a federation, whose folder it has no rights in."""
+        """Record what a fine-tuning's worker wrote for a federation, whose directory it cannot access."""
         folder = self._store.job_dir(job.id) / FOLDER
         try:
             if has_round(folder):
@@ -587,15 +589,15 @@ class Runner:
                 return job, WorkerOutcome.FINISHED, ""
             (folder / MODEL_FILE).unlink()
         except OSError as error:
-            return job, WorkerOutcome.FAILED, f"what it made in the federation cannot be kept: {error}"
-        return replace(job, result=run.out), WorkerOutcome.WRITTEN, f"what was averaged is in {run.out}"
+            return job, WorkerOutcome.FAILED, f"its result of the federation cannot be stored: {error}"
+        return replace(job, result=run.out), WorkerOutcome.WRITTEN, f"the average is in {run.out}"
 
     def _settle(self, job: Job, outcome: WorkerOutcome, detail: str, ended: RunEnd | None = None) -> None:
         self._records.settle(job, outcome, detail, self._conditions.give_up_after, ended or RunEnd())
 
 
 def _has_work(job: Job, folder: Path) -> bool:
-    """Return whether a job of a federation has a round to train, or an average to make its result of."""
+    """Return whether a federated job has a round to train, or an average to turn into its result."""
     return has_round(folder) or (job.spec.kind is JobKind.FINETUNE and (folder / MODEL_FILE).exists())
 
 

@@ -24,7 +24,7 @@ class Runners:
     """The runner of this computer, and those of boards while they have a job."""
 
     def __init__(self, store: JobStore, state_dir: Path, make: Callable[[Callable[[], LockFile]], Runner]) -> None:
-        """`make` returns a runner whose workers hold the lock that it is given, a file in `state_dir`."""
+        """`make` returns a runner whose workers hold the given lock, a file in `state_dir`."""
         self._store, self._state_dir, self._make = store, state_dir, make
         self._meter: Meter | None = None
         self._tree: DelegatedTree | None = None
@@ -38,10 +38,10 @@ class Runners:
         yield self.host
         yield from [runner for _, runner in self._boards.values()]
 
-    # --- what others ask
+    # --- queries
 
     def place_of(self, job: Job) -> str:
-        """Return where a job is trained."""
+        """Return the place where a job is trained."""
         place = self._places.get(job.id)
         if place is None:
             place = self._places[job.id] = place_of(job, bundle_path(job, self._store.job_dir(job.id)))
@@ -91,22 +91,22 @@ class Runners:
         kept, self._written_bytes = self._written_bytes, 0
         return kept + sum(runner.take_written_bytes() for runner in self)
 
-    # --- what all are told
+    # --- actions on all
 
     def set_meter(self, meter: Meter) -> None:
-        """Report `meter` what runs from now on."""
+        """Report to `meter` what runs from now on."""
         self._meter = meter
         for runner in self:
             runner.meter = meter
 
     def set_tree(self, tree: DelegatedTree) -> None:
-        """Give workers groups below `tree` from now on."""
+        """Put workers into cgroups below `tree` from now on."""
         self._tree = tree
         for runner in self:
             runner.tree = tree
 
     def leave(self, reason: str, within_s: float = 0.0) -> None:
-        """Have every worker give its memory back."""
+        """Make every worker release its memory."""
         for runner in self:
             runner.leave(reason, within_s)
 
@@ -116,7 +116,7 @@ class Runners:
             runner.kill()
 
     def correct(self, correction: Correction) -> None:
-        """Take over what the steps of a job really take."""
+        """Adopt the measured times of a job's steps."""
         for runner in self:
             runner.correct(correction)
 

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from port_agent.supervisor.job.board_places import THIS_COMPUTER
 
 BOARD_WORKER_BYTES = 96 << 20
-"""What a board's worker is taken to need until it has said: interpreter, numpy and its samples."""
+"""Assumed memory of a board's worker until it reports: interpreter, numpy and its samples."""
 _BOARD_CPU_SHARE = 0.1
-"""Of a limited grant, for each board: its worker waits for the serial line nearly all the time."""
+"""CPU share of a limited grant for each board, whose worker mostly waits for the serial line."""
 _ALL_BOARDS_CPU_SHARE = 0.5
 _MAX_RANKS = 6
-"""Each doubles a weight; the kernel takes weights up to 10,000."""
+"""Each rank doubles a weight; the kernel accepts weights up to 10,000."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,14 +26,16 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class CpuShare:
-    """`share` of the granted CPUs; `rank` counts the priorities below, each of which has half the weight."""
+    """`share` of the granted CPUs; `rank` counts the lower priorities, each of which has half the weight."""
 
     share: float = 1.0
     rank: int = 0
 
 
 def admit(line: Iterable[Claim], least_bytes: Callable[[Claim], float], memory_bytes: int | None) -> dict[str, Claim]:
-    """Return who has which place: the first in line, as far as the memory lasts for the least that each needs."""
+    """Return which job gets which place: the first in order, as far as the memory suffices for the least that each
+    needs.
+    """
     left = math.inf if memory_bytes is None else float(memory_bytes)
     admitted: dict[str, Claim] = {}
     for claim in line:
@@ -47,7 +49,7 @@ def admit(line: Iterable[Claim], least_bytes: Callable[[Claim], float], memory_b
 
 
 def cpu_shares(admitted: Mapping[str, Claim], cpu_percent: float) -> dict[str, CpuShare]:
-    """Return what each place has of the CPUs; a grant without a limit is left to the weights."""
+    """Return the CPU share of each place; a grant without a limit is left to the weights."""
     priorities = sorted({claim.priority for claim in admitted.values()})
     boards = sum(1 for place in admitted if place != THIS_COMPUTER)
     if cpu_percent >= 100 or len(admitted) < 2:

@@ -1,7 +1,4 @@
-"""How the worker of each kind of job is started, and what its bundle offers.
-
-The two seams of the supervisor.
-"""
+"""How the worker of each kind of job is started, and what its bundle offers: the two seams of the supervisor."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -28,7 +25,7 @@ from port_planner.ir.costs import Speeds
 from port_planner.ir.device_kinds import CPU, CUDA, MPS
 
 LOOKED_FOR = (CUDA, MPS)
-"""Kinds of devices that the sensors look for; of others the worker itself says whether they are there."""
+"""Kinds of devices that the sensors detect; for others, the worker itself reports whether they exist."""
 
 CHECKPOINT_EVERY_STEPS = 50
 """Until the cost of a step and of a checkpoint is known."""
@@ -44,17 +41,17 @@ class BundleFacts:
     steps_per_epoch: int | None = None
     """Batches in one pass over the bundle's own samples."""
     deadline_at: float | None = None
-    """Unix time by which it was planned to be done."""
+    """Unix time of its planned end."""
     revised: Path | None = None
-    """Where the plans lie that were made again for this bundle; None: they are its own."""
+    """File of the plans that were made again for this bundle; None: its own."""
     revised_for: Speeds | None = None
-    """The speeds for which they were."""
+    """The speeds for which they were made."""
     device_kind: str = CPU
     """What its steps compute on."""
     reads_files: tuple[str, ...] = ()
-    """Files of the user's, beside the bundle, that its job reads as it trains."""
+    """The user's files, outside the bundle, that its job reads during training."""
     known_steps: int | None = None
-    """Batches for which its optimizer's numbers are known; None: for all."""
+    """Batches for which its optimizer's numbers are known; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +67,7 @@ class WorkerKind:
     lacks: Callable[[], str] = str
     """What its environment cannot have on this machine, and why; empty when nothing is missing."""
     check: Callable[[Path], HelperCommand] | None = None
-    """Reads all of a bundle, in a process that ends with an error where one is damaged."""
+    """Reads a bundle completely, in a process that fails if it is damaged."""
 
 
 def no_facts(bundle: Path) -> BundleFacts:
@@ -139,7 +136,10 @@ def read_training_bundle(bundle: Path) -> BundleFacts:
 
 
 def read_finetune_job(bundle: Path) -> BundleFacts:
-    """Return the budget of a fine-tuning as its only plan. Raises PortError when it is none, OSError when unreadable."""
+    """Return the budget of a fine-tuning as its only plan.
+
+    Raises PortError for a file that is not a job, OSError if unreadable.
+    """
     from port_agent.finetuning.job_file import FinetuneJob
 
     job = FinetuneJob.read(bundle)
@@ -162,7 +162,7 @@ class RunPaths:
     data: Path | None = None
     round: int | None = None
     federation: Path | None = None
-    """Where a round of a federation begins and ends."""
+    """Directory in which a round of a federation begins and ends."""
 
     @property
     def state(self) -> Path:
@@ -176,7 +176,9 @@ class RunPaths:
 
     @property
     def weights(self) -> Path | None:
-        """What it begins with in place of the bundle's weights; without a round to train, what a fine-tuning makes its result of."""
+        """Initial weights instead of the bundle's; without a round to train, the average from which a fine-tuning makes
+        its result.
+        """
         if self.federation is None:
             return None
         return self.federation / (START_FILE if has_round(self.federation) else MODEL_FILE)
@@ -215,7 +217,7 @@ def worker_command(
 
 
 def checkpoint_steps(job: Job, flash_budget_bytes_per_day: int) -> int | None:
-    """Return after how many steps the worker makes a checkpoint on its own; None leaves it to the worker."""
+    """Return the number of steps between the worker's own checkpoints; None leaves it to the worker."""
     if job.spec.checkpoint_every is not None or job.spec.kind is not JobKind.TRAIN:
         return job.spec.checkpoint_every
     measured = job.measured
@@ -226,5 +228,5 @@ def checkpoint_steps(job: Job, flash_budget_bytes_per_day: int) -> int | None:
 
 
 def bundle_path(job: Job, job_dir: Path) -> Path | None:
-    """Return where the job's bundle lies: its own copy, or a path on this device."""
+    """Return the path of the job's bundle: its own copy, or a file on this device."""
     return None if job.spec.bundle is None else job_dir / job.spec.bundle

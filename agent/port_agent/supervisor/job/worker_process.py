@@ -47,13 +47,13 @@ from port_agent.worker.protocol import (
 
 PAUSE_PATIENCE_S = 0.07
 LEAVE_PATIENCE_S = 0.93
-"""Killing and tearing down takes up to 50 ms more, so that the memory is back within the second."""
+"""Killing and cleaning up takes up to 50 ms more, so that the memory is free within the second."""
 _EXIT_POLL_S = 0.1
-"""How often to look for the end of the worker where the kernel has no pidfd (macOS)."""
+"""How often to check for the end of the worker if the kernel has no pidfd (macOS)."""
 
 
 class WorkerPhase(Enum):
-    """What the worker does, as far as it has said."""
+    """What the worker does, as far as it has reported."""
 
     STARTING = "starting"
     TRAINING = "training"
@@ -74,7 +74,7 @@ class Launch:
     """All that a worker process is started with."""
 
     command: tuple[str, ...]
-    """Without the control descriptor; `{control_fd}` in an argument stands for it."""
+    """Without the control descriptor, which `{control_fd}` in an argument stands for."""
     group: WorkerGroup | None = None
     data_limit_bytes: int | None = None
     environment: Mapping[str, str] | None = None
@@ -141,7 +141,7 @@ class WorkerProcess:
     # --- orders
 
     def pause(self) -> None:
-        """Ask to stop between two instructions and to keep the memory."""
+        """Ask it to stop between two instructions and to keep its memory."""
         if self.requested is not RequestedState.TRAIN or self.phase is WorkerPhase.ENDED:
             return
         self.requested = RequestedState.PAUSE
@@ -158,9 +158,9 @@ class WorkerProcess:
         self.send(ResumeTraining())
 
     def leave(self, within_s: float = 0.0) -> None:
-        """Ask to end and give the memory back, after a commit if that takes less than `within_s`.
+        """Ask it to end and release its memory, after a commit if that takes less than `within_s`.
 
-        Asked again, a shorter time holds; a worker that has not begun has nothing to commit.
+        If called again, the shorter time applies; a worker that has not started has nothing to commit.
         """
         if self.phase is WorkerPhase.STARTING:
             within_s = 0.0
@@ -178,7 +178,7 @@ class WorkerProcess:
         self.leave()
 
     def switch_plan(self, index: int, reason: str) -> None:
-        """Ask to go on with another plan of the bundle after the step at hand."""
+        """Ask it to switch to another plan of the bundle after the current step."""
         self.send(SwitchPlan(plan=index, reason=reason))
 
     def widen_limit(self, data_limit_bytes: int) -> None:
@@ -186,8 +186,8 @@ class WorkerProcess:
         before = self._launch.data_limit_bytes
         if before is None:
             return
-        wide = max(before, data_limit_bytes)  # what a worker has mapped stays counted
-        with contextlib.suppress(OSError):  # it has just ended; the next one starts with its own belt
+        wide = max(before, data_limit_bytes)  # mapped memory stays counted
+        with contextlib.suppress(OSError):  # it has just ended; the next one starts with its own limit
             limit_data_of(self.pid, wide)
             self._launch = replace(self._launch, data_limit_bytes=wide)
 
@@ -252,7 +252,7 @@ class WorkerProcess:
         try:
             lines = self._lines.feed(data)
         except ProtocolError:
-            self._on_disobedience("a line of events that does not end", 0.0)
+            self._on_disobedience("an event line without an end", 0.0)
             self._process.kill()
             return
         for line in lines:
@@ -312,7 +312,7 @@ class WorkerProcess:
         self._on_exit(end)
 
     def _drain(self) -> None:
-        """Take in what the worker said before it ended."""
+        """Handle what the worker reported before it ended."""
         while True:
             try:
                 data = self._socket.recv(65536)

@@ -1,4 +1,4 @@
-"""What paired devices are answered, as the configuration and the policy allow: nothing is shared or solved unless it says so."""
+"""Answers to paired devices, as configuration and policy allow: nothing is shared or solved unless they say so."""
 
 import asyncio
 import time
@@ -18,12 +18,14 @@ from port_planner.base.units import format_bytes, format_seconds
 SOLVER_MODULE = "port_planner.search.solve_problem"
 LONGEST_SOLVING_S = 600.0
 _WATCH_S = 1.0
-"""How often to look whether a solver may go on."""
+"""How often to check whether a solver may continue."""
 
 
 @dataclass(frozen=True, slots=True)
 class FederatedContext:
-    """What the agent around decides: why nothing is trained now (or nothing), ending a worker, another look at the jobs."""
+    """What the surrounding agent decides: why nothing is trained now (or ""), ending a worker, another look at the
+    jobs.
+    """
 
     objection: Callable[[], str]
     stop_worker: Callable[[int], None]
@@ -31,7 +33,7 @@ class FederatedContext:
 
 
 class PeerAnswers:
-    """Answers paired devices; `objection` tells why nothing is solved for others now, `audit` takes what happened."""
+    """Answers paired devices; `objection` returns why nothing is solved for others now, `audit` receives events."""
 
     def __init__(
         self,
@@ -42,7 +44,9 @@ class PeerAnswers:
         move: Callable[[PeerClient, bytes], Awaitable[bytes]],
         introduce: Callable[[PeerClient], bytes],
     ) -> None:
-        """`federate` answers what the leader of a federation asks; `move` what the owner of a job asks; `introduce` who else chose this device."""
+        """`federate` answers the leader of a federation; `move` the owner of a job; `introduce` devices that chose this
+        introducer.
+        """
         self._state_dir, self._objection, self._audit = state_dir, objection, audit
         self._federate, self._move, self._introduce = federate, move, introduce
         self._solving_for = ""
@@ -53,14 +57,14 @@ class PeerAnswers:
         from port_agent.peers.exchange.shared_files import SharedFiles
 
         if not self.options.share_with_peers:
-            raise NotAnsweredError("it shares nothing (share = true under [peers] there would)")
+            raise NotAnsweredError("it shares nothing (set share = true under [peers] there)")
         content = await asyncio.to_thread(SharedFiles(self._state_dir).read, topic, name)
         if content is None:
             raise NotAnsweredError(f"it has no such {topic.value}")
         return content
 
     async def keep(self, topic: Topic, name: str, content: bytes) -> None:
-        """Share a content from now on; raises NotAnsweredError where nothing is shared, SharedFileError, OSError."""
+        """Share content from now on; raises NotAnsweredError if nothing is shared, SharedFileError, OSError."""
         from port_agent.peers.exchange.shared_files import SharedFiles
 
         if not self.options.share_with_peers:
@@ -83,9 +87,9 @@ class PeerAnswers:
             raise NotAnsweredError(public_reason(error)) from error
 
     def check_solving(self) -> None:
-        """Raise NotAnsweredError where nothing is solved now, with the reason."""
+        """Raise NotAnsweredError with the reason if nothing is solved now."""
         if not self.options.solve_for_peers:
-            raise NotAnsweredError("it solves for no other device (solve = true under [peers] there would)")
+            raise NotAnsweredError("it solves for no other device (set solve = true under [peers] there)")
         if self._solving_for:
             raise NotAnsweredError(f"it is solving for {self._solving_for}")
         reason = self._objection()
@@ -100,10 +104,10 @@ class PeerAnswers:
         self.check_solving()
         if seconds > LONGEST_SOLVING_S:
             raise NotAnsweredError(
-                f"it solves for {format_seconds(LONGEST_SOLVING_S)} at most, not {format_seconds(seconds)}"
+                f"it solves for at most {format_seconds(LONGEST_SOLVING_S)}, not {format_seconds(seconds)}"
             )
         self._solving_for, began_s = client, time.monotonic()
-        outcome = "given up: nobody waits for it any more"
+        outcome = "abandoned: nobody waits for it any longer"
         try:
             answer = await self._solved(problem, seconds)
             outcome = f"solved, {format_bytes(len(answer))}"
@@ -130,7 +134,7 @@ class PeerAnswers:
             await asyncio.wait({solving})
 
     async def _watch(self, solving: "asyncio.Task[bytes]", patience_s: float) -> None:
-        """Wait for the end; raises NotAnsweredError where the policy or the time does not allow more."""
+        """Wait for the end; raises NotAnsweredError if the policy or the time does not allow more."""
         end_s = time.monotonic() + patience_s
         while not (await asyncio.wait({solving}, timeout=_WATCH_S))[0]:
             reason = self._objection()

@@ -35,14 +35,14 @@ class PeerDiscovery:
         self._wanted: tuple[bool, str] = (False, "")
         self._task: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
-        """One that was told to end and may still say goodbye."""
+        """A task that was told to end and may still be saying goodbye."""
         self._discovery: Discovery | None = None
         self._ports = (0, 0)
         self.on_received: Callable[[], None] = lambda: None
-        """Called after announcements were heard."""
+        """Called after announcements were received."""
 
     def apply(self, options: AgentOptions) -> None:
-        """Start, stop or start anew, as the configuration says; needs a running loop."""
+        """Start, stop or restart, as the configuration says; needs a running event loop."""
         wanted = (options.discover_peers, options.peer_name)
         if wanted == self._wanted:
             return
@@ -57,19 +57,19 @@ class PeerDiscovery:
             self._task.add_done_callback(self._on_end)
 
     def show(self, state: PublicState) -> None:
-        """Let others know what this agent does."""
+        """Announce what this agent does."""
         self._state = state
         if self._discovery is not None:
             self._discovery.show(state)
 
     def listens(self, port: int, pairing_port: int) -> None:
-        """Let others know where this agent listens for paired devices and shows a code; 0 for nowhere."""
+        """Announce where this agent listens for paired devices and shows a code; 0 for nowhere."""
         self._ports = port, pairing_port
         if self._discovery is not None:
             self._discovery.listens(port=port, pairing_port=pairing_port)
 
     def seen(self) -> "tuple[Peer, ...]":
-        """Return the other agents that are there."""
+        """Return the other agents on the network."""
         return self._discovery.peers(self._clock.monotonic_s()) if self._discovery else ()
 
     def rows(self) -> list[dict[str, object]] | None:
@@ -138,7 +138,7 @@ def _prepare(state_dir: Path, name: str, report: Callable[[str], None]) -> "Disc
     identity = own_identity(state_dir)
 
     async def where_key_is(addresses: tuple[str, ...], port: int) -> str:
-        from port_agent.peers.connection.claims import where_key_is  # with OpenSSL: for who is claimed to be another
+        from port_agent.peers.connection.claims import where_key_is  # with OpenSSL: to verify claimed identities
 
         return await where_key_is(identity, addresses, port)
 
@@ -149,7 +149,7 @@ def _prepare(state_dir: Path, name: str, report: Callable[[str], None]) -> "Disc
 
 
 def default_name(short_id: str) -> str:
-    """Return the name of a device that was given none: it tells nothing of its owner."""
+    """Return the name of a device that was not given one: it reveals nothing about its owner."""
     return f"agent-{short_id[:4]}"
 
 
@@ -177,7 +177,7 @@ def row(peer: "Peer", now_s: float) -> dict[str, object]:
 
 
 def public_state(runners: Runners, *, has_work: bool) -> PublicState:
-    """Return what others may know of what the agent does."""
+    """Return what others may know about the agent's activity."""
     if any(runner.requested is RequestedState.TRAIN for runner, _ in runners.busy().values()):
         return PublicState.TRAINING
     return PublicState.PAUSED if has_work else PublicState.IDLE

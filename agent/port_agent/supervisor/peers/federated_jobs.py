@@ -59,27 +59,27 @@ from port_planner.base.units import format_bytes
 
 CLIENT_MODULE, TENSORS_MODULE = "port_agent.federate.client", "port_agent.federate.tensors"
 CLIENT_BYTES = 512 << 20
-"""Of data that a client may hold besides ten copies of what it federates: masking has a change in 64 bits several times."""
+"""Data that a client may hold besides ten copies of what it federates: masking holds several 64-bit copies of a change."""
 _COPIES = 10
 _CLIENT_S = 600.0
-"""A client reads and writes some copies of the weights; a slow card takes 10 MB/s."""
+"""Time for a client, which reads and writes several copies of the weights; a slow card takes 10 MB/s."""
 _TASK_FILE = "task.json"
 _RESTART_LEASE_S = 300.0
-"""After a start of this device, in which its leader can be heard again."""
+"""Time after a start of this device in which its leader can connect again."""
 _LEAVE_S = 20.0
 """A worker that is told to leave at once is gone within a second."""
 THIS_DEVICE = PeerClient("this device", "")
-"""Who leads where a federation is led from here."""
+"""The leader of a federation that is led from here."""
 NO_FLOWER = "Flower is not installed: pip install 'port-agent[federate]'"
 
 
 def has_flower() -> bool:
-    """Return whether federations can be taken part in; finds it without loading it."""
+    """Return whether this device can take part in federations; finds Flower without loading it."""
     return importlib.util.find_spec("flwr") is not None
 
 
 def flower_environment() -> dict[str, str]:
-    """Return the environment of Flower's processes: it tells nobody that it runs."""
+    """Return the environment of Flower's processes, with telemetry off."""
     return {**one_thread_environment(), "FLWR_TELEMETRY_ENABLED": "0"}
 
 
@@ -94,7 +94,7 @@ class _Task(msgspec.Struct, frozen=True):
     leader_id: str
     """Its id; "": this device."""
     number: int
-    """Of the round."""
+    """Number of the round."""
     lease_s: float
     rounds: int = 0
     """That the job has trained, this one counted once it does."""
@@ -104,7 +104,7 @@ class _Task(msgspec.Struct, frozen=True):
 
 
 class FederatedJobs:
-    """Answers leaders of federations for the jobs of this device; `audit` takes what happened."""
+    """Answers leaders of federations for the jobs of this device; `audit` receives events."""
 
     def __init__(
         self, state_dir: Path, store: JobStore, conditions: FederatedContext, audit: Callable[[str], None]
@@ -114,12 +114,15 @@ class FederatedJobs:
         self._clients: dict[int, asyncio.Task[None]] = {}
         self._locks: dict[int, asyncio.Lock] = {}
         self._leases: dict[int, asyncio.TimerHandle] = {}
-        """What frees a job whose leader is not heard of any more."""
+        """Timers that free a job whose leader is no longer heard from."""
         self._expiring: set[asyncio.Task[None]] = set()
         self._refused_leaders: set[tuple[int, str]] = set()
 
     def go_on(self) -> None:
-        """Take up what was done for leaders before a restart; one that is not heard of soon is gone. Needs a running loop."""
+        """Resume work for leaders after a restart; a leader that does not connect soon is given up.
+
+        Needs a running event loop.
+        """
         for job in self._alive():
             task = self._task(job)
             if task is not None and not task.over:
@@ -130,7 +133,7 @@ class FederatedJobs:
         return [self.membership(job) for job in self._alive() if job.spec.terms.leader or self._task(job)]
 
     def membership(self, job: Job) -> dict[str, object]:
-        """Return who leads a job, which round it is in, and what is waited for, as plain values."""
+        """Return who leads a job, its round, and what it waits for, as plain values."""
         task = self._task(job)
         is_led = task is not None and not task.over
         return {
@@ -144,7 +147,7 @@ class FederatedJobs:
         }
 
     def _privacy(self, job: Job) -> dict[str, object] | None:
-        """Return what a job's data has spent over its life, as plain values; None where that is not known yet."""
+        """Return what a job's data has spent of its privacy budget, as plain values; None if not known yet."""
         tensors = self._tensors.get(job.id)
         if tensors is None:
             return None
@@ -161,15 +164,18 @@ class FederatedJobs:
         if task.failed:
             return f"for the next round; this one failed: {task.failed}"
         if (folder / REPLY_FILE).exists():
-            return f"for {task.leader} and the other devices: what was asked of it is done"
+            return f"for {task.leader} and the other devices: its part is done"
         if not IncomingFile(folder / MESSAGE_FILE, task.total).is_whole:
-            return f"for {task.leader} to bring what the round begins with"
+            return f"for {task.leader} to send the round's initial weights"
         if job.state is JobState.RUNNING:
             return f"for its training (step {job.step})"
         return f"to train: {self._context.objection() or job.reason}"
 
     async def leave(self, name: str) -> Job:
-        """Do nothing more for the device that leads a job, which may lead it no more; returns the job. Raises JobRequestError."""
+        """Stop working for the device that leads a job, which may no longer lead it; return the job.
+
+        Raises JobRequestError.
+        """
         job = self._store.find(name)
         if not job.spec.federated or not job.spec.terms.leader:
             raise JobRequestError(f"no other device may lead job {job.label}", job.id)
@@ -177,7 +183,7 @@ class FederatedJobs:
         await self._free(job, f"this device left the federation that {leader} leads")
         now = self._store.get(job.id)
         alone = replace(now.spec.terms, leader="", leader_name="")
-        self._store.save(replace(now, spec=replace(now.spec, terms=alone), reason="waits for a leader"))
+        self._store.save(replace(now, spec=replace(now.spec, terms=alone), reason="waiting for a leader"))
         return self._store.get(job.id)
 
     async def free_from(self, leader_id: str) -> None:
@@ -185,7 +191,7 @@ class FederatedJobs:
         for job in self._alive():
             task = self._task(job)
             if task is not None and task.leader_id == leader_id:
-                await self._free(job, f"{task.leader} is unpaired: it leads job {job.label} no more")
+                await self._free(job, f"{task.leader} is unpaired: it no longer leads job {job.label}")
 
     async def answer(self, leader: PeerClient, content: bytes) -> bytes:
         """Return the answer to a request of a paired device, whatever it holds."""
@@ -225,7 +231,7 @@ class FederatedJobs:
                 return TaskAnswer(state=TaskState.FAILED, reason=public_reason(error))
 
     async def tensors_of(self, job: Job) -> TensorsOf:
-        """Return what of a job is federated, worked out in a process of its own; raises PortError."""
+        """Return the federated tensors of a job, determined in a separate process; raises PortError."""
         known = self._tensors.get(job.id)
         if known is None:
             home = self._store.job_dir(job.id)
@@ -241,7 +247,7 @@ class FederatedJobs:
     # --- leases
 
     def _hold(self, job: Job, lease_s: float) -> None:
-        """Wait so long from now on to hear of a job's leader again."""
+        """Free the job unless its leader is heard from within `lease_s`."""
         self._drop_lease(job)
         self._leases[job.id] = asyncio.get_running_loop().call_later(lease_s, self._expire, job.id)
 
@@ -254,13 +260,13 @@ class FederatedJobs:
         job = self._store.get(job_id)
         task = self._task(job)
         if task is not None:
-            what = f"{task.leader} was not heard of for a whole round: job {job.label} is free"
+            what = f"{task.leader} was silent for a whole round: job {job.label} is free"
             expiring = asyncio.get_running_loop().create_task(self._free(job, what))
             self._expiring.add(expiring)
             expiring.add_done_callback(self._expiring.discard)
 
     async def _free(self, job: Job, what: str) -> None:
-        """End what a job does for its leader, and note `what` happened."""
+        """End a job's work for its leader, and record `what` happened."""
         async with self._locks.setdefault(job.id, asyncio.Lock()):
             self._audit(what)
             task = self._task(job)
@@ -268,7 +274,7 @@ class FederatedJobs:
                 await self._give_up(job, task)
 
     async def _give_up(self, job: Job, task: _Task) -> None:
-        """Have nobody wait for the reply of a job any more."""
+        """Record that nobody waits for the reply of a job."""
         self._drop_lease(job)
         self._note(job, msgspec.structs.replace(task, over=True))
         await self._rest(job)
@@ -276,7 +282,7 @@ class FederatedJobs:
         await self._note_result(job)
 
     async def stop(self) -> None:
-        """End Flower's processes; what they did is done again."""
+        """End Flower's processes; their work is repeated later."""
         for held in self._leases.values():
             held.cancel()
         tasks = {*self._clients.values(), *self._expiring}
@@ -288,7 +294,7 @@ class FederatedJobs:
     # --- requests
 
     def _refuse(self, job: Job, leader: PeerClient) -> None:
-        """Note once that a device would lead a job that is not for it to lead."""
+        """Record once that a device asked to lead a job that it may not lead."""
         if (job.id, leader.id) not in self._refused_leaders:
             self._refused_leaders.add((job.id, leader.id))
             named = job.spec.terms.leader_name
@@ -306,7 +312,7 @@ class FederatedJobs:
         return _refused(reason) if reason else TaskAnswer(state=TaskState.READY)
 
     async def _objection(self, job: Job, run: str, tensors: str) -> str:
-        """Return why a job does not take part now, or nothing."""
+        """Return why a job does not take part now, or ""."""
         if not has_flower():
             return NO_FLOWER
         if job.state in (JobState.PAUSED, JobState.BACKOFF):
@@ -328,7 +334,7 @@ class FederatedJobs:
             if not reason and part.total > most:
                 reason = f"the message has {format_bytes(part.total)}, more than {format_bytes(most)}"
             if not reason and shutil.disk_usage(folder.parent).free < _COPIES * part.total:
-                reason = f"its disk has no room for {_COPIES} times {format_bytes(part.total)}"
+                reason = f"its disk has no space for {_COPIES} times {format_bytes(part.total)}"
             if reason:
                 return _refused(reason)
             rounds = 0 if task is None else task.rounds
@@ -342,7 +348,7 @@ class FederatedJobs:
         if not message.is_whole:
             return TaskAnswer(state=TaskState.RECEIVING, size=message.received)
         if not await asyncio.to_thread(message.verify):
-            return TaskAnswer(state=TaskState.UNKNOWN, reason="the message was damaged on its way")
+            return TaskAnswer(state=TaskState.UNKNOWN, reason="the message was damaged in transit")
         self._advance(job)
         return TaskAnswer(state=TaskState.WORKING)
 
@@ -357,7 +363,7 @@ class FederatedJobs:
         message, reply = IncomingFile(folder / MESSAGE_FILE, task.total), folder / REPLY_FILE
         if reply.exists() and job.id not in self._clients:
             if not request.offset:
-                await self._note_result(job)  # where the agent was killed just after the reply was written
+                await self._note_result(job)  # if the agent was killed just after the reply was written
             return await asyncio.to_thread(_reply_part, reply, request.offset)
         if not message.is_whole:
             return TaskAnswer(state=TaskState.RECEIVING, size=message.received)
@@ -368,7 +374,7 @@ class FederatedJobs:
         task = self._task(job)
         if task is not None and task.message == end.message and not task.over:
             if not (self._folder(job) / REPLY_FILE).exists():
-                self._audit(f"{task.leader}: nobody waits for job {job.label}'s round any more")
+                self._audit(f"{task.leader}: nobody waits for job {job.label}'s round any longer")
             await self._give_up(job, task)
         return TaskAnswer(state=TaskState.READY)
 
@@ -381,7 +387,7 @@ class FederatedJobs:
         return not (self._folder(job) / REPLY_FILE).exists()
 
     async def _begin(self, job: Job, task: _Task) -> None:
-        """Give up what the job worked on, and begin with another message."""
+        """Abandon the job's current work, and begin with another message."""
         await self._rest(job)
         before, folder = self._task(job), self._folder(job)
         kept = {MODEL_FILE, *([CONTEXT_FILE] if before is not None and before.run == task.run else [])}
@@ -398,7 +404,7 @@ class FederatedJobs:
         self._note(job, task)
 
     async def _rest(self, job: Job) -> None:
-        """Have the job do nothing: no client, no worker."""
+        """Stop the job's work: no client, no worker."""
         client = self._clients.get(job.id)
         if client is not None:
             client.cancel()
@@ -411,7 +417,7 @@ class FederatedJobs:
             await asyncio.sleep(0.05)
         now = self._store.get(job.id)
         if now.state is JobState.QUEUED:
-            self._store.save(replace(now, state=JobState.WAITING_DATA, reason="waits for the next round"))
+            self._store.save(replace(now, state=JobState.WAITING_DATA, reason="waiting for the next round"))
 
     def _advance(self, job: Job) -> None:
         """Do what the files say comes next: the client, training, the client again."""
@@ -419,7 +425,7 @@ class FederatedJobs:
         if job.id in self._clients or state in (JobState.QUEUED, JobState.RUNNING, JobState.BACKOFF):
             return
         if (folder / REPLY_FILE).exists():
-            return  # a reply is made once: secure aggregation draws its keys anew each time
+            return  # a reply is made once: secure aggregation draws new keys each time
         if has_round(folder):
             self._train(job)
             return
@@ -433,7 +439,7 @@ class FederatedJobs:
         now, task = self._store.get(job.id), self._task(job)
         most = job.spec.terms.max_rounds
         if task is not None and most is not None and task.rounds >= most:
-            reason = f"its owner lets it train {most} rounds, and it has"
+            reason = f"its owner allows {most} rounds, which are done"
             self._note(job, msgspec.structs.replace(task, failed=reason))
             self._audit(f"{task.leader}: job {job.label} trains no further round: {reason}")
             (self._folder(job) / START_FILE).unlink(missing_ok=True)
@@ -467,22 +473,22 @@ class FederatedJobs:
         await self._note_result(job)
 
     def _audit_answer(self, job: Job, task: _Task, ended: ClientEnded) -> None:
-        """Write down what left this device for a leader, or why nothing did."""
+        """Record what left this device for a leader, or why nothing did."""
         which = f"{task.leader}: round {task.number} of job {job.label}"
         if ended.refused:
             self._audit(f"{which} was refused: {ended.refused}")
         elif ended.contributed and task.leader_id:
-            self._audit(f"{which} got what this device trained, {ended.contributed}")
+            self._audit(f"{which} received this device's weights, {ended.contributed}")
 
     async def _note_result(self, job: Job) -> None:
-        """Make what was averaged the job's result; a fine-tuning's worker does that, when it may."""
+        """Make the average the job's result; a fine-tuning's worker does that itself, when it may run."""
         model = self._folder(job) / MODEL_FILE
         if not model.exists():
             return
         now = self._store.get(job.id)
         if job.spec.kind is JobKind.FINETUNE:
             if now.state is JobState.WAITING_DATA and not has_round(self._folder(job)):
-                self._store.save(replace(now, state=JobState.QUEUED, reason="makes its adapter of what was averaged"))
+                self._store.save(replace(now, state=JobState.QUEUED, reason="makes its adapter from the average"))
                 self._context.wake()
         else:
             checksum = await asyncio.to_thread(file_checksum, model)
@@ -519,7 +525,7 @@ def _refused(reason: str) -> TaskAnswer:
 
 
 async def _flower(module: str, *arguments: str, limit_bytes: int) -> bytes:
-    """Return what a process of Flower's writes; raises PortError where it fails, OSError."""
+    """Return the output of a Flower process; raises PortError if it fails, OSError."""
     command = HelperCommand(module, arguments, flower_environment(), limit_bytes)
     try:
         return await ask_helper(command, within_s=_CLIENT_S)

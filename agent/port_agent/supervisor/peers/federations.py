@@ -65,19 +65,19 @@ from port_planner.base.errors import PortError
 
 ROUND_MODULE = "port_agent.federate.round"
 LOOK_S = 5.0
-"""How often to look whether enough devices would take part, and after a round that was abandoned."""
+"""How often to check whether enough devices would take part, and the wait after an abandoned round."""
 RETRY_S = 2.0
-"""After a device was not reached; it may come back within the round."""
+"""Wait after a device could not be reached; it may come back within the round."""
 _FIRST_POLL_S, _SLOWEST_POLL_S = 0.2, 5.0
 """How often a device is asked for its reply: training takes minutes."""
 _SHORTEST_LEASE_S = 60.0
-"""A connection that is cut is there again within this time."""
+"""A lost connection is restored within this time."""
 _HISTORY = 200
 """Rounds that are remembered."""
 _MAX_FAULTS = 5
-"""Rounds in a row whose own process failed; then the federation is given up."""
+"""Consecutive rounds whose own process failed, after which the federation is abandoned."""
 _FINAL_S = 120.0
-"""Within this time all get the averaged weights in the end; who does not is told by the next federation."""
+"""Time for all devices to receive the final average; the others get it with the next federation."""
 _RUN_FILE = "run.json"
 _ROUND_EVENTS: "msgspec.json.Decoder[RoundEvent]" = msgspec.json.Decoder(RoundEvent)
 
@@ -92,13 +92,13 @@ class RoundRecord(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None = None
     abandoned: str = ""
     lost: dict[str, str] = {}
-    """Devices whose reply is not in it, and why."""
+    """Devices without a reply, and why."""
     names: tuple[str, ...] = ()
-    """Those whose reply is in it."""
+    """Devices whose reply is included."""
 
 
 class FederationRun(msgspec.Struct, frozen=True, kw_only=True):
-    """A federation as it is remembered."""
+    """The stored state of a federation."""
 
     run: str
     settings: FederationSettings
@@ -125,7 +125,7 @@ class _Member:
 
 @dataclass(slots=True)
 class _LedFederation:
-    """A federation that goes on."""
+    """A federation in progress."""
 
     task: asyncio.Task[None]
     waits: str = ""
@@ -163,26 +163,29 @@ class Federations:
             raise JobRequestError(NO_FLOWER, job.id)
         if not job.spec.federated or job.state.is_over:
             raise JobRequestError(
-                f"job {job.label} is not federated; submit it with --federated here and there", job.id
+                f"job {job.label} is not federated; submit it with --federated here and on the other devices", job.id
             )
         if job.id in self._led:
-            raise JobRequestError(f"a federation of job {job.label} goes on; port-agent federate stop {job.id}", job.id)
+            raise JobRequestError(
+                f"a federation of job {job.label} is in progress; stop it with port-agent federate stop {job.id}",
+                job.id,
+            )
         if settings.secure and settings.clip:
-            raise JobRequestError("--secure and --clip do not go together yet; choose one of them", job.id)
+            raise JobRequestError("--secure and --clip cannot be combined yet; choose one of them", job.id)
         if settings.noise and not settings.clip:
             raise JobRequestError(
-                "noise without --clip protects nobody: it is measured by the norm of a change", job.id
+                "noise without --clip gives no privacy, because it scales with the clipping norm; give --clip", job.id
             )
         if settings.server.strategy is not ServerStrategy.FEDAVG and (settings.secure or settings.clip):
             what = settings.server.strategy.value
             raise JobRequestError(
-                f"--strategy {what} does not go with --secure or --clip yet; choose one of them", job.id
+                f"--strategy {what} cannot be combined with --secure or --clip yet; choose one of them", job.id
             )
         if settings.epsilon_budget is not None and not settings.noise:
-            raise JobRequestError("without --noise every round spends all of an --epsilon-budget; give both", job.id)
+            raise JobRequestError("without --noise every round spends the whole --epsilon-budget; give both", job.id)
         if settings.secure and settings.min_devices < 3:
             raise JobRequestError(
-                "secure aggregation of two devices shows each the other's; give --min-devices 3", job.id
+                "secure aggregation of two devices would reveal each to the other; give --min-devices 3", job.id
             )
         folder = self._folder(job)
         shutil.rmtree(folder, ignore_errors=True)
@@ -193,11 +196,13 @@ class Federations:
         return self.describe(name)
 
     async def stop_leading(self, name: str) -> dict[str, object]:
-        """End a federation after the rounds that are done; raises JobRequestError where none goes on."""
+        """End a federation after the finished rounds; raises JobRequestError if none is in progress."""
         job = self._store.find(name)
         led, run = self._led.get(job.id), self._run(job)
         if led is None or run is None:
-            raise JobRequestError(f"no federation of job {job.label} goes on", job.id)
+            raise JobRequestError(
+                f"no federation of job {job.label} is in progress; see `port-agent federate status`", job.id
+            )
         led.task.cancel()
         await asyncio.wait({led.task})
         self._note(job, msgspec.structs.replace(run, state="stopped"))
@@ -205,12 +210,12 @@ class Federations:
         return self.describe(name)
 
     def describe(self, name: str) -> dict[str, object]:
-        """Return how a federation stands as plain values; raises JobRequestError where there is none."""
+        """Return the state of a federation as plain values; raises JobRequestError if there is none."""
         job = self._store.find(name)
         run = self._run(job)
         if run is None:
             raise JobRequestError(
-                f"job {job.label} was never federated from here; port-agent federate start {job.id}", job.id
+                f"job {job.label} was never federated from here; start with port-agent federate start {job.id}", job.id
             )
         led, weights = self._led.get(job.id), self._folder(job) / global_file(run.done)
         plain: dict[str, object] = msgspec.to_builtins(run)
@@ -230,7 +235,7 @@ class Federations:
         return [self.describe(str(job.id)) for job in jobs]
 
     def overview(self) -> list[dict[str, object]]:
-        """Return how the federations that go on stand, in a line each, as plain values."""
+        """Return the states of the federations in progress, a line each, as plain values."""
         return [
             {
                 "name": row["name"],
@@ -245,7 +250,7 @@ class Federations:
         ]
 
     async def stop(self) -> None:
-        """End what runs; it goes on from the rounds that are done when the agent starts again."""
+        """Stop what is running; it continues from the finished rounds when the agent starts again."""
         tasks = {led.task for led in self._led.values()}
         for task in tasks:
             task.cancel()
@@ -304,7 +309,7 @@ class Federations:
         self._audit(f"job {job.label}, round {record.number}: {how}")
 
     async def _finish(self, job: Job) -> None:
-        """Give all devices what was averaged."""
+        """Give all devices the average."""
         run = self._run(job)
         if run is None:
             return
@@ -337,7 +342,8 @@ class Federations:
         return tuple(ready), "; ".join([needed, *reasons])
 
     async def _invite(self, member: _Member, name: str, run: str, tensors: str) -> TaskAnswer:
-        """Return whether a device takes part now; one whose owner lets this one lead no such job does not hear of it.
+        """Return whether a device takes part now; one whose owner does not let this device lead is not told about the
+        job.
 
         Raises NotAnsweredError, FederationMessageError.
         """
@@ -412,7 +418,9 @@ class Federations:
 
 @dataclass(slots=True)
 class _Outbox:
-    """Brings the messages of one round, which lie in a folder, to the devices, and fetches replies; `ask` gives a device's answer."""
+    """Delivers the messages of one round, which are files in a directory, to the devices, and fetches replies; `ask`
+    returns a device's answer.
+    """
 
     job: str
     run: str
@@ -422,11 +430,11 @@ class _Outbox:
     members: Mapping[int, _Member]
     ask: Callable[[_Member, Request], Awaitable[TaskAnswer]]
     _under_way: dict[int, tuple[str, asyncio.Task[None]]] = field(default_factory=dict)
-    """By node: the hash of the message, and who brings it."""
+    """By node: the hash of the message, and the task that delivers it."""
     _helper: AsyncHelper[RoundEvent] | None = None
 
     async def do_round(self) -> RoundEnded:
-        """Return how the round's process says it ended; raises PortError where it fails, OSError."""
+        """Return how the round's process ended; raises PortError if it fails, OSError."""
         command = HelperCommand(ROUND_MODULE, environment=flower_environment())
         helper = self._helper = await start_helper(command, _ROUND_EVENTS, self.order)
         ended: RoundEnded | None = None
@@ -452,7 +460,7 @@ class _Outbox:
         self._under_way[node] = digest, task
 
     async def _deliver(self, member: _Member, file: Path, digest: str) -> None:
-        """Bring a message and fetch the reply; tells the round's process how that went."""
+        """Deliver a message and fetch the reply; report the outcome to the round's process."""
         reply = file.with_name(f"{file.name}.reply")
         failed = ""
         try:
@@ -463,9 +471,9 @@ class _Outbox:
             self._helper.send(ReplyReport(node=member.node, file=file.name, reply=str(reply), failed=failed))
 
     async def _exchange(self, member: _Member, file: Path, digest: str, reply: Path) -> None:
-        """Bring a message and fetch its reply, as often as the device comes back; raises _LostError where it refuses."""
+        """Deliver a message and fetch its reply, whenever the device comes back; raises _LostError if it refuses."""
         wait_s = _FIRST_POLL_S
-        offset: int | None = 0  # where the next part of the message begins; None: it is there
+        offset: int | None = 0  # offset of the next part of the message; None: it is delivered
         while True:
             try:
                 request = await asyncio.to_thread(self._request, file, digest, reply, offset)
@@ -493,7 +501,7 @@ class _Outbox:
                     raise _LostError(answer.reason or answer.state.value)
 
     def _request(self, file: Path, digest: str, reply: Path, offset: int | None) -> Request:
-        """Return what comes next: a part of a message, or the question for the next part of its reply."""
+        """Return the next request: a part of a message, or for the next part of its reply."""
         if offset is None:
             return ReplyRequest(job=self.job, run=self.run, message=digest, offset=file_bytes(reply))
         total = file_bytes(file)
@@ -511,7 +519,7 @@ class _Outbox:
         )
 
     async def _forget(self, nodes: Iterable[int]) -> None:
-        """Stop what is under way with devices, and tell them that nobody waits."""
+        """Stop what is in progress with devices, and tell them that nobody waits."""
         ends = []
         for node in nodes:
             digest, task = self._under_way.pop(node, ("", None))
@@ -529,17 +537,17 @@ class _Outbox:
 
 
 def _take_reply(reply: Path, answer: TaskAnswer, message_bytes: int) -> bool:
-    """Take a part of a reply, and return whether all is there.
+    """Store a part of a reply, and return whether it is complete.
 
-    Raises _LostError for a reply that is longer than masking and names can make it, or ends before it is whole; OSError.
+    Raises _LostError for a reply that is longer than masking and names can make it, or ends early; OSError.
     """
     most = 4 * message_bytes + (8 << 20)
     if answer.size > min(most, MAX_MESSAGE_BYTES):
-        raise _LostError(f"its reply has {answer.size} bytes; at most {most} are taken")
+        raise _LostError(f"its reply has {answer.size} bytes; at most {most} are accepted")
     incoming = IncomingFile(reply, answer.size, answer.sha256)
     incoming.take(incoming.received, answer.data)
     if not incoming.is_whole and not answer.data:
-        raise _LostError("its reply ends before it is whole")
+        raise _LostError("its reply is incomplete")
     return incoming.is_whole and incoming.verify()
 
 

@@ -1,4 +1,4 @@
-"""The fleet as the supervisor keeps it: nothing runs and nothing is loaded before a device is paired."""
+"""The supervisor's fleet of paired devices: nothing runs and nothing is loaded before a device is paired."""
 
 import asyncio
 import contextlib
@@ -49,7 +49,7 @@ class FleetKeeper:
         on_identity: Callable[[str, str], None],
         server: PeerServer,
     ) -> None:
-        """`on_identity` takes the id of this device, whole and short, once it is known."""
+        """`on_identity` receives the id of this device, full and short, once it is known."""
         self._state_dir, self._health, self._clock = state_dir, health, clock
         self._discovery, self._heartbeat, self._audit, self._on_identity = discovery, heartbeat, audit, on_identity
         self._server = server
@@ -60,11 +60,11 @@ class FleetKeeper:
 
     @property
     def port(self) -> int:
-        """Where paired devices call; 0 while there are none."""
+        """The port for paired devices; 0 while there are none."""
         return self._options.peer_port if self._options is not None and self._task is not None else 0
 
     def apply(self, options: AgentOptions) -> None:
-        """Start, or start anew, as the configuration says; needs a running loop."""
+        """Start, or restart, as the configuration says; needs a running event loop."""
         before, self._options = self._options, options
         if before is not None and _places(before) != _places(options):
             self._end()
@@ -72,16 +72,19 @@ class FleetKeeper:
             self._start()
 
     def paired(self, partner: NewPartner) -> str:
-        """Trust a device from now on; returns what it is called.
+        """Trust a device from now on; return its name.
 
-        Raises OSError, and PairedDeviceError when there are too many.
+        Raises OSError, and PairedDeviceError if there are too many.
         """
         from port_agent.peers.fleet.paired import device_of
 
         return self.trust(device_of(partner.certificate, partner.name, self.now(), partner.address))
 
     def trust(self, device: "PairedDevice", introduced_by: "DeviceId | None" = None) -> str:
-        """Trust a device from now on, as `paired` does, or because another introduced it; returns what it is called. Raises likewise."""
+        """Trust a device from now on, as `paired` does, or because another introduced it; return its name.
+
+        Raises likewise.
+        """
         known = self.devices().add(replace(device, introduced_by=introduced_by))
         if self._fleet is not None:
             self._fleet.refresh()
@@ -94,9 +97,10 @@ class FleetKeeper:
         return self._clock.wall_s()
 
     def unpair(self, name: str, *, for_good: bool = True) -> PeerClient:
-        """Trust a device no more, whatever it is doing; returns which it was. `for_good`: nor where it is introduced again.
+        """Stop trusting a device, whatever it is doing; return which it was. `for_good`: even if it is introduced
+        again.
 
-        Raises PairedDeviceError when there is none, OSError.
+        Raises PairedDeviceError if there is none, OSError.
         """
         devices = self.devices()
         device = devices.find(name)
@@ -118,9 +122,9 @@ class FleetKeeper:
     async def ask(
         self, whom: str, topic: Topic, name: str, problem: bytes = b"", seconds: float = 0.0
     ) -> "tuple[PairedDevice, bytes]":
-        """Return what a paired device answers, and which; `whom` is its name or id, or `ANY_PEER`.
+        """Return a paired device's answer, and the device; `whom` is its name or id, or `ANY_PEER`.
 
-        Raises NotAnsweredError with each one's reason, PairedDeviceError.
+        Raises NotAnsweredError with the reason of each, PairedDeviceError.
         """
         devices = self.devices()
         wanted = devices.all() if whom == ANY_PEER else (devices.find(whom),)
@@ -136,13 +140,13 @@ class FleetKeeper:
         raise NotAnsweredError("; ".join(reasons) or "no paired device is connected")
 
     def cut(self, name: str, reason: str) -> None:
-        """Speak no more, for a while, to a device whose answer was wrong; raises PairedDeviceError."""
+        """Temporarily block a device whose answer was wrong; raises PairedDeviceError."""
         device = self.devices().find(name)
         if self._fleet is not None:
             self._fleet.cut(device, reason)
 
     def _is_busy(self, device: "PairedDevice") -> bool:
-        """Return whether a device told last that it has work, or no external power: others are asked first."""
+        """Return whether a device last reported work or no external power, so that others are asked first."""
         latest = self._fleet.roster.last_heartbeat(device.id) if self._fleet is not None else None
         return latest is None or latest[1].state != PublicState.IDLE.value or latest[1].charging is False
 
@@ -150,12 +154,12 @@ class FleetKeeper:
         self._audit(f"{name}: {what}")
 
     def announce(self) -> None:
-        """Let the others know soon what this device does now."""
+        """Report to the others soon what this device does now."""
         if self._fleet is not None:
             self._fleet.announce()
 
     def look(self) -> None:
-        """Call who was just discovered."""
+        """Connect to a device that was just discovered."""
         if self._fleet is not None:
             self._fleet.look()
 
@@ -166,7 +170,7 @@ class FleetKeeper:
         return [self._row(device) for device in self._devices.all()]
 
     def device_called(self, name: str) -> PeerClient | None:
-        """Return the only paired device of a name, or of an id in whatever spelling; None where there is none or several."""
+        """Return the only paired device with a name, or an id in any spelling; None if there is none or several."""
         with contextlib.suppress(DeviceIdError):
             name = str(read_device_id(name))
         found = [row for row in self.rows() if name in (row["name"], row["id"])]
@@ -233,7 +237,7 @@ class FleetKeeper:
         await self._fleet.run(self._options.peer_port, self._options.static_peers)
 
     def _places(self, device: "DeviceId") -> list[tuple[str, int]]:
-        from port_agent.peers.interfaces import elsewhere  # with psutil: where others are seen
+        from port_agent.peers.interfaces import elsewhere  # with psutil: addresses of other devices
 
         seen = [peer for peer in self._discovery.seen() if peer.announcement.id == device.short and peer.port]
         return [(address, peer.port) for peer in seen for address in elsewhere(peer.addresses)]

@@ -16,18 +16,18 @@ ASK_EVERY_S = 60.0
 ASK_AGAIN_S = 10.0
 """While the introducer does not answer."""
 _NOTHING = "0" * 64
-"""In place of the hash of what is asked for: there is one answer."""
+"""In place of the hash of a request: there is only one answer."""
 
 
 class Introducing:
-    """Asks this device's introducer, and answers those whose introducer it is; `audit` takes what happened."""
+    """Asks this device's introducer, and answers devices whose introducer this is; `audit` receives events."""
 
     def __init__(self, fleet: FleetKeeper, audit: Callable[[str], None]) -> None:
         self._fleet, self._audit = fleet, audit
         self._options = AgentOptions()
         self._task: asyncio.Task[None] | None = None
         self.trouble = ""
-        """Why the introducer was not heard of last, or nothing."""
+        """Why the introducer could not be reached last, or ""."""
 
     def apply(self, options: AgentOptions) -> None:
         """Ask whom the configuration names; needs a running loop."""
@@ -49,7 +49,7 @@ class Introducing:
         from port_agent.peers.introductions import INTRODUCTIONS, Introduced, Introductions
 
         if not self._options.introduces:
-            raise NotAnsweredError("it introduces nobody (introduces = true under [peers] there would)")
+            raise NotAnsweredError("it introduces nobody (set introduces = true under [peers] there)")
         devices = self._fleet.devices()
         if devices.choose(client.id):
             self._audit(f"{client.name} chose this device as its introducer")
@@ -84,7 +84,7 @@ class Introducing:
         }
         for known in self._fleet.devices().introduced_by(introducer.id):
             if known.id not in named:
-                self._audit(f"{introducer.name} introduces {known.name} no more")
+                self._audit(f"{introducer.name} no longer introduces {known.name}")
                 self._fleet.unpair(str(known.id), for_good=False)
         for device in named.values():
             if self._fleet.devices().get(device.id) is None and not self._fleet.devices().is_refused(device.id):

@@ -23,7 +23,7 @@ from port_planner.base.errors import ExitCode, PortError
 
 SHOW_MODULE, JOIN_MODULE = "port_agent.peers.pairing.show", "port_agent.peers.pairing.join"
 _START_S = 60.0
-"""Until a code is shown: a slow board reads its libraries and makes its first key."""
+"""Time until a code is shown: a slow board loads its libraries and generates its first key."""
 _JOIN_S = 90.0
 _EVENTS: "msgspec.json.Decoder[PairingEvent]" = msgspec.json.Decoder(PairingEvent)
 _ENDED = PairingFailed("the pairing process ended")
@@ -36,10 +36,10 @@ class PairingRefusedError(PortError):
 
 
 class PairingDesk:
-    """Shows a code or types one in; `on_paired` takes the new device, `audit` what happened."""
+    """Shows a code or enters one; `on_paired` receives the new device, `audit` events."""
 
     def __init__(self, on_paired: Callable[[NewPartner], str], audit: Callable[[str], None]) -> None:
-        """`on_paired` returns what the new device is called."""
+        """`on_paired` returns the name of the new device."""
         self._on_paired, self._audit = on_paired, audit
         self._helper: AsyncHelper[PairingEvent] | None = None
         self._watch: asyncio.Task[None] | None = None
@@ -49,7 +49,7 @@ class PairingDesk:
         """Called when no code is shown any more."""
 
     async def show(self, place: PairingPlace, port: int, lifetime_s: float) -> dict[str, object]:
-        """Return the code that the other device is to be told, and where this one waits.
+        """Return the code for the other device, and the address where this one waits.
 
         Raises PairingRefusedError.
         """
@@ -101,12 +101,12 @@ class PairingDesk:
             self._end({"state": "failed", "reason": "stopped"})
 
     async def close(self) -> None:
-        """Show no code any more, and wait for the process to be gone."""
+        """Stop showing a code, and wait for the process to end."""
         self.stop()
         await self._finish()
 
     async def _finish(self) -> None:
-        """End a process of which nothing more is wanted."""
+        """End a process that is no longer needed."""
         if self._helper is not None:
             await self._helper.close()
 
@@ -114,7 +114,7 @@ class PairingDesk:
         """Return the first event of a process, or that it failed."""
         if self.is_busy:
             raise PairingRefusedError(
-                "a pairing is under way; wait for its end, or stop it with Ctrl-C where it was begun"
+                "a pairing is in progress; wait for its end, or stop it with Ctrl-C where it was started"
             )
         helper = self._helper = await start_helper(HelperCommand(module), _EVENTS, request)
         try:
@@ -124,7 +124,7 @@ class PairingDesk:
             return PairingFailed(late)
 
     async def _follow(self, helper: "AsyncHelper[PairingEvent]") -> None:
-        """Take what the process says until a device is paired or it gives up."""
+        """Handle the process's events until a device is paired or it gives up."""
         while self.shows_code:
             event = await helper.event() or _ENDED
             if not self.shows_code:
@@ -135,7 +135,8 @@ class PairingDesk:
                 case CallersTurnedAway():
                     host = clean(event.host, NAME_LIMIT)
                     self._audit(
-                        f"{host} keeps calling while a pairing code is shown; it is answered less, the code holds"
+                        f"{host} keeps calling while a pairing code is shown; it is answered less often, and the "
+                        "code stays valid"
                     )
                     self._outcome = {**self._outcome, "turned_away": host}
                     self._changed.set()
@@ -154,7 +155,7 @@ class PairingDesk:
         try:
             return {"state": "paired", "name": self._take(partner)}
         except (PortError, OSError) as error:
-            reason = f"{clean(partner.name, NAME_LIMIT)} knows the code and was not paired: {error}"
+            reason = f"{clean(partner.name, NAME_LIMIT)} knows the code but was not paired: {error}"
             self._audit(reason)
             return {"state": "failed", "reason": reason}
 

@@ -35,7 +35,7 @@ _OUTCOME_WAIT_S = 15.0
 
 
 class Peers:
-    """Other devices; `heartbeat` tells what this one does, given its name."""
+    """Other devices; `heartbeat` returns this device's report, given its name."""
 
     def __init__(
         self,
@@ -48,8 +48,9 @@ class Peers:
         training: FederatedContext,
         move: Callable[[PeerClient, bytes], Awaitable[bytes]],
     ) -> None:
-        """`objection` tells why nothing is solved for others now, or nothing; `training` is for federations; `move` answers
-        the owners of jobs that came here."""
+        """`objection` returns why nothing is solved for others now, or ""; `training` is for federations; `move`
+        answers owners of jobs that came here.
+        """
         self._state_dir, self._clock, self._store = state_dir, clock, store
         self._options = AgentOptions()
         self._name, self._own_id = "", ""
@@ -74,7 +75,7 @@ class Peers:
         self._state = PublicState.IDLE
 
     def apply(self, options: AgentOptions) -> None:
-        """Start, stop or start anew, as the configuration says; needs a running loop."""
+        """Start, stop or restart, as the configuration says; needs a running event loop."""
         self._options = options
         self._name = options.peer_name or self._name
         self.answers.options = options
@@ -84,7 +85,7 @@ class Peers:
         self._announce()
 
     def show(self, state: PublicState) -> None:
-        """Let others know what this agent does."""
+        """Announce what this agent does."""
         self.discovery.show(state)
         if state is not self._state:
             self._state = state
@@ -102,7 +103,7 @@ class Peers:
         }
 
     async def type_code(self, digits: str, host: str | None, port: int | None) -> tuple[str, str]:
-        """Pair with the device that shows this code; returns what it is called and the address where it was reached.
+        """Pair with the device that shows this code; return its name and the address where it was reached.
 
         Without a host it is the one that announces a code. Raises PairingRefusedError.
         """
@@ -121,7 +122,7 @@ class Peers:
         self._announce()
 
     async def unpair(self, name: str) -> str:
-        """Trust a device no more, nor whom it introduced, and do nothing more for them; returns what it was called.
+        """Stop trusting a device and those that it introduced, and stop working for them; return its name.
 
         Raises PairedDeviceError, OSError.
         """
@@ -162,7 +163,7 @@ class Peers:
         }
 
     def _own_row(self) -> dict[str, object]:
-        """Return what this device does, as it tells those that it is paired with, as plain values."""
+        """Return this device's report to its paired devices, as plain values."""
         said: dict[str, object] = msgspec.to_builtins(self._heartbeat(self._name))
         return {**said, "id": self._own_id, "version": VERSION}
 
@@ -204,7 +205,7 @@ class Peers:
     def _federation_parts(self) -> "tuple[FederatedJobs, Federations]":
         if self._federated is None:
             from port_agent.supervisor.peers.federated_jobs import (
-                FederatedJobs,  # few federate: not worth resident memory
+                FederatedJobs,  # few devices federate: not worth resident memory
             )
             from port_agent.supervisor.peers.federations import Federations
 
@@ -237,17 +238,17 @@ class Peers:
 
     def _who_shows_a_code(self) -> tuple[tuple[str, ...], int]:
         """Return the addresses of the only device around that shows a code, and its port; raises PairingRefusedError."""
-        from port_agent.peers.interfaces import elsewhere  # with psutil: where others are seen
+        from port_agent.peers.interfaces import elsewhere  # with psutil: addresses of other devices
 
         showing: list[Peer] = [
             peer for peer in self.discovery.seen() if peer.announcement.pairing_port and peer.addresses
         ]
         if len(showing) != 1:
             names = ", ".join(peer.announcement.name for peer in showing)
-            what = f"several devices show a code ({names})" if showing else "no device around is seen to show a code"
-            raise PairingRefusedError(f"{what}; name the one that you mean with --at HOST")
+            what = f"several devices show a code ({names})" if showing else "no device on the network shows a code"
+            raise PairingRefusedError(f"{what}; name the device with --at HOST")
         return elsewhere(showing[0].addresses), showing[0].announcement.pairing_port
 
     def audit(self, text: str) -> None:
-        """Note what happened among devices."""
+        """Record an event among devices."""
         self._store.note(self._clock.wall_s(), None, HISTORY_KIND, text)

@@ -80,4 +80,4 @@ def test_adapters_federate_whatever_restarts(tmp_path: Path) -> None:
         assert {"adapter_config.json", "tokenizer.json"} <= {path.name for path in (device.root / "out").iterdir()}
         assert not (device.root / "out.state").exists()
     assert found["history"][-1]["loss"] < found["history"][0]["loss"] and all(peak <= RAM_BYTES for peak in peaks)
-    assert all("with what was averaged" in log for log in logs)
+    assert all("with the averaged adapter" in log for log in logs)

@@ -66,7 +66,7 @@ def loaded(folder: Path, *words: str) -> "subprocess.CompletedProcess[str]":
 @pytest.mark.process
 def test_a_directory_that_is_there_is_refused_before_torch_is_loaded(tmp_path: Path) -> None:
     done = loaded(tmp_path, "merge", ".", "--out", ".")
-    assert "is there already" in done.stderr and done.stderr.splitlines()[-1] == "2 False False"
+    assert "exists already" in done.stderr and done.stderr.splitlines()[-1] == "2 False False"
 
 
 @pytest.mark.process

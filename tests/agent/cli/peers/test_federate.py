@@ -75,16 +75,18 @@ def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture
 
         assert command("submit", str(bundle), "--name", "alone").startswith("Job 1 (alone) is queued")
         assert "waits for rounds" in command("submit", str(bundle), "--federated")
-        assert "submit it with --federated here and there" in command("federate", "start", "alone", "--rounds", "2")
+        assert "submit it with --federated here and on the other devices" in command(
+            "federate", "start", "alone", "--rounds", "2"
+        )
         for words, refusal in (
-            (["--noise", "1.0"], "noise without --clip protects nobody"),
+            (["--noise", "1.0"], "noise without --clip gives no privacy"),
             (["--secure", "--clip", "1"], "do not go together"),
-            (["--strategy", "fedavgm", "--clip", "1"], "--strategy fedavgm does not go with --secure or --clip"),
+            (["--strategy", "fedavgm", "--clip", "1"], "--strategy fedavgm cannot be combined with --secure or --clip"),
             (
                 ["--strategy", "fedadam", "--server-momentum", "0.5"],
                 "--server-momentum does not apply to --strategy fedadam",
             ),
-            (["--epsilon-budget", "8"], "without --noise every round spends all"),
+            (["--epsilon-budget", "8"], "without --noise every round spends the whole"),
             (["--secure"], "give --min-devices 3"),
             (["--min-share", "2"], "--min-share is 2"),
         ):
@@ -92,7 +94,9 @@ def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture
         assert "Leading a federation of job 2 (gestures0), 3 rounds" in command(
             "federate", "start", "gestures0", "--rounds", "3"
         )
-        assert "goes on; port-agent federate stop 2" in command("federate", "start", "gestures0", "--rounds", "3")
+        assert "is in progress; stop it with port-agent federate stop 2" in command(
+            "federate", "start", "gestures0", "--rounds", "3"
+        )
         assert "Job 2 (gestures0): running, 0 of 3 rounds" in command("federate", "status")
         assert "ended after 0 rounds" in command("federate", "stop", "gestures0")
         assert "stopped, 0 of 3 rounds" in command("federate", "status", "2")

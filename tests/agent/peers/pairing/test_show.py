@@ -171,7 +171,7 @@ def test_what_is_no_certificate_is_not_taken_from_who_knows_the_code(certificate
         digits = code_of(told).replace("-", "")
         with pytest.raises(PairingError, match="bytes that are no certificate"):
             join_device(PairingPartner(certificate, "evil", 1), digits, ["127.0.0.1"], port)
-        assert join(port, digits).name == "attic", "the code holds"
+        assert join(port, digits).name == "attic", "the code stays valid"
 
 
 def test_a_port_that_is_taken(

@@ -92,7 +92,7 @@ async def test_a_user_pauses_resumes_and_cancels_it(tmp_path: Path) -> None:
             assert isinstance(program.heard[-1], LeaveNow)
             job = live.job(program.job)
             assert (job.state, job.reason) == (JobState.CANCELLED, "cancelled by you")
-            with pytest.raises(ControlError, match="start it again there"):
+            with pytest.raises(ControlError, match="start that program again"):
                 await live.ask(live.client.post, f"/v1/jobs/{program.job}/resume")
 
 

@@ -17,7 +17,7 @@ def failed(message: str, cause: FailureCause = FailureCause.OTHER) -> TrainingFa
         (WorkerExit(0, finished=True), WorkerOutcome.FINISHED, "finished"),
         (WorkerExit(75, finished=True, asked_to_leave=True), WorkerOutcome.FINISHED, "finished"),
         (WorkerExit(-9, finished=True), WorkerOutcome.FINISHED, "finished"),
-        (WorkerExit(0), WorkerOutcome.FAILED, "without saying"),
+        (WorkerExit(0), WorkerOutcome.FAILED, "without reporting"),
         (WorkerExit(75, asked_to_leave=True), WorkerOutcome.LEFT, "on request"),
         (WorkerExit(75, cancelled=True), WorkerOutcome.CANCELLED, "by you"),
         (WorkerExit(-9, oom_kills=1), WorkerOutcome.OUT_OF_MEMORY, "at its memory limit"),

@@ -123,7 +123,7 @@ def test_what_the_history_says() -> None:
     assert "none saves 2%" in RevisedPlans(1.0, 0.99, 0, 0).text
     assert RevisedPlans(0.0, 0.0, 0, 0).saved == 0.0
     text = RevisedPlans(10.0, 8.0, 3 << 20, 1 << 20).text
-    assert text.endswith("8 J a step with wear instead of 10, 1.0 MiB written instead of 3.0 MiB")
+    assert text.endswith("8 J per step with wear instead of 10, 1.0 MiB written instead of 3.0 MiB")
 
 
 def planned(live: RunningJob) -> float:

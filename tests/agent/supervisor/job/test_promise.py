@@ -62,7 +62,7 @@ def test_a_job_that_leaves_its_schedule_is_refused_when_it_is_submitted() -> Non
         replace(SPEC, waits_for_data=True, epochs=9), facts
     )  # how much arrives is not known: its worker refuses
     with pytest.raises(
-        JobRequestError, match=r"trains 300 steps, and its bundle has .* of 250: plan it again with more --epochs"
+        JobRequestError, match=r"trains 300 steps, but its bundle has .* of only 250; plan it again with more --epochs"
     ):
         check_known(replace(SPEC, epochs=3), facts)
 

@@ -181,5 +181,5 @@ async def test_what_a_fine_tuning_makes_in_a_federation_gets_its_name_and_the_av
         assert live.start()
         job = await live.over()
         assert (job.state, job.rounds, job.failures) == (JobState.WAITING_DATA, 1, 0)
-        assert job.result is not None and f"what was averaged is in {job.result}" in job.reason
+        assert job.result is not None and f"the average is in {job.result}" in job.reason
         assert not (folder / MODEL_FILE).exists() and not live.start()

@@ -149,7 +149,7 @@ async def test_lines_that_are_no_events_go_to_the_log_and_the_rest_is_heard(tmp_
 async def test_a_line_without_an_end_is_the_end(tmp_path: Path) -> None:
     async with worker(tmp_path, f"line.sendall(b'x' * {MAX_LINE_BYTES + 2})\nsignal.pause()") as heard:
         assert (await heard.end()).returncode == -signal.SIGKILL
-        assert heard.disobedience == [("a line of events that does not end", 0.0)]
+        assert heard.disobedience == [("an event line without an end", 0.0)]
 
 
 @go

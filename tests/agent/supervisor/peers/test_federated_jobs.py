@@ -172,7 +172,7 @@ def test_a_job_with_data_of_its_own_counts_that_and_spends_its_privacy(tmp_path:
             made.trained()
             reply = read_message((await made.answered()).data)
             assert reply.content["metrics"]["num-examples"] == of.samples == 7
-            got = "attic: round 3 of job 1 (gestures) got what this device trained, as it is, for its leader to see"
+            got = "attic: round 3 of job 1 (gestures) received this device's weights, as it is, for its leader to see"
             assert made.audits[-1] == got
             assert of.data != made.tensors.data
             assert PrivacyLedger(tmp_path / "jobs", of.data).spent().bare == 1
@@ -246,10 +246,10 @@ def test_a_leader_that_is_gone_frees_its_members_after_the_rounds_time(tmp_path:
             assert (await made.ask(made.part(0))).state is TaskState.WORKING
             await until(lambda: made.store.get(1).state is JobState.WAITING_DATA)
             made.lease_s = 3600.0
-            assert made.audits[-1] == "attic was not heard of for a whole round: job 1 (gestures) is free"
+            assert made.audits[-1] == "attic was silent for a whole round: job 1 (gestures) is free"
             other = made.part(0, 10, run=OTHER_RUN, message=made.message + b" ")
             assert (await made.ask(other)).state is TaskState.RECEIVING
-            assert made.jobs.memberships()[0]["waits"] == "for attic to bring what the round begins with"
+            assert made.jobs.memberships()[0]["waits"] == "for attic to send the round's initial weights"
 
     run(work)
 
@@ -342,7 +342,7 @@ def test_a_job_trains_no_more_rounds_than_its_owner_allows(tmp_path: Path, bundl
             made.hash = hashlib.sha256(second).hexdigest()
             assert (await made.ask(made.part(0, message=second))).state is TaskState.WORKING
             answer = await made.answered()
-            assert answer.state is TaskState.FAILED and "lets it train 1 rounds, and it has" in answer.reason
+            assert answer.state is TaskState.FAILED and "allows 1 rounds, which are done" in answer.reason
             assert "trains no further round" in made.audits[-1]
 
     run(work)
@@ -389,7 +389,7 @@ def test_what_is_damaged_on_its_way_is_brought_again(tmp_path: Path, bundle: Pat
                 lease_s=60.0,
             )
             answer = await made.ask(flipped)
-            assert answer.state is TaskState.UNKNOWN and "damaged on its way" in answer.reason
+            assert answer.state is TaskState.UNKNOWN and "damaged in transit" in answer.reason
             assert (await made.ask(part)).state is TaskState.WORKING
 
     run(work)
@@ -417,7 +417,7 @@ def test_an_averaged_adapter_waits_in_line_for_the_worker_of_its_fine_tuning(tmp
             reply = read_message((await made.answered()).data)
             assert reply.content["metrics"]["num-examples"] == 9
             job = made.store.get(1)
-            assert job.state is JobState.QUEUED and job.reason == "makes its adapter of what was averaged"
+            assert job.state is JobState.QUEUED and job.reason == "makes its adapter from the average"
             kept, begun = made.tensors.read(made.folder / MODEL_FILE), made.tensors.initial()
             assert made.woken == 1 and all((kept[name] == begun[name]).all() for name in begun)
             assert (await made.ask(made.part(0, 10, run=OTHER_RUN))).state is TaskState.WORKING, "the same message"

@@ -59,7 +59,7 @@ def test_two_devices_average_what_they_trained_and_both_have_it(tmp_path: Path) 
     ("answer", "refusal"),
     [
         (TaskAnswer(state=TaskState.DONE, size=1 << 31), r"its reply has 2147483648 bytes; at most \d+ are taken"),
-        (TaskAnswer(state=TaskState.DONE, size=10), "its reply ends before it is whole"),
+        (TaskAnswer(state=TaskState.DONE, size=10), "its reply is incomplete"),
     ],
 )
 def test_a_huge_reply_and_one_without_an_end_are_not_taken(tmp_path: Path, answer: TaskAnswer, refusal: str) -> None:

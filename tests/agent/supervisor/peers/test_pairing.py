@@ -57,7 +57,7 @@ def test_two_devices_pair_after_a_wrong_code(tmp_path: Path) -> None:
         assert await attic.desk.outcome(0.0) == {"state": "none"} and not attic.desk.shows_code
         shown = await attic.desk.show(attic.place, 0, 60.0)
         code, port = str(shown["code"]), int(str(shown["port"]))
-        with pytest.raises(PairingRefusedError, match="a pairing is under way"):
+        with pytest.raises(PairingRefusedError, match="a pairing is in progress"):
             await attic.desk.show(attic.place, 0, 60.0)
         wrong = f"{(int(read_code(code)) + 10) % 10**9:09d}"
         with pytest.raises(PairingRefusedError):
@@ -84,7 +84,7 @@ def test_a_device_that_cannot_be_kept_ends_the_pairing(tmp_path: Path) -> None:
         shown = await attic.desk.show(attic.place, 0, 60.0)
         port = int(str(shown["port"]))
         await cellar.desk.join(cellar.place, read_code(str(shown["code"])), ("127.0.0.1",), port)
-        reason = "cellar knows the code and was not paired: 100 devices are paired"
+        reason = "cellar knows the code but was not paired: 100 devices are paired"
         assert await settled(attic.desk) == {"state": "failed", "reason": reason} and attic.audits[-1] == reason
         await attic.desk.close()
 

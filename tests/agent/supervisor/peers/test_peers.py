@@ -52,7 +52,7 @@ def test_the_device_that_shows_a_code_is_found_or_has_to_be_named(
         peers.apply(OFF)
         seen: list[Peer] = [showing("a", 0, "10.0.0.1"), showing("b", 9479)]
         monkeypatch.setattr(peers.discovery, "seen", lambda: tuple(seen))
-        with pytest.raises(PairingRefusedError, match=r"no device around is seen to show a code; .* --at HOST"):
+        with pytest.raises(PairingRefusedError, match=r"no device on the network shows a code; .* --at HOST"):
             await peers.type_code("482193059", None, None)
         seen.append(showing("c", 9, "127.0.0.1"))
         with pytest.raises(PairingRefusedError, match=r"no device shows a code at 127.0.0.1 port 9"):

@@ -108,7 +108,10 @@ class CommandParser(argparse.ArgumentParser):
 
 
 def size(text: str) -> int:
-    """Parse a size; return at least 1 byte."""
+    """Parse a size; return at least 1 byte.
+
+    Raises ArgumentTypeError for anything else.
+    """
     count = _parsed(parse_bytes, text)
     if count < 1:
         raise argparse.ArgumentTypeError(f"the size {shown(text)} is less than one byte; give more, such as 300M")

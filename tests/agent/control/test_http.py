@@ -83,15 +83,15 @@ def test_requests_whole_in_pieces_and_glued(step: int | None) -> None:
 @pytest.mark.parametrize(
     ("data", "status", "words"),
     [
-        (b"nonsense\r\n\r\n", 400, b"no HTTP/1.1 request"),
-        (b"GET / SPDY/3\r\n\r\n", 400, b"no HTTP/1.1 request"),
+        (b"nonsense\r\n\r\n", 400, b"not a valid HTTP/1.1 request"),
+        (b"GET / SPDY/3\r\n\r\n", 400, b"not a valid HTTP/1.1 request"),
         (b"GET / HTTP/1.1\r\nContent-Length: many\r\n\r\n", 400, b"is not a valid number"),
         (b"POST / HTTP/1.1\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 400, b"Content-Length"),
         (b"POST / HTTP/1.1\r\nContent-Length: 5\r\n\r\n{bad}", 400, b"not valid JSON"),
         (b"POST / HTTP/1.1\r\nContent-Length: 2\r\n\r\n[]", 400, b"not a valid JSON object"),
         (b"POST / HTTP/1.1\r\nContent-Length: 9999999\r\n\r\n" + b" " * 9999999, 413, b"bytes of JSON"),
         (b"GET /" + b"x" * 70000 + b" HTTP/1.1\r\n\r\n", 413, b"bytes of headers"),
-        (b"GET / HTTP/1.1\r\nHost", 400, b"ends in its headers"),
+        (b"GET / HTTP/1.1\r\nHost", 400, b"ends inside its headers"),
         (b"GET /fail HTTP/1.1\r\n\r\n", 409, b"it is as it is"),
     ],
 )

@@ -88,7 +88,7 @@ def test_drop_ins_come_later_in_order_of_name(tmp_path: Path) -> None:
         ("[when]\nmin_battery = 130\n", 2, "not between 0 and 100 percent"),
         ("[when]\nmin_battery = true\n", 2, "True is not between"),
         ("[when]\nexternal_power = 'yes'\n", 2, "neither true nor false"),
-        ("[when]\nassume_power = 'solar'\n", 2, "none of"),
+        ("[when]\nassume_power = 'solar'\n", 2, "not one of"),
         ("[when]\nresume_temperature = 75\n", 2, "must be below when.max_temperature (75 against 75 °C)"),
         ("[when]\nmax_temperature = 60\n", 2, "must be below"),
         ("# x\n[windows]\nmon = ['22-7']\n", 3, "write it like"),

@@ -82,7 +82,7 @@ def test_each_paging_target_has_a_page_file_of_its_own(pager: Pager, scratch: Sc
         paging.land(T)
         assert torch.equal(paging.values.value(T), numbers(2.0 + target))
     further.close()
-    with pytest.raises(PortError, match="pages to 2 directories, 1 were given"):
+    with pytest.raises(PortError, match="pages to 2 directories, but 1 were given"):
         StepPaging(both, StepValues(graph()), None, pager, (scratch,))
 
 

@@ -91,7 +91,7 @@ def test_a_batch_in_another_layout_is_copied_into_the_recorded_one(values: StepV
     ],
 )
 def test_a_batch_of_another_shape_or_kind_is_refused(values: StepValues, x: torch.Tensor, found: str) -> None:
-    with pytest.raises(GraphChangedError, match=rf"{found}, the plan was made for \[2, 3\] float32"):
+    with pytest.raises(GraphChangedError, match=rf"{found}, but the plan was made for \[2, 3\] float32"):
         values.load_batch([x])
     with pytest.raises(ValueError, match="shorter"):
         values.load_batch([])
@@ -151,7 +151,7 @@ def test_a_list_of_tensors_is_fetched_anew_each_time(values: StepValues) -> None
 def test_what_an_operator_gives_must_lie_as_recorded(tensor: torch.Tensor) -> None:
     check_layout(ADD, GRAPH.values[1], torch.zeros(3, 2).T)
     with pytest.raises(
-        GraphChangedError, match=r"aten::add.Tensor gave a tensor .* recorded was float32 \(2, 3\) \(1, 2\) 0"
+        GraphChangedError, match=r"aten::add.Tensor gave a tensor .*, but recorded was float32 \(2, 3\) \(1, 2\) 0"
     ):
         check_layout(ADD, GRAPH.values[1], tensor)
 

@@ -46,7 +46,7 @@ def test_it_says_what_is_trained_what_stays_and_why() -> None:
     )
     assert "110.0 MiB: of 2.0 GiB that a step multiplies by, stay in memory" in out
     assert "600.0 MiB: all of a step's tensors fit; frozen weights that do not fit are read again" in out
-    assert "reads up to 14.8 GiB again and writes 0 B or more" in out and "goes on from its checkpoint" not in out
+    assert "reads up to 14.8 GiB again and writes 0 B or more" in out and "continues from its checkpoint" not in out
     assert "600.0 MiB: 20.0 MiB of a step's tensors do not fit" in shown(replace(FOUND, written_bytes=80 * MIB))
     assert "one at a time: there is no room" in out and "kept for the backward pass: of the longest batch" in out
     by_layers = shown(replace(FOUND, by_layers=True, written_bytes=20 * MIB))
@@ -59,7 +59,7 @@ def test_it_says_what_is_trained_what_stays_and_why() -> None:
     assert "600.0 MiB: everything fits" in shown(replace(FOUND, read_bytes=0))
     full = shown(replace(FOUND, frozen_bytes=0, done=True), replace(OPTIONS, lora_rank=None))
     assert "all: 1.13 million" in full and "trained weights are kept in memory and in the page file" in full
-    assert "goes on from its checkpoint" in full and "a model and the tokenizer: /out" in full
+    assert "continues from its checkpoint" in full and "a model and the tokenizer: /out" in full
     grid = shown(replace(FOUND, grid="nf4", quantized_layers=154, quantized_bytes=550 * MIB))
     assert "154 linear layers as nf4, 550.0 MiB, in MODEL/.port-agent, which is written once" in grid
 

@@ -130,7 +130,7 @@ sys.exit(75)
     assert followed(program, manifest) == 130
     assert signal.getsignal(signal.SIGINT) is before, "the handler of before is back"
     out, err = capsys.readouterr()
-    assert heard in out and "the same command goes on from the last checkpoint" in err
+    assert heard in out and "the same command continues from the last checkpoint" in err
 
 
 @pytest.mark.process

@@ -131,7 +131,7 @@ def test_what_cannot_fit_is_refused_with_the_number() -> None:
 @pytest.mark.parametrize(
     ("limit", "need", "refusal"),
     [
-        ("seconds", TrainedBytes.step_seconds, r"per step, which the deadline leaves"),
+        ("seconds", TrainedBytes.step_seconds, r"per step, which the deadline allows"),
         ("joules", TrainedBytes.step_joules, r"per step, which --step-joules allows .* forward pass alone takes"),
     ],
 )

@@ -112,7 +112,7 @@ def test_unplugged_paused_and_without_its_daemon_for_a_time_it_ends_with_the_sam
         assert left["state"] == "queued" and left["step"] >= 10 and (tmp_path / "out.state" / "checkpoint.pt").is_file()
         it.plug(online=True)
         run = it.wait_for_step(left["step"] + 1)
-        assert "goes on after" in it.client.text("/v1/jobs/1/logs")
+        assert "resumes after" in it.client.text("/v1/jobs/1/logs")
 
         it.daemon.kill()
         it.daemon.wait()
@@ -162,7 +162,7 @@ def test_files_that_changed_are_refused_by_name_until_they_are_put_back(tmp_path
         it.plug(online=True)
         failed = it.until(lambda: (job := it.job())["state"] == "failed" and job)
         assert failed["reason"].startswith(
-            f"{tmp_path / 'data.jsonl'} has changed since the job was submitted; put it back"
+            f"{tmp_path / 'data.jsonl'} has changed since the job was submitted; restore it"
         )
         make_data(tmp_path / "data.jsonl")
         assert main(["resume", "1", *it.place]) == 0

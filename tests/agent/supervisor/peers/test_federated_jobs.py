@@ -287,7 +287,7 @@ def test_who_leaves_or_unpairs_is_free_at_once(tmp_path: Path, bundle: Path) -> 
             assert made.store.get(1).state is JobState.WAITING_DATA and "attic is unpaired" in made.audits[-1]
             assert (await made.ask(made.part(0))).state is TaskState.WORKING, "paired again, it may lead"
             left = await made.jobs.leave(NAME)
-            assert left.reason == "waits for a leader" and "left the federation that attic leads" in made.audits[-1]
+            assert left.reason == "waiting for a leader" and "left the federation that attic leads" in made.audits[-1]
             assert (await made.ask(made.part(0))).state is TaskState.REFUSED
             with pytest.raises(JobRequestError, match="no other device may lead job 1"):
                 await made.jobs.leave(NAME)

@@ -13,7 +13,7 @@ ROOMS = $(or $(wildcard $(filter tests tests/%,$(ROOM))),$(shell find tests -typ
 QUICK := not long and not slow and not process and not root and not attack
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo demo-llm demo-mcu test fast check-long check-systemd check-arm check-peers check-gpu check-torch docs screenshots deb lint format clean
+.PHONY: help setup demo demo-llm demo-mcu test fast check-long check-systemd check-arm check-peers check-gpu check-torch docs screenshots release deb lint format clean
 
 help: ## what can be made
 	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/\1\t\2/p' Makefile | while IFS="$$(printf '\t')" read -r name text; do printf '  make %-14s %s\n' "$$name" "$$text"; done
@@ -105,6 +105,9 @@ docs: setup ## the documentation as a site in build/site; warnings are errors
 screenshots: setup ## photograph the running program for the documents
 	$(BIN)/python docs/drawings.py
 	$(BIN)/python docs/screenshots.py
+
+release: setup ## sources, the wheel of this machine, bill of materials and hashes, in dist/
+	$(BIN)/python deploy/release.py dist
 
 deb: setup ## the Debian package
 	deploy/build-deb.sh

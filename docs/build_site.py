@@ -15,7 +15,7 @@ from reference_pages import PAGES, ROOT
 
 DOCS, STAGE, SITE = ROOT / "docs", ROOT / "build" / "pages", ROOT / "build" / "site"
 ELSEWHERE = (
-    "README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", "ARCHITECTURE.md", "deploy/README.md", "benchmarks/README.md",
+    "README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "ARCHITECTURE.md", "deploy/README.md", "benchmarks/README.md",
     "firmware/PROTOCOL.md", "firmware/ports/PORTING.md", "planner/port_planner/milp/FORMULATION.md", "agent/port_agent/energy/README.md",
 )  # fmt: skip
 """Documents that stand beside what they describe; so do the results of benchmarks."""
@@ -30,7 +30,7 @@ CONTENTS = {
         "agent/port_agent/energy/README", "concepts/policy", "concepts/federation", "glossary",
     ),
     "Reference": (*(f"reference/{name}" for name in ("support", *PAGES)), "firmware/PROTOCOL", "firmware/ports/PORTING"),
-    "Project": ("README", "SECURITY", "benchmarks/README", "CHANGELOG", "ARCHITECTURE", "CONTRIBUTING"),
+    "Project": ("README", "SECURITY", "benchmarks/README", "CHANGELOG", "releasing", "ARCHITECTURE", "CONTRIBUTING", "CODE_OF_CONDUCT"),
 }  # fmt: skip
 
 

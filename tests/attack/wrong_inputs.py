@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from port_agent.cli import build_parser, main
+from port_agent.cli.groups import names_before
 from port_planner.base.errors import ExitCode
 from tests.attack.outcome import AttackOutcome
 
@@ -63,7 +64,7 @@ GOOD: Mapping[tuple[str, ...], Mapping[str, str]] = {
     ("mcu", "flash"): {"model": "model", "board": "qemu-m4f"}, ("mcu", "train"): {"job": "model"}, ("mcu", "eval"): {"job": "model"},
     ("mcu", "record"): {"model": "model", "inbox": "new"}, ("mcu", "simulate"): {"model": "model"},
 }  # fmt: skip
-"""What must be there for a command line to be right, by command and name."""
+"""What must be there for a command line to be right, by command (grouped ones by their names of before) and name."""
 
 
 def make_things(folder: Path) -> None:
@@ -109,7 +110,7 @@ def reader_of(action: argparse.Action) -> str:
 def attempts() -> Iterator[Attempt]:
     """Yield command lines of which one argument is wrong."""
     for path, parser in commands(build_parser()):
-        needed = GOOD.get(path, {})
+        needed = GOOD.get(path) or GOOD.get(names_before(path)[:1], {})
         for action in parser._actions:
             values = [*WRONG.get(reader_of(action), ()), *(("nonsense", "") if action.choices else ())]
             for value in values:

@@ -10,6 +10,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 
+from port_agent.cli import SHORT_HELP, build_parser
+from port_agent.cli.manual import command_helps
+
 ROOT = Path(__file__).parents[2]
 LANGUAGES_OF_COMMANDS = ("", "sh", "console")
 """Of the fenced blocks that a reader types into a shell; others are code, settings or output."""
@@ -39,13 +42,17 @@ def blocks(page: Path, languages: tuple[str, ...]) -> list[str]:
 
 
 def typed_commands() -> Iterator[TypedCommand]:
-    """Yield each `port-agent` line of the documents; a shell's `&` and `sudo` are not part of it."""
+    """Yield each `port-agent` line of the documents and of `--help`; a shell's `&` and `sudo` are not part of it."""
     for page in pages():
         for block in blocks(page, LANGUAGES_OF_COMMANDS):
             for line in block.splitlines():
                 words = [word for word in shlex.split(line, comments=True) if word not in ("&", "sudo")]
                 if words[:1] == ["port-agent"]:
                     yield TypedCommand(str(page.relative_to(ROOT)), tuple(words[1:]))
+    for title, text in (("--help", SHORT_HELP), *((one.name, one.epilog) for one in command_helps(build_parser()))):
+        for line in re.findall(r"^  (port-agent .*?)(?:\s{3,}.*|\s#.*)?$", text, re.M):
+            if "..." not in line and " COMMAND" not in line:
+                yield TypedCommand(f"{title} --help", tuple(shlex.split(line)[1:]))
 
 
 def linked(page: Path) -> Iterator[tuple[str, Path, str]]:

@@ -12,6 +12,7 @@ import pytest
 
 import port_agent
 from port_agent.cli import AREAS
+from port_agent.cli.groups import with_group
 from port_agent.energy.sources.registry import EnergyConfig
 from port_agent.policy.config import KEYS
 from port_planner.base.errors import ExitCode
@@ -37,7 +38,7 @@ def site() -> Iterator[ModuleType]:
 def test_every_command_has_its_part(reference: ModuleType) -> None:
     page = reference.commands()
     names = [name for commands in AREAS.values() for name in commands]
-    assert not [name for name in names if f"port-agent {name}\n" not in page]
+    assert not [name for name in names if f"port-agent {' '.join(with_group([name]))}\n" not in page]
 
 
 def test_every_public_name_has_its_part(reference: ModuleType) -> None:

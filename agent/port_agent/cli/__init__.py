@@ -3,11 +3,14 @@
 Heavy imports happen inside the commands.
 """
 
+import argparse
 import importlib
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from typing import NoReturn, cast
 
 from port_agent.cli.arguments import CommandParser
+from port_agent.cli.groups import GroupedCommands, names_before, with_group
 from port_agent.cli.settings_file import with_settings_file
 from port_agent.cli.terminal import guarded
 from port_agent.system import VERSION
@@ -52,8 +55,41 @@ AREAS: Mapping[str, tuple[str, ...]] = {
     "energy": ("energy", "dashboard"),
     "mcu.command": ("mcu",),
 }
-"""Modules of this package and the commands that each adds, in the order of `--help`. Each has `add_commands(subparsers)`; a command
+"""Modules of this package and the commands that each adds, in the order of `--help-all`, grouped ones by their names of before (`groups`). Each has `add_commands(subparsers)`; a command
 sets `run=function(arguments) -> exit code` with `set_defaults`. A command loads its own module and no other."""
+
+
+_WITHOUT_COMMANDS = (["-h"], ["--help"], ["--version"])
+"""Command lines that need no area."""
+SHORT_HELP = """\
+usage: port-agent COMMAND ...
+
+Train PyTorch models on the device you own, inside the RAM you give it.
+
+your script, unchanged, in a memory budget:
+  port-agent exec --ram 600M -- train.py
+a language model on your own text:
+  port-agent finetune SmolLM2-135M --data notes.txt --ram 600M --out my-adapter
+a bundle, which needs no code of yours to train:
+  port-agent plan train.py --ram 300M -o job.port
+  port-agent train job.port --epochs 3 --out weights.safetensors
+the same while the device charges and is idle:
+  port-agent job submit job.port --epochs 3
+  port-agent status
+a microcontroller, emulated or on a serial port:
+  port-agent mcu simulate examples/imu_gestures
+
+port-agent COMMAND --help says more of a command, port-agent --help-all names all of them.
+"""
+"""What people do most. `--help-all` has every command."""
+
+
+class _ShortHelp(argparse.Action):
+    """Prints what people do most, and ends."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *arguments: object, **options: object) -> NoReturn:
+        print(SHORT_HELP, end="")
+        parser.exit()
 
 
 def build_parser(areas: Iterable[str] = AREAS) -> CommandParser:
@@ -61,12 +97,19 @@ def build_parser(areas: Iterable[str] = AREAS) -> CommandParser:
     parser = CommandParser(
         prog="port-agent",
         description="Train PyTorch models on the device you own, inside the RAM you give it.",
-        epilog="Start with your script as it is: port-agent exec --ram 600M -- train.py",
+        epilog="port-agent job --help, peer --help and mcu --help name the commands below these. Until 0.3, commands of jobs and peers are "
+        "also read by their names before 0.2: port-agent submit, jobs, job JOB, pause, peers, pair and so on.",
+        add_help=False,
     )
-    parser.add_argument("--version", action="version", version=f"%(prog)s {VERSION}")
+    parser.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="say what people do most, and exit")
+    parser.add_argument("--help-all", action="help", help="name all commands, and exit")
+    parser.add_argument(
+        "--version", action="version", version=f"%(prog)s {VERSION}", help="print the version, and exit"
+    )
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    grouped = cast("argparse._SubParsersAction[argparse.ArgumentParser]", GroupedCommands(commands))
     for area in areas:
-        importlib.import_module(f"port_agent.cli.{area}").add_commands(commands)
+        importlib.import_module(f"port_agent.cli.{area}").add_commands(grouped)
     return parser
 
 
@@ -80,9 +123,10 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    words = sys.argv[1:] if argv is None else argv
-    own = [area for area, commands in AREAS.items() if words and words[0] in commands]
-    parser = build_parser(own or AREAS)
+    words = with_group(sys.argv[1:] if argv is None else argv)
+    wanted = names_before(words)
+    own = [area for area, commands in AREAS.items() if any(name in commands for name in wanted)]
+    parser = build_parser(() if words[:1] in _WITHOUT_COMMANDS else own or AREAS)
     try:
         if words[:1] == ["finetune"]:
             words = with_settings_file(words)

@@ -5,10 +5,13 @@ from pathlib import Path
 
 import pytest
 
+import port_agent.dashboard
 from port_agent.dashboard.page import render_report
 from port_agent.energy.report import ReportOptions, read_report
 from tests.agent.dashboard.browser import chromium, dump_dom, screenshot
 from tests.agent.energy.simulated import write_afternoon
+
+STATIC = Path(port_agent.dashboard.__file__).parent / "static"
 
 pytestmark = pytest.mark.long  # a browser takes seconds to start
 
@@ -42,3 +45,20 @@ def test_screenshot_is_drawn(page: Path, tmp_path: Path, width: int, height: int
     assert image[:8] == b"\x89PNG\r\n\x1a\n"
     assert struct.unpack(">II", image[16:24]) == (width, height)
     assert len(image) > 50_000, "a blank page compresses to a few kB"
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("values", "shown"),
+    [
+        ("[2.3, 2.4]", '["2.30","2.40"]'),
+        ("[2.3021, 2.3022]", '["2.3021","2.3022"]'),
+        ("[1, 1]", '["1.0000000","1.0000000"]'),
+    ],
+)
+def test_marks_that_lie_close_together_read_differently(values: str, shown: str, tmp_path: Path) -> None:
+    charts = (STATIC / "charts.js").read_text()
+    call = f"labels({values}, (value, digits) => value.toPrecision(digits || 3))"
+    page = tmp_path / "page.html"
+    page.write_text(f"<body><script>{charts}\ndocument.body.textContent = JSON.stringify({call});</script></body>")
+    assert shown in dump_dom(page.as_uri(), tmp_path / "profile", 400)

@@ -74,7 +74,15 @@ function chart(box, options, data) {
 
 function axis(format, more) {
   return { stroke: css("--soft"), grid: { stroke: css("--grid"), width: 1 }, ticks: { stroke: css("--grid"), width: 1 },
-    font: "12px system-ui, sans-serif", values: format ? (plot, splits) => splits.map(format) : undefined, ...more };
+    font: "12px system-ui, sans-serif", values: format ? (plot, splits) => labels(splits, format) : undefined, ...more };
+}
+
+// Marks that lie close together get more digits, until no two read the same.
+function labels(splits, format) {
+  let found = splits.map((value) => format(value));
+  for (let digits = 4; digits <= 8 && new Set(found).size < found.length; digits++)
+    found = splits.map((value) => format(value, digits));
+  return found;
 }
 
 // The clock below each mark, and the day where one begins; days alone where marks are further apart.

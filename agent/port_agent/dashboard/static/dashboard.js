@@ -100,7 +100,7 @@ function draw(id, data, make) {
 
 function drawCharts() {
   draw("loss", [loss.step, loss.value], (box) => lineChart(box, loss.step, [["loss", css("--accent"), loss.value]],
-    (value) => value.toPrecision(3), { range: (plot, low, high) => [low - (high - low || 1) * 0.1, high + (high - low || 1) * 0.1] }));
+    (value, digits) => value.toPrecision(digits || 3), { range: (plot, low, high) => [low - (high - low || 1) * 0.1, high + (high - low || 1) * 0.1] }));
   draw("live-power", [live.time, live.watts], (box) =>
     lineChart(box, live.time, [["power", "#d55e00", live.watts]], formatWatts, { time: true }));
   if (live.celsius.every((value) => value === null)) return empty(at("temperature"), "No temperature sensor.");

@@ -1,0 +1,75 @@
+"""Commands that belong together stand below one word: `port-agent job pause`. Their names of before are read, too."""
+
+import argparse
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+GROUPS: Mapping[str, Mapping[str, str]] = {
+    "job": {
+        "submit": "submit",
+        "list": "jobs",
+        "show": "job",
+        "logs": "logs",
+        "result": "result",
+        "feed": "feed",
+        "pause": "pause",
+        "resume": "resume",
+        "run-now": "run-now",
+        "cancel": "cancel",
+        "priority": "priority",
+        "deadline": "deadline",
+        "recall": "recall",
+    },
+    "peer": {"list": "peers", "pair": "pair", "unpair": "unpair", "federate": "federate", "identity": "identity"},
+}
+"""Groups, and their commands by what they were called before, which is how their areas add them."""
+
+SUMMARIES: Mapping[str, str] = {
+    "job": "give the agent jobs, see them, steer them and fetch what came of them",
+    "peer": "pair devices and have them train together",
+}
+PLACES: Mapping[str, tuple[str, str]] = {
+    before: (group, name) for group, commands in GROUPS.items() for name, before in commands.items()
+}
+"""Group and name of a command by what it was called before."""
+_HELP = ("-h", "--help")
+
+
+class GroupedCommands:
+    """Takes the commands that areas add, and puts each where it belongs."""
+
+    def __init__(self, commands: "argparse._SubParsersAction[Any]") -> None:
+        self._commands = commands
+        self._groups: dict[str, argparse._SubParsersAction[Any]] = {}
+
+    def add_parser(self, name: str, **options: Any) -> Any:
+        """Add a command, as argparse does, below its group if it has one."""
+        group, own_name = PLACES.get(name, ("", name))
+        return (self._of(group) if group else self._commands).add_parser(own_name, **options)
+
+    def _of(self, group: str) -> "argparse._SubParsersAction[Any]":
+        if group not in self._groups:
+            summary = SUMMARIES[group]
+            parser = self._commands.add_parser(group, help=summary, description=f"{summary[:1].upper()}{summary[1:]}.")
+            self._groups[group] = parser.add_subparsers(dest=f"{group}_command", metavar="COMMAND", required=True)
+        return self._groups[group]
+
+
+def with_group(words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with the group of a command that was called by its name of before."""
+    first, rest = (words[0], list(words[1:])) if words else ("", [])
+    if first in GROUPS:
+        is_before = first in PLACES and rest and rest[0] not in GROUPS[first] and rest[0] not in _HELP
+        return [first, PLACES[first][1], *rest] if is_before else [first, *rest]
+    return [*PLACES[first], *rest] if first in PLACES else list(words)
+
+
+def names_before(words: Sequence[str]) -> tuple[str, ...]:
+    """Return the commands, by their names of before, that a grouped command line may mean."""
+    if not words:
+        return ()
+    commands = GROUPS.get(words[0])
+    if commands is None:
+        return (words[0],)
+    chosen = commands.get(words[1]) if len(words) > 1 else None
+    return (chosen,) if chosen else tuple(commands.values())

@@ -12,10 +12,8 @@ MOST_PARAMETERS = 8
 
 YET = frozenset(
     {
-        "port_agent.finetuning.explain.explain",
         "port_agent.intercept.dispatch.mode.Interceptor._after",
         "port_agent.intercept.dispatch.mode.Interceptor._run_one",
-        "port_agent.supervisor.job.runner.Runner._spawn",
     }
 )
 """Functions that are longer or take more. It only ever gets shorter."""

@@ -26,6 +26,7 @@ from port_agent.finetuning.text.tokenizing import TokenizerHere, TokenizerProtoc
 from port_agent.finetuning.trained_model import multiplied_bytes, outline, with_adapters
 from port_agent.finetuning.training import count_updates
 from port_agent.intercept.residency.storages import SMALLEST_BYTES
+from port_agent.packing.quantized import Quantization
 from port_planner.base.code_pages import release_code_pages
 from port_planner.base.process_memory import resident_bytes
 from port_planner.base.units import format_bytes
@@ -131,11 +132,8 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
     kind, parameters = model.config.model_type, sum(p.numel() for p in model.parameters())
     frozen = multiplied_bytes(model)
     layers = {} if options.base is None else quantized_layers(model, options.base)
-    quantized_bytes = 0
-    if options.base is not None:
-        items = sum(layer.weight.numel() for layer in layers.values())
-        quantized_bytes = items * options.base.code_bits // 8 + items // options.base.block * torch.float32.itemsize
-        frozen += quantized_bytes - sum(layer.weight.nbytes for layer in layers.values())
+    quantized_bytes = 0 if options.base is None else _quantized_bytes(layers.values(), options.base)
+    frozen += quantized_bytes - sum(layer.weight.nbytes for layer in layers.values())
     merged_bytes = 0 if options.lora_rank is None else _merged_bytes(model, files)
     if options.compute is Compute.FLOAT32:
         loaded_as += f", computed in float32 ({why})"
@@ -160,16 +158,8 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
     if accumulation.by_layers:
         saved = _saved_by_layers(outlined, options, longest, saved)
     made = saved + 2 * logits  # plus the 32-bit values that logits are computed from, some rows at a time
-    if options.lora_rank is None:
-        frozen = 0
-    free_bytes = beside - trained_bytes - made
-    resident = max(0, min(frozen, free_bytes))
-    paged = max(0, -free_bytes)
-    passes = 1 if accumulation.by_layers else options.accumulate
-    weights_read = passes * (frozen - resident)
-    head_bytes = 0 if options.lora_rank is None else _head_bytes(outlined)
-    if accumulation.by_layers and 2 * head_bytes > free_bytes:  # it is not kept resident, but read for each batch
-        weights_read += (options.accumulate - 1) * head_bytes
+    frozen, head_bytes = (0, 0) if options.lora_rank is None else (frozen, _head_bytes(outlined))
+    traffic = _traffic(frozen, beside - trained_bytes - made, head_bytes, options.accumulate, accumulation.by_layers)
     quantized_path = folder / FOLDER / f"{options.base}.safetensors"
     checkpoint = Checkpoint(options, split.train, BaseRecord(options.model, options.base, {})).path
     return Explanation(
@@ -180,8 +170,8 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
         tokens=lengths.tokens, learned_tokens=lengths.learned, shortest=lengths.shortest, longest=longest, batch=options.batch,
         accumulate=options.accumulate, by_layers=accumulation.by_layers, accumulation_why=accumulation.why, updates=count_updates(options, len(split.train)), done=checkpoint.is_file(), ram_bytes=ram_bytes,
         process_bytes=process_bytes, working_bytes=WORKING_BYTES, trained_bytes=trained_bytes, saved_bytes=saved, logits_bytes=logits, head_rows=head.rows, head_why=head.why, frozen_bytes=frozen,
-        resident_frozen_bytes=resident, read_bytes=2 * weights_read + passes * paged,
-        written_bytes=passes * paged, checkpoint_s=CHECKPOINT_S, checkpoint_bytes=(1 + MOMENTS) * state_bytes,
+        resident_frozen_bytes=traffic.resident_bytes, read_bytes=traffic.read_bytes,
+        written_bytes=traffic.written_bytes, checkpoint_s=CHECKPOINT_S, checkpoint_bytes=(1 + MOMENTS) * state_bytes,
         checkpoint=str(checkpoint), out=options.out,
     )  # fmt: skip
 
@@ -217,6 +207,31 @@ def _head(model: Any, options: FinetuneOptions, task: Task, length: int, beside_
         f"the {format_bytes(loss.bytes_at_once(rows))} of all {rows} do not fit into the budget; compared before the "
         "first update, and reduced further if only that gives the same bits on this device",
     )
+
+
+def _quantized_bytes(layers: Iterable[Any], base: Quantization) -> int:
+    """Return the bytes of layers' codes and scales."""
+    items: int = sum(layer.weight.numel() for layer in layers)
+    return items * base.code_bits // 8 + items // base.block * torch.float32.itemsize
+
+
+@dataclass(frozen=True, slots=True)
+class _Traffic:
+    """Of an update: frozen weights that stay, and bytes that are read and written, by sizes alone."""
+
+    resident_bytes: int
+    read_bytes: int
+    written_bytes: int
+
+
+def _traffic(frozen_bytes: int, free_bytes: int, head_bytes: int, batches: int, by_layers: bool) -> _Traffic:
+    """Return the traffic of an update of so many batches, with so many bytes free for frozen weights; below 0: what must be paged."""
+    resident = max(0, min(frozen_bytes, free_bytes))
+    paged, passes = max(0, -free_bytes), 1 if by_layers else batches
+    weights = passes * (frozen_bytes - resident)
+    if by_layers and 2 * head_bytes > free_bytes:  # it is not kept resident, but read for each batch
+        weights += (batches - 1) * head_bytes
+    return _Traffic(resident, 2 * weights + passes * paged, passes * paged)
 
 
 def _merged_bytes(model: Any, files: Iterable[Path]) -> int:

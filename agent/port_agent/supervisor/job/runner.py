@@ -339,11 +339,7 @@ class Runner:
                 paths.bundle, facts.revised_for, one_thread=facts.threads == 1, solving=conditions.solving
             )
         self._mark_running(job, index)
-        shown = (
-            ""
-            if plan is None
-            else f", plan {plan.index + 1} of {len(facts.plans)} ({_memory(plan, facts.device_kind)})"
-        )
+        shown = f", plan {plan.index + 1} of {len(facts.plans)} ({_memory(plan, facts.device_kind)})" if plan else ""
         self._records.note(job.id, "started", f"worker {worker.pid} started at step {job.step}{shown}")
         if self.meter is not None:
             self.meter.on_worker_start(str(job.id), now_s, job.label, self.cpu_s)

@@ -193,6 +193,10 @@ def _board_data(board: "Board") -> dict[str, object]:
     return {"name": board.name, "title": board.title, "kind": board.kind, "numbers": numbers}
 
 
+_WORDS = frozenset({"operator", "variant", "calls", "most in module"})
+"""Columns that are read from the left."""
+
+
 @dataclass(slots=True)
 class OperatorSum:
     """What all calls of one variant of an operator take in a step on one kind of device.
@@ -212,6 +216,8 @@ class OperatorSum:
     joules: float = 0.0
     workspace_bytes: int = 0
     elsewhere_seconds: float | None = None
+    modules: dict[str, float] = field(default_factory=dict)
+    """Seconds by module, of the calls that take the weights of one."""
 
 
 def operator_sums(graph: "StepGraph", costs: "CostTable", reordered: Sequence[str] = ()) -> list[OperatorSum]:
@@ -233,6 +239,8 @@ def operator_sums(graph: "StepGraph", costs: "CostTable", reordered: Sequence[st
         one.calls += 1
         one.phases[op.phase.name.lower()] = one.phases.get(op.phase.name.lower(), 0) + 1
         one.seconds += cost.seconds
+        if module := graph.module_of(i):
+            one.modules[module] = one.modules.get(module, 0.0) + cost.seconds
         one.joules += cost.joules
         one.workspace_bytes = max(one.workspace_bytes, cost.workspace_bytes, cost.beside_bytes)
         before, one.elsewhere_seconds = one.elsewhere_seconds, None
@@ -268,9 +276,9 @@ def _operators(path: Path, plot: Path | None, *, as_json: bool) -> int:
         "device that planned",
     )
     divided = bool(bundle.manifest.placed)
-    headings = ["operator", "variant", "calls", "time", "share", "energy (estimated)", "workspace"]
+    headings = ["operator", "variant", "calls", "time", "share", "energy (estimated)", "workspace", "most in module"]
     for heading in (*headings, *(["chosen", "on the other"] if divided else [])):
-        table.add_column(heading, justify="left" if heading in ("operator", "variant", "calls") else "right")
+        table.add_column(heading, justify="left" if heading in _WORDS else "right", overflow="fold")
     total = sum(one.seconds for one in sums) or 1.0
     for one in sums:
         calls = ", ".join(f"{phase} {number}" for phase, number in one.phases.items())
@@ -282,6 +290,7 @@ def _operators(path: Path, plot: Path | None, *, as_json: bool) -> int:
             f"{one.seconds / total:.0%}",
             format_joules(one.joules),
             format_bytes(one.workspace_bytes),
+            max(one.modules, key=lambda name: one.modules[name], default=""),
             *([one.device, _elsewhere(one)] if divided else []),
         )
     terminal().print(table)

@@ -280,6 +280,18 @@ class StepGraph:
                 found[tile.chain] = replace(known, reordered=True)
         return tuple(found.values())
 
+    def operator_of_module(self, op: int) -> str:
+        """Return what a reader knows an operator by: its name and its module, `addmm of layers.3.out`; the name alone where that is of none."""
+        module = self.module_of(op)
+        return f"{self.ops[op].name.removeprefix('aten::')}{' of ' * bool(module)}{module}"
+
+    def module_of(self, op: int) -> str:
+        """Return the module whose weights or buffers an operator takes; "" of one that takes none, or those of several, or the model's own."""
+        of_model = (self.storages[s] for s in self.reads[op])
+        names = {s.name for s in of_model if s.role in (Role.PARAMETER, Role.BUFFER)}
+        modules = {name.rpartition(".")[0] for name in names}
+        return modules.pop() if len(modules) == 1 else ""
+
     def label(self, s: int) -> str:
         """Return what a reader knows a storage by.
 

@@ -124,6 +124,8 @@ class SolverRun:
     seconds: float
     reduced_costs: Vector | None = None
     """Of a relaxed run: what raising each column from its bound would cost."""
+    iterations: int = 0
+    """Of the simplex method, in all."""
 
 
 _OPTIONS: dict[str, bool | int] = {
@@ -243,4 +245,4 @@ class HighsSession:
         bound = relaxed_bound if self.relaxed else float(info.mip_dual_bound)
         status = SolverStatus.OPTIMAL if optimal else SolverStatus.FEASIBLE if found else SolverStatus.NOTHING
         duals = np.array(highs.getSolution().col_dual) if self.relaxed and optimal else None
-        return SolverRun(status, objective, bound, values, seconds, duals)
+        return SolverRun(status, objective, bound, values, seconds, duals, max(int(info.simplex_iteration_count), 0))

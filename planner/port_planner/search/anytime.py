@@ -51,8 +51,11 @@ LARGE_ENOUGH = 0.005
 LARGE_GAPS = 1000
 """With more gaps than this a captured step is searched with a narrow window: building the model counts too."""
 
-MIN_GAIN = 5e-3
-"""A captured step's costs were measured, and scatter by far more: a search that gains less of them with a twelfth of its time ends."""
+MIN_GAIN = 2e-3
+"""A captured step's costs were measured, and scatter by far more: a search that gains less of them with many attempts ends."""
+
+FRUITLESS_HEURISTICS = 12
+"""So many of them in turn are what a search makes for `MIN_GAIN`."""
 
 SEARCH_COLUMNS = 20_000
 """A model with more free integral columns than this is searched window by window instead."""
@@ -135,13 +138,15 @@ def offer_heuristics(state: Climb, seconds: float) -> None:
 
     Baselines' among them. Variants gain most where there is a schedule; where there is none yet, recipes find one first.
     """
-    stop_at, rate = state.left - seconds, GainRate(state, seconds, MIN_GAIN)
+    stop_at, rate = state.left - seconds, GainRate(state, MIN_GAIN)
     variants = ((variant, "variant") for variant in greedy_variants(state.problem, cheap_segments(state.problem)))
     first = [] if state.schedule is None else itertools.islice(variants, len(EMPHASES))
     for schedule, rung in itertools.chain(first, _heuristics(state.problem), variants):
         if schedule is not None:
             state.offer(schedule, rung)
-        if (state.schedule is not None or rung == "variant") and (state.left < stop_at or rate.too_low):
+        if (state.schedule is not None or rung == "variant") and (
+            state.left < stop_at or rate.is_too_low(FRUITLESS_HEURISTICS)
+        ):
             return
 
 

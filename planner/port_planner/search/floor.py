@@ -80,6 +80,13 @@ class Floor:
     workspace_bytes: int
     holders: tuple[Holder, ...]
     base: str = "the process itself"
+    module: str = ""
+    """The module whose weights that op takes."""
+
+    @property
+    def operator(self) -> str:
+        """What a reader knows the op by that sets it."""
+        return f"{self.name.removeprefix('aten::')}{' of ' * bool(self.module)}{self.module}"
 
     @property
     def remedy(self) -> str:
@@ -110,7 +117,7 @@ class Floor:
     def __str__(self) -> str:
         return (
             f"{format_bytes(self.nbytes)}, {format_bytes(self.base_bytes)} of it {self.base}, set by op {self.op} "
-            f"({self.name.removeprefix('aten::')}: {self.held}); what lowers it: {self.remedy}"
+            f"({self.operator}: {self.held}); what lowers it: {self.remedy}"
         )
 
 
@@ -133,7 +140,8 @@ def floor_of(graph: StepGraph, costs: CostTable) -> Floor:
             held = sorted(
                 [Holder("buffers", buffers, HolderKind.UPDATE, weight), *held], key=lambda holder: -holder.nbytes
             )
-        return Floor(error.needed_bytes, error.op, graph.ops[error.op].name, base, workspace, tuple(held), of)
+        name, module = graph.ops[error.op].name, graph.module_of(error.op)
+        return Floor(error.needed_bytes, error.op, name, base, workspace, tuple(held), of, module)
     return Floor(base + 1, 0, graph.ops[0].name if graph.ops else "", base, 0, (), of)
 
 

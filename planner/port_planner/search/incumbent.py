@@ -15,9 +15,6 @@ from port_planner.search.greedy.search import Greedy
 OPTIMAL_GAP = 1e-4
 """Relative distance at which a schedule counts as optimal; HiGHS works to about this precision."""
 
-LOOKED_AT = 1 / 12
-"""Share of a search's time after which it is asked what it gained."""
-
 Judge = Callable[[Problem, Schedule], ScheduleCost]
 """Measures a schedule: the replay, or for a captured step the program it lowers to."""
 
@@ -89,20 +86,19 @@ class Climb:
 
 
 class GainRate:
-    """What a search gains while its time passes, of the whole step's cost."""
+    """What a search gains with its attempts, of the whole step's cost: counted, for no clock gives the same number twice."""
 
-    def __init__(self, state: Climb, seconds: float, min_gain: float) -> None:
-        """`seconds` of CPU time are the search's; a twelfth of them should lower the step's cost by a share `min_gain`."""
-        self._state, self._period, self._min_gain = state, LOOKED_AT * seconds, min_gain
-        self._looked, self._was = state.left, state.cost
+    def __init__(self, state: Climb, min_gain: float) -> None:
+        """`min_gain`: the share of the step's cost by which so many attempts as are asked for should lower it."""
+        self._state, self._min_gain = state, min_gain
+        self._attempts, self._was = 0, state.cost
 
-    @property
-    def too_low(self) -> bool:
-        """Whether the last full period gained less: what the next ones bring is less still."""
-        state = self._state
-        if self._looked - state.left <= self._period:
+    def is_too_low(self, period: int) -> bool:
+        """Note an attempt, and return whether the last full `period` of them gained less: what the next ones bring is less still."""
+        state, self._attempts = self._state, self._attempts + 1
+        if self._attempts < period:
             return False
-        gained, self._looked, self._was = self._was - state.cost, state.left, state.cost
+        gained, self._attempts, self._was = self._was - state.cost, 0, state.cost
         return gained < self._min_gain * (state.problem.base_joules + state.cost)
 
 

@@ -8,6 +8,7 @@ tensors, and in time, by the stage where the gaps end or start, so that the sear
 """
 
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,33 +19,55 @@ from port_planner.milp.telescoped import run_relaxed
 from port_planner.problem.problem import Schedule
 from port_planner.search.incumbent import Climb, GainRate
 
-FIRST_WINDOW = 20
-MIN_WINDOW = 10
 WINDOW_GAP = 5e-3
-WINDOW_SECONDS = 0.5
-"""A piece that takes longer is too large: the next ones are smaller."""
+
+
+@dataclass(frozen=True, slots=True)
+class PieceSize:
+    """How large pieces are: `first` gaps, later at least `least`. By counts that are the same in every run, where no clock is.
+
+    The next ones have more gaps where one took fewer iterations of the simplex method than `few` for nothing, and fewer where it took more than
+    `many` or was not solved within so many `nodes` of the solver's tree. `seconds` of the processor are what one may take wherever it is searched.
+    """
+
+    first: int
+    least: int
+    few: int
+    many: int
+    nodes: int
+    seconds: float
+
+
+NARROW, WIDE = PieceSize(12, 6, 150, 600, 10, 1.0), PieceSize(24, 10, 400, 4000, 100, 3.0)
+"""Small pieces gain most in little time; once they come to rest, larger ones find what takes more decisions at once."""
 
 
 def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float, min_gain: float = 0.0) -> None:
-    """Improve the best schedule piece by piece for at most `seconds` of CPU time.
+    """Improve the best schedule piece by piece for at most `seconds` of CPU time, in small pieces and then in larger ones.
 
-    It ends where a twelfth of them lowered the step's cost by less than a share `min_gain`.
+    Either ends where going through all gaps once lowered the step's cost by less than a share `min_gain`.
     """
     if state.schedule is None or formulation.start_values(state.schedule) is None:
         return
     search = _Search(state, formulation)
     stop_at = state.left - seconds
-    quiet, rate = 0, GainRate(state, seconds, min_gain)
+    for size in (NARROW, WIDE):
+        _search_pieces(search, size, stop_at, min_gain)
+
+
+def _search_pieces(search: "_Search", size: PieceSize, stop_at: float, min_gain: float) -> None:
+    state, search.tile = search.state, size.first
+    quiet, rate = 0, GainRate(state, min_gain)
     for gaps in search.pieces():
-        if rate.too_low:
+        if rate.is_too_low(search.patience() // 4) or quiet > search.patience():
             return
-        if state.left <= max(stop_at, 0.05) or state.proven or quiet > search.patience():
+        if state.left <= max(stop_at, 0.05) or state.proven:
             return
-        status, improved, used = search.improve(gaps, min(WINDOW_SECONDS, state.left - stop_at))
+        status, improved, iterations = search.improve(gaps, min(size.seconds, state.left - stop_at), size.nodes)
         quiet = 0 if improved else quiet + 1
-        if status is not SolverStatus.OPTIMAL:
-            search.tile = max(int(search.tile * 0.7), MIN_WINDOW)
-        elif used < 0.2 * WINDOW_SECONDS and not improved:
+        if status is not SolverStatus.OPTIMAL or iterations > size.many:
+            search.tile = max(int(search.tile * 0.7), size.least)
+        elif iterations < size.few and not improved:
             search.tile = int(search.tile * 1.2) + 1
 
 
@@ -54,7 +77,7 @@ class _Search:
     def __init__(self, state: Climb, formulation: Formulation) -> None:
         self.state, self.formulation = state, formulation
         self.restriction = Restriction(formulation.model)
-        self.tile = FIRST_WINDOW
+        self.tile = NARROW.first
         self.integral = formulation.decisions()
         self.owner = self._owners()
         self.hiding = dict.fromkeys(formulation.hiding, 0.0)
@@ -70,7 +93,7 @@ class _Search:
         limit = self.restriction.limit_row(row, np.inf)
         values = np.array([start[c] for c in self.integral])
         left = self.restriction.bounded(self.integral, values, values)
-        run = run_relaxed(left.model, state.wall(max(state.left, WINDOW_SECONDS)))
+        run = run_relaxed(left.model, state.wall(max(state.left, NARROW.seconds)))
         if run.values is not None:
             limit = max(limit, self.restriction.row_value(row, left.whole(run.values)))
         self.restriction.limit_row(row, limit)
@@ -101,26 +124,26 @@ class _Search:
                     yield order[at : at + self.tile]
                     at += self.tile // 2
 
-    def improve(self, gaps: list[int], seconds: float) -> tuple[SolverStatus, bool, float]:
-        """Solve for the decisions of `gaps`; return how it ended, whether it helped, and its seconds."""
+    def improve(self, gaps: list[int], seconds: float, nodes: int) -> tuple[SolverStatus, bool, int]:
+        """Solve for the decisions of `gaps` in so many nodes; return how it ended, whether it helped, and its iterations."""
         state, formulation = self.state, self.formulation
         schedule = state.schedule
         start = formulation.start_values(schedule) if schedule is not None else None
         if start is None or schedule is None:
-            return SolverStatus.NOTHING, False, 0.0
+            return SolverStatus.NOTHING, False, 0
         free = self._free_columns(set(gaps), schedule)
         values = np.array([start[c] for c in self.integral])
         mask = np.array([c in free for c in self.integral])
         left = self.restriction.bounded(self.integral, np.where(mask, 0.0, values), np.where(mask, 1.0, values))
         session = HighsSession(left.model)
         session.start_from(left.start(start | self.hiding))
-        run = session.run(state.wall(seconds), gap=WINDOW_GAP)
+        run = session.run(state.wall(seconds), gap=WINDOW_GAP, node_limit=nodes)
         before = state.cost
         if run.values is not None:
             found = left.whole(run.values)
             if state.offer(formulation.schedule(found), f"piece of {len(gaps)}"):
                 self.hiding = {c: float(np.round(found[c])) for c in self.hiding}
-        return run.status, state.cost < before * (1 - 1e-9), run.seconds
+        return run.status, state.cost < before * (1 - 1e-9), run.iterations
 
     def _free_columns(self, gaps: set[int], schedule: Schedule) -> set[int]:
         """Return the columns of `gaps` and of the intermediates that their decisions may call for or spare."""

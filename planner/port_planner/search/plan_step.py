@@ -7,7 +7,7 @@ Every plan that leaves here has been lowered to the program an executor follows,
 
 import math
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from port_planner.base.units import format_bytes, format_seconds
@@ -48,6 +48,10 @@ _ROUNDING = 1e-9
 
 FINISHING = 0.1
 """Share of the time limit that the search leaves: the piece under way when its time is up is finished all the same."""
+
+RIVAL_ROOMS = (0.97, 0.9)
+"""Shares of the room for tensors for which plans are looked for, too, in the time that the search leaves: it comes to rest elsewhere there,
+and a plan for less memory is one for more."""
 
 HURRIED_WATTS = (8.0, 25.0, 100.0)
 """Static watts, besides the device's own, that make the planner buy time with energy, from a little to all it can."""
@@ -333,19 +337,35 @@ def _plan(request: _PlanRequest) -> PlanResult:
     # Keeping everything fits at times where the coarse problem, which counts from above, has no room for it.
     keep_all = dict.fromkeys((Plan(), Plan(order=reorder(graph))))
     found = better_of(graph, costs, limits, found=found, rivals=(*keep_all, *request.rivals))
+    found = better_of(graph, costs, limits, found=found, rivals=_of_less_room(request, found, decided, floor, begin))
     left = request.time_limit_s - (time.process_time() - begin)
     if found.plan is None and request.strategy in LADDER and left > 0:
-        finer = _coarse_plan(replace(request.quick, time_limit_s=left), 0)
+        finer = _coarse_plan(replace(request, time_limit_s=left), 0)
         found = finer if finer.plan is not None else found
     if found.plan is None and request.strategy in LADDER:
         found = better_of(graph, costs, limits, found=found, rivals=floor_plans(graph, limits.ram_bytes))
     return found
 
 
+def _of_less_room(request: _PlanRequest, found: PlanResult, decided: int, floor: Floor, begin: float) -> Iterator[Plan]:
+    """Yield plans for somewhat less memory, while the time lasts and what was found is not known to be the best."""
+    limits, base_bytes = request.limits, request.costs.device.base_bytes
+    for share in RIVAL_ROOMS:
+        less_bytes = base_bytes + int(share * (limits.ram_bytes - base_bytes))
+        left = request.time_limit_s - (time.process_time() - begin)
+        known = found.plan is None or found.outcome is Outcome.OPTIMAL or request.strategy != "milp"
+        if known or less_bytes < floor.nbytes or left < FINISHING * request.time_limit_s:
+            return
+        less = replace(limits, ram_bytes=less_bytes)
+        rival = _coarse_plan(replace(request, limits=less, time_limit_s=left, progress=None, rivals=()), decided)
+        if rival.plan is not None:
+            yield rival.plan
+
+
 def _below(floor: Floor, limits: PlanLimits, begin: float) -> PlanResult:
     """Say what sets the floor of a step, and what lowers it."""
     message = (
-        f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.name}) needs {format_bytes(floor.nbytes)} with "
+        f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.operator}) needs {format_bytes(floor.nbytes)} with "
         f"{floor.held} resident"
     )
     held = tuple((str(held), held.nbytes) for held in floor.holders)
@@ -599,7 +619,7 @@ def _too_little(
     holders = tuple(sorted(held, key=lambda h: -h[1])[:MAX_HOLDERS])
     names = ", ".join(f"{name} {format_bytes(size)}" for name, size in holders[:3])
     message = (
-        f"no plan fits: op {op} ({coarse.graph.ops[op].name}) needs {format_bytes(needed)} with {names} resident"
+        f"no plan fits: op {op} ({coarse.graph.operator_of_module(op)}) needs {format_bytes(needed)} with {names} resident"
         f"{solution.missed_rows}"
     )
     return PlanResult(

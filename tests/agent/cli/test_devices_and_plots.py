@@ -43,6 +43,8 @@ def test_operators_are_summed_by_name_and_device() -> None:
     assert sum(one.seconds for one in sums) == pytest.approx(sum(cost.seconds for cost in costs.ops))
     assert [one.seconds for one in sums] == sorted((one.seconds for one in sums), reverse=True)
     assert "convolution_backward" in {one.name for one in sums[:3]}
+    convolutions = next(one for one in sums if one.name == "convolution")
+    assert convolutions.modules and sum(convolutions.modules.values()) == pytest.approx(convolutions.seconds)
     there = replace(graph, storages=tuple(replace(s, device="cuda") for s in graph.storages))
     assert {one.device for one in operator_sums(there, costs)} == {"cuda"}
     assert all(sum(one.phases.values()) == one.calls for one in sums)

@@ -77,6 +77,14 @@ def test_labels_name_what_a_reader_knows() -> None:
     assert not any(label.startswith("storage") for label in labels)
 
 
+def test_operators_are_known_by_the_module_whose_weights_they_take() -> None:
+    model = net()
+    graph = capture_step(model, classify, sgd(model), batch()).graphs["step"]
+    known = {graph.operator_of_module(i) for i, op in enumerate(graph.ops) if op.phase is Phase.FORWARD}
+    assert {"addmm of 0", "native_batch_norm of 1", "relu", "addmm of 4"} <= known
+    assert {graph.module_of(i) for i in range(len(graph.ops))} == {"", "0", "1", "4"}
+
+
 def test_what_was_found_in_a_graph_and_its_orders_are_kept_with_it() -> None:
     graph = capture_step(net(), classify, sgd(net()), batch()).graphs["step"]
     asked: list[int] = []

@@ -108,7 +108,7 @@ def test_below_the_floor_the_refusal_names_it_and_what_lowers_it() -> None:
     floor = floor_of(graph, costs)
     found = plan_step(graph, costs, ram_bytes=floor.nbytes - 1)
     assert (found.outcome, found.plan, found.needed_bytes) == (Outcome.INFEASIBLE, None, floor.nbytes)
-    assert f"op {floor.op} ({graph.ops[floor.op].name})" in found.message
+    assert f"op {floor.op} ({graph.operator_of_module(floor.op)})" in found.message
     assert floor.remedy in found.remedy
     assert str(floor.holders[0]) in str(floor) and floor.held in found.message
 

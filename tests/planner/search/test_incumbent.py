@@ -8,7 +8,7 @@ import pytest
 
 from port_planner.problem.problem import Choice, GapDecision, Problem, Schedule, Semantics
 from port_planner.problem.replay import ScheduleCost, replay
-from port_planner.search.incumbent import LOOKED_AT, OPTIMAL_GAP, Climb, GainRate, objective
+from port_planner.search.incumbent import OPTIMAL_GAP, Climb, GainRate, objective
 from tests.planner.brute_force import random_problem
 
 PROBLEM = replace(random_problem(3), ram_bytes=None, deadline_s=None, write_limit_bytes=None)
@@ -100,19 +100,13 @@ def test_waiting_costs_what_the_device_burns_meanwhile() -> None:
     assert objective(watts, ScheduleCost(overhead_joules=2.0, stall_seconds=4.0)) == 14.0
 
 
-def test_a_search_that_gains_too_little_of_the_whole_step_is_told_so_once_a_period(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, base = [0.0], PROBLEM.base_joules
-    monkeypatch.setattr(time, "process_time", lambda: now[0])
-    climb, period = costing(), 60.0 * LOOKED_AT
+def test_a_search_that_gains_too_little_of_the_whole_step_is_told_so_once_a_period() -> None:
+    climb, base = costing(), PROBLEM.base_joules
     climb.cost = base
-    rate = GainRate(climb, 60.0, 0.1)
-    now[0] = 0.9 * period
-    assert not rate.too_low, "the period is not over"
-    now[0], climb.cost = 1.1 * period, 0.7 * base
-    assert not rate.too_low, "0.3 of 1.7 is enough"
-    now[0], climb.cost = 2.0 * period, 0.7 * base
-    assert not rate.too_low
-    now[0], climb.cost = 2.2 * period, 0.6 * base
-    assert rate.too_low, "0.1 of 1.6 is a seventh of the overhead, and a sixteenth of the step"
+    rate = GainRate(climb, 0.1)
+    assert not rate.is_too_low(3) and not rate.is_too_low(3), "the period is not over"
+    climb.cost = 0.7 * base
+    assert not rate.is_too_low(3), "0.3 of 1.7 is enough"
+    assert not rate.is_too_low(3) and not rate.is_too_low(3)
+    climb.cost = 0.6 * base
+    assert rate.is_too_low(3), "0.1 of 1.6 is a seventh of the overhead, and a sixteenth of the step"

@@ -15,15 +15,25 @@ from port_planner.ir.lowering.packables import packables
 from port_planner.ir.plan import MIN_DECIDED_BYTES, Action, Plan
 from port_planner.problem.coarsen import Coarse, coarsen
 from port_planner.problem.problem import Problem
+from port_planner.search import plan_step as plan_step_module
 from port_planner.search import solve
 from port_planner.search.anytime import relaxation_bound
 from port_planner.search.baselines import BITTRAIN
-from port_planner.search.floor import floor_of
+from port_planner.search.floor import floor_of, paging_plan
 from port_planner.search.greedy.search import Greedy, greedy, greedy_variants
 from port_planner.search.heuristics import cheap_segments, pack_everything
 from port_planner.search.incumbent import objective
 from port_planner.search.pareto import budget_for, min_budget
-from port_planner.search.plan_step import PlanLimits, ProgramJudge, better_of, fine_bound, plan_step, plan_within
+from port_planner.search.plan_step import (
+    PlanLimits,
+    PlanResult,
+    ProgramJudge,
+    better_of,
+    fine_bound,
+    plan_step,
+    plan_within,
+    with_figures,
+)
 from port_planner.search.solve import STRATEGIES, Outcome, StrategyError
 from port_planner.search.wear import SPARING_TIME
 from tests.planner.estimated_steps import budget, captured
@@ -82,6 +92,26 @@ def test_the_best_verified_of_all_answers_is_taken() -> None:
     broken = replace(good, decisions=good.decisions[: len(good.decisions) // 2])  # fits no longer, or breaks an input
     same = better_of(graph, costs, PlanLimits(good.peak_bytes - 1), found=better, rivals=[broken])
     assert same.plan is better.plan
+
+
+def test_plans_for_somewhat_less_memory_are_rivals_in_the_time_that_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    graph, costs = captured()
+    limit, plain, found = budget(0.3), plan_step_module._coarse_plan, dict[int, float]()
+
+    def worst_at_the_limit(request: Any, min_bytes: int) -> PlanResult:
+        ram_bytes = request.limits.ram_bytes
+        result = plain(replace(request, strategy="greedy"), min_bytes)
+        plan = paging_plan(graph, 1, limit) if ram_bytes == limit else result.plan
+        assert plan is not None
+        plan = with_figures(plan, costs, lower(graph, costs, plan))
+        found[ram_bytes] = plan.overhead_joules
+        return replace(result, plan=plan, outcome=Outcome.FEASIBLE)
+
+    monkeypatch.setattr(plan_step_module, "_coarse_plan", worst_at_the_limit)
+    plan = plan_step(graph, costs, ram_bytes=limit, time_limit_s=100.0).plan
+    base = costs.device.base_bytes
+    assert [*found] == [limit, *(base + int(share * (limit - base)) for share in plan_step_module.RIVAL_ROOMS)]
+    assert plan is not None and plan.overhead_joules == min(found.values()) < found[limit]
 
 
 @pytest.mark.slow

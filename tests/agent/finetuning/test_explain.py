@@ -166,7 +166,7 @@ def test_where_the_head_is_too_much_it_is_explained_on_how_many_rows_it_runs(
     )
     found = explain(asked, 2000 * MIB)
     assert found.head_rows == 32 and found.logits_bytes == whole.logits_bytes / 2
-    assert "no room for the 3.9 GiB that all 64 take" in found.head_why
+    assert "the 3.9 GiB of all 64 do not fit into the budget" in found.head_why
     trained = explain(replace(asked, lora_rank=None), 2000 * MIB)
     assert trained.head_rows == 64 and "cannot run on fewer" in trained.head_why
     assert explain(replace(asked, head_rows=16), 2000 * MIB).head_rows == 16

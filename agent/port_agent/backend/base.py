@@ -12,7 +12,7 @@ class DeviceAbsentError(PortError):
 
 
 class Event(Protocol):
-    """A point in what a device was given to do."""
+    """A point in the work given to a device."""
 
     def synchronize(self) -> None:
         """Return once the device has passed it."""
@@ -33,31 +33,32 @@ class Backend(Protocol):
     """Whether its memory is the host's own, so that one budget is for both."""
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Return at least `nbytes` bytes of the device's memory; raises torch.OutOfMemoryError where the cap forbids it."""
+        """Return at least `nbytes` bytes of the device's memory; raises torch.OutOfMemoryError if the cap forbids it."""
 
     def allocate_shared(self, nbytes: int) -> torch.Tensor:
-        """Return as `allocate` does, memory that the host reaches by address, too, where the device has such."""
+        """Return memory as `allocate` does, which the host can also address if the device has such memory."""
 
     def host_view(self, memory: torch.Tensor) -> torch.Tensor | None:
-        """Return bytes of the device's memory as the host's, nothing being copied; None where the host does not reach them.
+        """Return bytes of the device's memory as the host's, without a copy; None if the host cannot address them.
 
-        To be asked for once the device is done with them. What the host writes there, work sees that the device is given later.
+        Call this after the device is done with them. Work that the device is given later sees what the host writes
+        there.
         """
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
         """Return at least `nbytes` bytes of the host's memory, block-aligned, that copies reach without another copy."""
 
     def reached(self) -> Event:
-        """Return the point that the computing stream has been given work up to."""
+        """Return the point up to which the computing stream has been given work."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: Event) -> Event:
         """Copy bytes on the copying stream once `after` has passed; return when that is done. Any thread may call it."""
 
     def wait(self, event: Event) -> None:
-        """Let the computing stream go on only after `event`; the host does not wait."""
+        """Make the computing stream wait for `event`; the host does not wait."""
 
     def synchronize(self) -> None:
-        """Return when the device has done all that it was given."""
+        """Return when the device has finished all its work."""
 
     def generator_state(self) -> torch.Tensor:
         """Return the state of the device's default generator, on the host."""
@@ -69,16 +70,17 @@ class Backend(Protocol):
         """Return the bytes of the device's memory that tensors hold now; 0 on the CPU, whose allocator counts itself."""
 
     def outside_bytes(self) -> int:
-        """Return the bytes of the device's memory that this process holds beside tensors: context, libraries; 0 on the CPU.
+        """Return the bytes of the device's memory that this process holds besides tensors: context, libraries; 0 on the
+        CPU.
 
-        Takes some tenths of a second where the driver's own program is asked.
+        Takes some tenths of a second if the driver's own program is asked.
         """
 
     def peak_bytes(self) -> int:
         """Return the most bytes that tensors have held since `reset_peak`; 0 on the CPU."""
 
     def reset_peak(self) -> None:
-        """Count the peak anew."""
+        """Restart the peak."""
 
     def limit(self, nbytes: int) -> None:
-        """Let tensors hold no more than `nbytes` of the device's memory; nothing on the CPU, where the kernel bounds."""
+        """Limit tensors to `nbytes` of the device's memory; does nothing on the CPU, where the kernel enforces limits."""

@@ -16,7 +16,7 @@ _MADE_BY: Mapping[str, Callable[[], Backend]] = {CPU: CpuBackend, CUDA: CudaBack
 
 
 def shares_host_memory(kind: str) -> bool:
-    """Return whether what lies on a kind of device takes the host's memory; no for a device that the agent does not know."""
+    """Return whether memory of a kind of device is the host's memory; False for a device that the agent does not know."""
     try:
         return backend_of(kind).unified
     except DeviceAbsentError:
@@ -24,7 +24,7 @@ def shares_host_memory(kind: str) -> bool:
 
 
 def backend_of(kind: str) -> Backend:
-    """Return the backend of a kind of device; raises DeviceAbsentError where this machine has none."""
+    """Return the backend of a kind of device; raises DeviceAbsentError if this machine has none."""
     if kind in _MADE_BY:
         return _MADE_BY[kind]()
     from importlib.metadata import entry_points  # which followed programs need not load

@@ -1,4 +1,4 @@
-"""The CPU: its memory is the process's own, and what it is given to do is done at once."""
+"""The CPU: its memory is the process's own, and its work is done at once."""
 
 import torch
 
@@ -8,7 +8,7 @@ from port_planner.ir.device_kinds import CPU
 
 
 class Done:
-    """The event of whatever never has to be waited for."""
+    """The event of work that never has to be waited for."""
 
     def synchronize(self) -> None:
         """Return at once."""
@@ -18,7 +18,7 @@ DONE = Done()
 
 
 class CpuBackend:
-    """A `Backend` without streams; see `base` for what each of its words means."""
+    """A `Backend` without streams; see `base` for the methods."""
 
     kind = CPU
     addressable = True

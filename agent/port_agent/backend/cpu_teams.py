@@ -1,8 +1,8 @@
-"""Operators of the CPU on teams of threads: with so many, or on the cores of one cluster.
+"""Operators of the CPU on teams of threads: a number of threads, or the cores of one cluster.
 
-A team that may run anywhere is the calling thread with another number of threads: setting that is cheap, and where it is one or all, the
-OpenMP library keeps the threads that it has. A team with cores of its own is a thread tied to them, for the threads that it starts inherit
-that; each operator is handed to it.
+A team that may run anywhere is the calling thread with another number of threads. Setting this is cheap, and if it is
+one or all, the OpenMP library keeps its threads. A team with cores of its own is a thread bound to them, because the
+threads that it starts inherit this; each operator is handed to it.
 """
 
 import os
@@ -34,7 +34,8 @@ class CpuTeams:
         for team in self.teams:
             if not usable.issuperset(team.cores):
                 raise CpuTeamError(
-                    f"operators of this step are for {team.text}, and this process may run on {sorted(usable)}: plan the job again here"
+                    f"operators of this step are for {team.text}, but this process may run on {sorted(usable)}; plan "
+                    "the job again here"
                 )
         self._tied = {
             number: ThreadPoolExecutor(1, f"cpu-team-{number}", _tie, (team,))
@@ -44,7 +45,7 @@ class CpuTeams:
         for tied in self._tied.values():
             tied.submit(int).result()  # now, and not between two operators
         if self._tied:
-            torch.set_num_threads(threads)  # which each of them has set for threads to come
+            torch.set_num_threads(threads)  # set by each of them for future threads
 
     def __enter__(self) -> Self:
         return self

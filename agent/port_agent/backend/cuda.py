@@ -16,18 +16,20 @@ from port_planner.ir.device_kinds import CUDA
 from port_planner.torch_compat.devices import set_allocator
 
 _INTEGRATED_CONTEXT_BYTES = 667 << 20
-"""Of a GPU that shares the host's memory, where no driver says what a process holds: a context that loads all its modules
-(pytorch#86509; 287 MB where they are loaded lazily)."""
+"""Memory of a GPU that shares the host's memory and whose driver does not report a process's share: a context that
+loads all its modules (pytorch#86509; 287 MB if they are loaded lazily).
+"""
 
 _PINNED_AS_ASKED = "pinned_max_cached_size_mb:0"
-"""Setting of torch's allocator of pinned memory: by default it takes the next power of two and keeps what is freed, which may be twice of
-what a plan counts in the host's memory."""
+"""Setting of torch's allocator of pinned memory, which by default rounds up to the next power of two and keeps what is
+freed: twice what a plan counts in the host's memory.
+"""
 
 _DRIVER_PATIENCE_S = 5.0
 
 
 class CudaBackend:
-    """A `Backend` on the first CUDA device; see `base` for what each of its words means."""
+    """A `Backend` on the first CUDA device; see `base` for the methods."""
 
     kind = CUDA
     addressable = False
@@ -48,12 +50,14 @@ class CudaBackend:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
     def allocate_shared(self, nbytes: int) -> torch.Tensor:
-        """Return pinned memory where the GPU computes in the host's; raises torch.OutOfMemoryError where the limit forbids it."""
+        """Return pinned memory if the GPU computes in the host's; raises torch.OutOfMemoryError if the limit forbids
+        it.
+        """
         if not self.unified:
             return self.allocate(nbytes)
         if self.allocated_bytes() + nbytes > self._limit_bytes:
             raise torch.OutOfMemoryError(
-                f"{nbytes} bytes asked for, {self.allocated_bytes()} of {self._limit_bytes} are in use"
+                f"{nbytes} bytes requested, but {self.allocated_bytes()} of {self._limit_bytes} are in use"
             )
         return self._shared.allocate(nbytes)
 
@@ -97,7 +101,7 @@ class CudaBackend:
             return _INTEGRATED_CONTEXT_BYTES
         used = (
             total - free
-        )  # of all processes, where the driver does not say which has what: too careful, never too little
+        )  # of all processes, if the driver does not report each share: an overestimate, never too little
         return max(0, (used if held is None else held) - torch.cuda.memory_reserved(self._device))
 
     def peak_bytes(self) -> int:
@@ -112,7 +116,7 @@ class CudaBackend:
         self._bound()
 
     def _bound(self) -> None:
-        """Let torch's allocator have what shared memory leaves of the limit."""
+        """Give torch's allocator what shared memory leaves of the limit."""
         left = max(0, self._limit_bytes - self._shared.live_bytes)
         torch.cuda.set_per_process_memory_fraction(min(1.0, left / self._total_bytes), self._device)
 
@@ -125,23 +129,24 @@ class CudaBackend:
 
 
 def pin_as_asked() -> None:
-    """Have torch take as much pinned memory as it is asked for, and give it back when it is freed.
+    """Make torch allocate exactly the requested pinned memory, and release it when it is freed.
 
-    Of the whole process: not to be called in one that runs a program of the user's, whose loader of data lives on memory that is kept.
+    This affects the whole process: do not call it in one that runs the user's program, whose data loader relies on kept
+    memory.
     """
     set_allocator(_PINNED_AS_ASKED)
 
 
 def card_name() -> str:
-    """Return what the driver calls the first card that torch uses: its UUID.
+    """Return the driver's name of the first card that torch uses: its UUID.
 
-    Numbers of cards are not the driver's where CUDA_VISIBLE_DEVICES chooses.
+    Indices differ from the driver's if CUDA_VISIBLE_DEVICES is set.
     """
     return f"GPU-{torch.cuda.get_device_properties(0).uuid}"
 
 
 def held_by(pid: int, card: str) -> int | None:
-    """Return the bytes of a card's memory that the driver says a process holds; None where it does not say."""
+    """Return the bytes of a card's memory that a process holds according to the driver; None if it does not report it."""
     words = ["nvidia-smi", "--query-compute-apps=pid,used_memory", "--format=csv,noheader,nounits", "-i", card]
     with contextlib.suppress(OSError, ValueError, subprocess.SubprocessError):
         output = subprocess.run(words, capture_output=True, text=True, check=True, timeout=_DRIVER_PATIENCE_S).stdout
@@ -151,7 +156,7 @@ def held_by(pid: int, card: str) -> int | None:
 
 
 def _follow(stream: torch.cuda.Stream, event: Event) -> None:
-    """Let a stream go on after an event; only a device's own is waited for by the device."""
+    """Make a stream wait for an event; the device itself only waits for its own events."""
     if isinstance(event, torch.cuda.Event):
         stream.wait_event(event)
     else:

@@ -1,7 +1,8 @@
-"""What stops a process that takes more of a device's memory than it may: tried, in processes of their own that are let take more.
+"""What stops a process that exceeds its share of a device's memory, tested in separate processes that may exceed it.
 
-`python -m port_agent.backend.enforcement KIND BOUND ...` is such a process: it says that it has begun, then, for each bound in turn, whether more
-was refused. Where the kernel ends it instead, the bound that it had not answered for is the one that holds.
+`python -m port_agent.backend.enforcement KIND BOUND ...` is such a process: it reports that it has begun, then, for
+each bound in turn, whether more was refused. If the kernel kills it instead, the bound that it had not answered for is
+the effective one.
 """
 
 import contextlib
@@ -22,23 +23,23 @@ from port_agent.system.python_process import module_command, module_environment
 from port_planner.base.process_memory import PAGE_BYTES, available_bytes, resident_bytes
 
 PROBE_BYTES = 64 << 20
-"""So much is taken of a device's memory to see who notices; enough to stand out, little enough to be there."""
+"""Device memory that is taken to see which counter notices: enough to stand out, and little enough to be available."""
 _LIMIT_BYTES = PROBE_BYTES // 4
-"""What a probe may take of it."""
+"""Limit of the test process."""
 
 ALLOCATOR, DATA, GROUP = "a limit of torch's allocator", "RLIMIT_DATA", "a control group"
-REFUSED, ALLOWED, KILLED = "refuses more", "lets more be taken", "ends who takes more"
+REFUSED, ALLOWED, KILLED = "refuses more", "allows more", "kills the process"
 _BEGUN = "begun"
 _PATIENCE_S = 60.0
 _FIRST_TO_GO = "1000"
-"""Of the kernel's scores: where the whole machine gets short, the process that tries goes before anything of the user's."""
+"""The kernel's OOM score: if the whole machine runs short, the test process is killed before any of the user's."""
 _NO_LIMIT = 1 << 62
 _HEADROOM_BYTES = 512 << 20
-"""What must be free of the machine beside what is tried with."""
+"""Memory of the machine that must be free besides the test."""
 
 
 class _UntriedError(Exception):
-    """A bound cannot be set here; says why."""
+    """A bound cannot be set here; the text says why."""
 
 
 def enforced(backend: Backend) -> dict[str, str]:
@@ -47,39 +48,41 @@ def enforced(backend: Backend) -> dict[str, str]:
 
 
 def _in_a_group(backend: Backend) -> dict[str, str]:
-    """Try a control group whose limit leaves a process like this one little more than it holds."""
+    """Test a control group whose limit leaves a process like this one slightly more than it holds."""
     limit = resident_bytes() + backend.outside_bytes() + PROBE_BYTES
     if available_bytes() < limit + PROBE_BYTES + _HEADROOM_BYTES:
-        return {GROUP: "was not tried: too little memory is free"}
+        return {GROUP: "was not tested: too little memory is free"}
     scope = scope_command(limit)
     if not scope:
-        return {GROUP: "was not tried: nobody limits one for this user"}
+        return {GROUP: "was not tested: this user cannot get a limited group"}
     return tried(backend.kind, (GROUP,), scope)
 
 
 def tried(kind: str, bounds: tuple[str, ...], within: Sequence[str] = ()) -> dict[str, str]:
-    """Return the outcome of each bound, tried one after the other in one process; `within`: words that run it in a scope."""
+    """Return the outcome of each bound, tested one after another in one process; `within`: command that runs it in a
+    scope.
+    """
     words = [*within, *module_command(__name__), kind, *bounds]
     try:
         done = subprocess.run(words, env=module_environment(), capture_output=True, text=True, timeout=_PATIENCE_S)
     except subprocess.TimeoutExpired:
-        return dict.fromkeys(bounds, f"was not tried: no answer in {_PATIENCE_S:g} s")
+        return dict.fromkeys(bounds, f"was not tested: no answer within {_PATIENCE_S:g} s")
     return outcomes(bounds, done.stdout.splitlines(), done.returncode)
 
 
 def outcomes(bounds: tuple[str, ...], output: list[str], ended: int) -> dict[str, str]:
-    """Return the outcome of each bound by the lines that a process has said, and the exit status that it ended with."""
+    """Return the outcome of each bound by the output lines of a process, and its exit status."""
     if not output:
-        return dict.fromkeys(bounds, f"was not tried: the process that tries ended with {ended} before it began")
+        return dict.fromkeys(bounds, f"was not tested: the test process ended with {ended} before it began")
     found = dict(zip(bounds, output[1:], strict=False))
     left = [bound for bound in bounds if bound not in found]
     if left and ended in (-signal.SIGKILL, -signal.SIGABRT, 128 + signal.SIGKILL, 128 + signal.SIGABRT):
         found[left.pop(0)] = KILLED
-    return found | dict.fromkeys(left, f"was not tried: the process that tries ended with {ended}")
+    return found | dict.fromkeys(left, f"was not tested: the test process ended with {ended}")
 
 
 def main(arguments: list[str]) -> int:
-    """Try each bound of the command line on a kind of device, and say what came of it."""
+    """Test each bound of the command line on a kind of device, and print the outcome."""
     kind, *bounds = arguments
     with contextlib.suppress(OSError):
         Path("/proc/self/oom_score_adj").write_text(_FIRST_TO_GO)
@@ -91,7 +94,7 @@ def main(arguments: list[str]) -> int:
         try:
             _write(TRIES[bound](backend))
         except _UntriedError as reason:
-            _write(f"was not tried: {reason}")
+            _write(f"was not tested: {reason}")
     return 0
 
 
@@ -101,13 +104,13 @@ def _write(line: str) -> None:
 
 
 def _taken(backend: Backend, nbytes: int) -> str:
-    """Take so many bytes of the device's memory, in pieces, and say whether that was let."""
+    """Allocate `nbytes` of the device's memory in parts, and return whether that was allowed."""
     held = []
     try:
         for _ in range(-(-nbytes // PROBE_BYTES)):
             held.append(backend.allocate(PROBE_BYTES).fill_(1))
             backend.synchronize()
-    except (RuntimeError, MemoryError, OSError):  # how it is said differs from device to device
+    except (RuntimeError, MemoryError, OSError):  # the exception differs between devices
         return REFUSED
     return ALLOWED
 
@@ -124,7 +127,7 @@ def _by_data(backend: Backend) -> str:
     try:
         pages = int(Path("/proc/self/statm").read_text().split()[5])
     except (OSError, IndexError, ValueError) as error:
-        raise _UntriedError("this system does not say what it counts") from error
+        raise _UntriedError("this system does not report what it counts") from error
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (pages * PAGE_BYTES + _LIMIT_BYTES, hard))
     try:

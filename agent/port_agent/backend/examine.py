@@ -21,7 +21,7 @@ from port_planner.ir.torch_device import device_name
 
 
 class DeviceReport(msgspec.Struct, frozen=True):
-    """One device. `seen_by`: bytes by which each count of the kernel's grew when `PROBE_BYTES` were taken of its memory.
+    """One device. `seen_by`: growth of each of the kernel's counters when `PROBE_BYTES` of its memory were taken.
 
     `enforced`: what each bound did about a process that took more (`port_agent.backend.enforcement`); `bounded`: whether torch's own was kept.
     """
@@ -34,11 +34,11 @@ class DeviceReport(msgspec.Struct, frozen=True):
     enforced: dict[str, str]
     bounded: bool
     reordered: int
-    """How many operators are known not to give the same bits each time."""
+    """Number of operators that are known not to give the same bits each time."""
 
 
 def examined() -> list[DeviceReport]:
-    """Return a report of each device that torch can use here, the CPU left out."""
+    """Return a report of each device that torch can use here, except the CPU."""
     found = []
     for kind in (CUDA, MPS, *sorted(entry_points(group=BACKEND_GROUP).names)):
         with contextlib.suppress(DeviceAbsentError):

@@ -1,4 +1,4 @@
-"""Copies of weights, buffers and optimizer state in the host's memory, beside a device with its own: one of each, by key."""
+"""Copies of weights, buffers and optimizer state in the host's memory, beside a device with its own: one per key."""
 
 from collections.abc import Iterable
 
@@ -8,26 +8,26 @@ from port_agent.backend.base import Backend
 
 
 class HostCopies:
-    """Memory for a copy of each key that was asked for, and which of them hold the present contents."""
+    """Memory for a copy of each requested key, and which copies are current."""
 
     def __init__(self, backend: Backend) -> None:
         self.backend = backend
         self._copies: dict[str, torch.Tensor] = {}
         self.current: set[str] = set()
-        """Keys whose copy holds the present contents; what is on the device may hold them too."""
+        """Keys whose copy is current; the device may hold the same contents."""
 
     def copy_of(self, key: str, nbytes: int) -> torch.Tensor:
-        """Return the memory of a key's copy, taken when it is first asked for; what is in it is the caller's affair."""
+        """Return the memory of a key's copy, allocated on first use; the caller fills it."""
         if key not in self._copies:
             self._copies[key] = self.backend.allocate_host(nbytes)
         return self._copies[key][:nbytes]
 
     def present(self, key: str) -> torch.Tensor | None:
-        """Return the copy of a key whose present contents it holds; None where it does not."""
+        """Return the copy of a key if it is current, otherwise None."""
         return self._copies[key] if key in self.current else None
 
     def drop(self, keys: Iterable[str]) -> None:
-        """Free the copies of these keys; nobody asks for what they hold."""
+        """Free the copies of these keys, whose contents are no longer needed."""
         for key in keys:
             self._copies.pop(key, None)
             self.current.discard(key)

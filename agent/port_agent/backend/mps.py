@@ -16,26 +16,26 @@ from port_planner.ir.device_kinds import MPS
 from port_planner.torch_compat.devices import host_alias
 
 _MIN_FRACTION, _MAX_FRACTION = 1e-6, 2.0
-"""Of the memory that Metal recommends, between which torch takes a limit; 0 would be none at all."""
+"""Range of torch's limit, as a fraction of the memory that Metal recommends; 0 would mean no memory."""
 
 
 class Counts(Protocol):
-    """What torch counts of this process's memory on the GPU, as `torch.mps` does: there is no peak among it."""
+    """torch's counters of this process's memory on the GPU, as in `torch.mps`, which has no peak."""
 
     def current_allocated_memory(self) -> int:
         """Return the bytes that tensors hold."""
 
     def driver_allocated_memory(self) -> int:
-        """Return the bytes that Metal has given: tensors, freed memory that the allocator keeps, and what is neither."""
+        """Return the bytes allocated by Metal: tensors, freed memory that the allocator keeps, and everything else."""
 
     def empty_cache(self) -> None:
-        """Give back the freed memory that the allocator keeps."""
+        """Release the freed memory that the allocator keeps."""
 
 
 class HighWater:
-    """The most bytes that tensors have held: what they hold now and the freed memory beside it, which the allocator keeps.
+    """The peak of tensors: what they hold now and the freed memory that the allocator keeps.
 
-    Never less than the truth, and more by what lies unused between tensors.
+    Never less than the truth, and more by unused space between tensors.
     """
 
     def __init__(self, counts: Counts) -> None:
@@ -44,13 +44,13 @@ class HighWater:
         self.reset()
 
     def reset(self) -> None:
-        """Count anew: from what tensors hold now."""
+        """Restart from what tensors hold now."""
         self.outside_bytes()
         self._known = self.counts.current_allocated_memory()
 
     def outside_bytes(self) -> int:
-        """Return the bytes that Metal has given for anything but tensors and memory kept for them."""
-        self._known = self.peak_bytes()  # which is not seen any more once freed memory is given back
+        """Return the bytes that Metal allocated for anything but tensors and memory kept for them."""
+        self._known = self.peak_bytes()  # which is no longer visible once freed memory is released
         self.counts.empty_cache()
         self._outside = max(0, self.counts.driver_allocated_memory() - self.counts.current_allocated_memory())
         return self._outside
@@ -62,12 +62,12 @@ class HighWater:
 
 
 def fraction_of(nbytes: int, recommended_bytes: int) -> float:
-    """Return the fraction of the recommended memory that limits tensors to so many bytes, as torch takes it."""
+    """Return the fraction of the recommended memory, for torch's limit, that allows tensors `nbytes`."""
     return min(max(nbytes / recommended_bytes, _MIN_FRACTION), _MAX_FRACTION)
 
 
 class MpsBackend:
-    """A `Backend` on Apple's GPU; see `base` for what each of its words means."""
+    """A `Backend` on Apple's GPU; see `base` for the methods."""
 
     kind = MPS
     addressable = False

@@ -28,7 +28,7 @@ def block(nbytes: int) -> torch.Tensor:
 
 
 def whole_bytes(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the bytes of the storage that `tensor` lies in."""
+    """Return the bytes of the storage of `tensor`."""
     storage = tensor.untyped_storage()
     return torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage, 0, (storage.nbytes(),), (1,))
 

@@ -1,6 +1,6 @@
-"""Memory of the host's that a device reaches at the same address: what is in it need not be copied between the two.
+"""Host memory that a device reaches at the same address, so that its contents need not be copied.
 
-For a GPU that computes in the host's memory. torch's own allocator there gives memory that the host does not reach.
+For a GPU that computes in the host's memory. torch's own allocator there returns memory that the host cannot address.
 """
 
 import weakref
@@ -13,10 +13,11 @@ from port_planner.torch_compat.devices import storage_over
 
 
 class SharedMemory:
-    """Tensors of a device over memory of the host's, which is held until the device has done all that it was given when they go.
+    """Device tensors over host memory, which is kept until the device has finished all work given to it before they
+    were freed.
 
-    `take`: gives memory of the host's that the device reaches; `reached`: the point up to which the device has been given work.
-    `changed`: called whenever `live_bytes` has changed.
+    `take`: allocates host memory that the device reaches; `reached`: the point up to which the device has been given
+    work. `changed`: called whenever `live_bytes` has changed.
     """
 
     def __init__(
@@ -51,7 +52,7 @@ class SharedMemory:
         return None if host is None else host[begin : begin + memory.numel()]
 
     def reset_peak(self) -> None:
-        """Count the peak anew."""
+        """Restart the peak."""
         self.peak_bytes = self.live_bytes
 
     def _release(self, key: int, size: int) -> None:

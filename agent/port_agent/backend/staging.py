@@ -22,18 +22,20 @@ class Staging:
         self.backend, self.piece_bytes, self.shares = backend, piece_bytes, shares
         self.buffers = [backend.allocate_host(piece_bytes) for _ in range(BUFFERS)]
         self.emptied: list[Event] = [DONE] * BUFFERS
-        """Per buffer: when the device has taken what was in it."""
+        """Per buffer: when the device has read its contents."""
         self._turn = 0
         self._pages: torch.Tensor | None = None
         self.copies = HostCopies(backend)
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the host's memory that the buffers take."""
+        """Bytes of the host's memory in the buffers."""
         return sum(buffer.numel() for buffer in self.buffers)
 
     def pages(self, nbytes: int) -> torch.Tensor:
-        """Return the host's block of pages, at least `nbytes` long; one for all programs, made larger where one needs it."""
+        """Return the host's block of pages, at least `nbytes` long; shared by all programs, and enlarged when one needs
+        more.
+        """
         if self._pages is None or self._pages.numel() < nbytes:
             self._pages = None
             self._pages = self.backend.allocate_host(nbytes)
@@ -44,19 +46,19 @@ class Staging:
         return self.backend.allocate_shared(nbytes) if self.shares else self.backend.allocate(nbytes)
 
     def take(self) -> int:
-        """Return the next buffer's number once the device has taken what was in it."""
+        """Return the next buffer's number once the device has read its contents."""
         self._turn = (self._turn + 1) % BUFFERS
         self.emptied[self._turn].synchronize()
         self.emptied[self._turn] = DONE
         return self._turn
 
     def side(self, contents: torch.Tensor) -> "DeviceSide":
-        """Return the device's side of a transfer of these bytes, after all that the computing stream has been given by now."""
+        """Return the device's side of a transfer of these bytes, after all work given to the computing stream so far."""
         return DeviceSide(self, contents, self.backend.reached())
 
 
 class DeviceSide:
-    """Bytes on a device that a transfer fills or empties piece by piece, in order."""
+    """Bytes on a device that a transfer fills or empties part by part, in order."""
 
     __slots__ = ("_after", "_ahead", "_contents", "_filling", "_host", "_staging", "landed")
 
@@ -66,14 +68,14 @@ class DeviceSide:
         """Place -> buffer, bytes and event of a copy to the host that is under way."""
         self._filling = 0
         self._host: torch.Tensor | None = None
-        """The bytes themselves, where the host moves them without copies."""
+        """The bytes themselves, if the host moves them without copies."""
         self.landed: Event = DONE
-        """When the last piece that was delivered is on the device."""
+        """When the last delivered part is on the device."""
 
     def reach(self) -> bool:
-        """Let the host move the bytes where they lie, if that is how; say whether they begin where blocks of a file may.
+        """Let the host move the bytes in place, if possible; return whether they are aligned for direct file access.
 
-        Waits until the device is done with them then.
+        Waits until the device is done with them in that case.
         """
         if self._staging.shares:
             self._after.synchronize()
@@ -81,7 +83,9 @@ class DeviceSide:
         return self._host is None or self._host.data_ptr() % BLOCK == 0
 
     def fetch(self, place: int, nbytes: int) -> int:
-        """Return the address, on the host, of `nbytes` from byte `place`; where that is a copy, the piece behind it is on its way then."""
+        """Return the host address of `nbytes` from byte `place`; if it is a copy, the next part is then already on its
+        way.
+        """
         if self._host is not None:
             return self._host.data_ptr() + place
         self._begin(place, nbytes)
@@ -101,14 +105,14 @@ class DeviceSide:
         self._ahead[place] = buffer, nbytes, event
 
     def room(self, place: int) -> int:
-        """Return the address of memory on the host, to be filled and delivered to byte `place`."""
+        """Return the address of host memory to be filled and delivered to byte `place`."""
         if self._host is not None:
             return self._host.data_ptr() + place
         self._filling = self._staging.take()
         return self._staging.buffers[self._filling].data_ptr()
 
     def deliver(self, place: int, nbytes: int) -> None:
-        """Send what was filled to byte `place` on the device, where it is not there."""
+        """Send what was filled to byte `place` on the device, unless it is there already."""
         if self._host is not None:
             return
         source = self._staging.buffers[self._filling][:nbytes]

@@ -13,11 +13,13 @@ from port_agent.backend.base import Backend, Event
 from port_agent.backend.staging import DeviceSide, Staging
 
 MIN_BYTES = 64 << 10
-"""From so many bytes on: CUDA copies less from ordinary memory at once and without waiting (its notes on synchronisation behaviour)."""
+"""Smallest copy through the ring: CUDA copies less from ordinary memory at once and without waiting (its notes on
+synchronisation behaviour).
+"""
 
 
 class RingCopy:
-    """The event of a copy that goes through the ring: issued piece by piece by the ring's thread."""
+    """The event of a copy through the ring, issued part by part by the ring's thread."""
 
     __slots__ = ("_issued",)
 
@@ -25,11 +27,11 @@ class RingCopy:
         self._issued = issued
 
     def landed(self) -> Event:
-        """Return when the last piece has arrived, once that is issued; raises what went wrong on the way."""
+        """Return when the last part has arrived, once it is issued; raises an error of the transfer."""
         return self._issued.result()
 
     def synchronize(self) -> None:
-        """Return once all of it has arrived."""
+        """Return once everything has arrived."""
         self.landed().synchronize()
 
 
@@ -41,15 +43,15 @@ class TransferRing:
         self._thread = ThreadPoolExecutor(1, "transfer-ring")
 
     def close(self) -> None:
-        """End the thread, once all that it was given is issued."""
+        """End the thread after all its copies are issued."""
         self._thread.shutdown()
 
     def into_device(self, target: torch.Tensor, source: torch.Tensor) -> RingCopy:
-        """Begin to copy bytes of the host to the device, after all that the device has been given by now."""
+        """Begin to copy host bytes to the device, after all work given to the device so far."""
         return RingCopy(self._thread.submit(self._deliver, self.staging.side(target), source))
 
     def out_of_device(self, target: torch.Tensor, source: torch.Tensor) -> RingCopy:
-        """Begin to copy bytes of the device to the host, once it has done all that it has been given by now."""
+        """Begin to copy device bytes to the host, after all work given to the device so far."""
         return RingCopy(self._thread.submit(self._fetch, self.staging.side(source), target))
 
     def _deliver(self, side: DeviceSide, source: torch.Tensor) -> Event:

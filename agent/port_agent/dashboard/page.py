@@ -28,5 +28,5 @@ def render_report(report: EnergyReport) -> str:
 
 
 def embed_json(value: object) -> str:
-    """Return JSON that may stand inside a script element: no text in it can close the element."""
+    """Return JSON that is safe inside a script element, which no text in it can close."""
     return json.dumps(value, allow_nan=False).replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

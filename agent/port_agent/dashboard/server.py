@@ -1,7 +1,8 @@
-"""The live page: a small HTTP server on localhost that hands on what the agent's control socket says.
+"""The live page: a small HTTP server on localhost that serves the agent's state.
 
-It shows, and takes three wishes: not now, resume, run this job now. All of that needs the key that is in the address printed at the
-start, sent as a header, so that neither other users of this machine nor pages of other sites can ask. Files of the page itself need none.
+It shows the state, and accepts three actions: not now, resume, run this job now. All of that needs the key in the
+address printed at the start, sent as a header, so that neither other users of this machine nor pages of other sites can
+use it. The page's own files need none.
 """
 
 import re
@@ -23,13 +24,13 @@ from port_planner.base.errors import PortError
 _TYPES = {".js": "text/javascript", ".css": "text/css", ".html": "text/html"}
 _FILES = ("uPlot.min.css", "page.css", "uPlot.iife.min.js", "charts.js", "dashboard.js")
 QUESTIONS = {"/api/status": "/v1/status", "/api/jobs": "/v1/jobs", "/api/why": "/v1/why"}
-"""What the page may ask of the agent, and what of it answers."""
+"""The page's queries, and the agent's addresses that answer them."""
 NOT_NOW_S = 2 * 3600.0
 WISHES: Mapping[str, tuple[str, Mapping[str, object]]] = {
     "/api/not-now": ("/v1/pause", {"for_s": NOT_NOW_S}),
     "/api/resume": ("/v1/resume", {}),
 }
-"""What it may have the agent do, and how that is asked for."""
+"""The page's actions, and the agent's requests for them."""
 RUN_NOW = re.compile(r"/api/run-now/(\d{1,18})")
 ENERGY = "/api/energy"
 """What it may ask of the ledger."""
@@ -42,7 +43,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 MAX_CONNECTIONS = 32
-"""A browser opens six; each takes a thread for as long as it is silent, half a minute at most."""
+"""A browser opens six; each uses a thread while it is silent, at most half a minute."""
 _LOCAL_NAMES = ("127.0.0.1", "localhost")
 
 
@@ -84,7 +85,7 @@ class Dashboard:
 
     @property
     def url(self) -> str:
-        """The address to open; the key stands behind the #, which browsers never send."""
+        """The address to open; the key follows the #, which browsers never send."""
         return f"http://127.0.0.1:{self.port}/#key={self.key}"
 
     def serve_forever(self) -> None:
@@ -97,11 +98,11 @@ class Dashboard:
         self._server.server_close()
 
     def figures(self, path: str, query: dict[str, str]) -> object:
-        """Return the answer to one of the page's questions; raise `PortError` if there is none."""
+        """Return the answer to one of the page's queries; raise `PortError` if there is none."""
         return self._energy(query) if path == ENERGY else self._client.get(QUESTIONS[path])
 
     def wish(self, path: str) -> Any:
-        """Have the agent do one of the page's wishes and return its answer, None for a path that is none; raise `PortError`."""
+        """Execute one of the page's actions and return the agent's answer, None for an unknown path; raise `PortError`."""
         if path in WISHES:
             target, fields = WISHES[path]
             return self._client.post(target, **fields)
@@ -131,7 +132,7 @@ class _PageServer(ThreadingHTTPServer):
             self._free.release()
 
     def handle_error(self, request: Any, client_address: Any) -> None:
-        """Keep quiet about a browser that goes away; other faults are shown as everywhere."""
+        """Ignore a browser that disconnects; other errors are shown as usual."""
         if not isinstance(sys.exception(), OSError):
             super().handle_error(request, client_address)
 
@@ -161,7 +162,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._answer(path, lambda: None)
 
     def do_POST(self) -> None:
-        """Have one wish done. What comes with it is not read: none needs more than its path."""
+        """Execute one action. Its body is not read, because the path is enough."""
         self.close_connection = True
         if not self._from_here():
             self._refuse_host()
@@ -177,7 +178,9 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.UNAUTHORIZED, {"error": "open the address that `port-agent dashboard` printed"})
 
     def _from_here(self) -> bool:
-        """Return whether the browser meant this machine: a foreign name that points here is another site's."""
+        """Return whether the request was addressed to this machine: a foreign name that points here belongs to another
+        site.
+        """
         return self.headers.get("Host", "").partition(":")[0] in _LOCAL_NAMES
 
     def _has_key(self) -> bool:

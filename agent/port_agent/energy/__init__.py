@@ -1,1 +1,1 @@
-"""Joules: metered, attributed to jobs, kept in a ledger, reported with what they cover."""
+"""Joules: metered, attributed to jobs, kept in a ledger, and reported with what they cover."""

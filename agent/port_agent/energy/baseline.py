@@ -1,4 +1,4 @@
-"""The idle baseline: what the machine draws when nobody asks anything of it, per source."""
+"""The idle baseline: the power of the unused machine, per source."""
 
 from collections import deque
 from collections.abc import Collection
@@ -10,7 +10,7 @@ from port_agent.energy.attribution.timeline import Interval
 _MIN_SAMPLES = 20
 _MAX_SAMPLES = 240
 IDLE_LOAD = 0.10
-"""Below this share of busy processor time the machine counts as idle, where nobody tells better."""
+"""Below this share of busy processor time the machine counts as idle, unless a better signal exists."""
 
 
 class IdleBaseline:
@@ -28,7 +28,7 @@ class IdleBaseline:
             return
         samples = self._samples.setdefault(interval.source, deque(maxlen=_MAX_SAMPLES))
         samples.append(watts)
-        # The median of a few hundred numbers takes 10 us; once per ten samples is often enough.
+        # the median of a few hundred numbers takes 10 us; once per ten samples is often enough
         if len(samples) >= _MIN_SAMPLES and (len(samples) % 10 == 0 or interval.source not in self._known_watts):
             self._known_watts[interval.source] = _median(samples)
 
@@ -37,16 +37,16 @@ class IdleBaseline:
         self._known_watts[source] = watts
 
     def watts(self, source: str) -> float | None:
-        """Return the idle power seen by `source`; None while not known."""
+        """Return the idle power measured by `source`; None while unknown."""
         return self._known_watts.get(source)
 
     def known_watts(self) -> dict[str, float]:
-        """Return all known baselines, to be kept for the next run."""
+        """Return all known baselines, to be stored for the next run."""
         return dict(self._known_watts)
 
 
 def stored_baselines(content: str | None) -> dict[str, float]:
-    """Return the baselines that an earlier run left; none where they cannot be read, and they are measured again."""
+    """Return the baselines that an earlier run stored; none if they are unreadable, and they are measured again."""
     try:
         return msgspec.json.decode(content or "{}", type=dict[str, float])
     except msgspec.DecodeError:

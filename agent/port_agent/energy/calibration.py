@@ -22,14 +22,14 @@ from port_planner.base.errors import PortError
 
 
 class CalibrationError(PortError):
-    """The runs do not say what the machine draws at rest."""
+    """The runs do not show the machine's power at rest."""
 
 
 class WorkClass(enum.Enum):
-    """Classes of work that draw power of their own, and what an amount of each is."""
+    """Classes of work that draw power of their own, and the unit of each."""
 
     ACTIVE = "active"
-    """Seconds in which any core computes: what the first of them wakes up."""
+    """Seconds in which any core computes: the power of waking the first of them."""
     DENSE = "dense"
     """Core-seconds of matrix products."""
     MOVING = "moving"
@@ -73,7 +73,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """What the runs say; classes that no run did are missing. `gaps`: loads of which nothing was learnt, and why."""
+    """The result of the runs; classes without a run are missing. `gaps`: loads of which nothing was learnt, and why."""
 
     static_watts: Estimate
     figures: Mapping[WorkClass, Estimate]
@@ -93,8 +93,8 @@ def meter_runs(
 ) -> tuple[list[MeteredRun], tuple[str, ...]]:
     """Run each load for about `run_s` seconds, all of them `repeats` times; return what was metered, and what was not.
 
-    A first period passes before the meter counts, so that its figure is of this load alone. A run in which the meter failed or
-    had nothing to say is no run, and is named.
+    A first period passes before the meter counts, so that its figure is of this load alone. A run in which the meter
+    failed or had no reading is discarded and named.
     """
     sampler = Sampler(SourceChoice((source,), ()), IssueList(), lambda info: None)
     period_s = min(source.info.period_s, run_s)
@@ -144,7 +144,7 @@ def fit(runs: Sequence[MeteredRun], gaps: tuple[str, ...] = ()) -> Calibration:
         done.remove(WorkClass.ACTIVE)
     if not enough:
         said = "; ".join(gaps) or "the meter said nothing while it was at rest and at work"
-        raise CalibrationError(f"{len(runs)} runs were metered, too few to tell what draws what ({said}); try again")
+        raise CalibrationError(f"{len(runs)} runs were metered, too few to separate the loads ({said}); try again")
     scaled = weighted / scale
     found, _, _, _ = np.linalg.lstsq(scaled, np.ones(len(runs)), rcond=None)
     residual = scaled @ found - 1.0

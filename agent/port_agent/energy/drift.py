@@ -30,7 +30,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """The profile was wrong by these factors; None where it was right or nothing was planned or measured."""
+    """Factors by which the profile was wrong; None if it was right, or nothing was planned or measured."""
 
     job: str
     plan: int
@@ -107,7 +107,7 @@ class DriftMonitor:
         factors = [f"{name} x{ratio.factor:.2f}" for name, ratio in (("time", time), ("energy", energy)) if ratio]
         text = (
             f"job {self._job}: over {WINDOW_STEPS} steps plan {(self._plan or 0) + 1} took {' and '.join(parts)} per step; "
-            f"profile corrected ({', '.join(factors)}), frontier to be evaluated again"
+            f"profile corrected ({', '.join(factors)}); the plans are compared again"
         )
         return Correction(
             self._job,
@@ -120,14 +120,14 @@ class DriftMonitor:
 
 
 class _Window:
-    """Sums of planned and actual over the newest steps, kept up to date at each step."""
+    """Sums of planned and actual values over the newest steps, updated at each step."""
 
     def __init__(self) -> None:
         self._pairs: deque[tuple[float, float]] = deque()
         self._planned = self._actual = 0.0
 
     def add(self, planned: float, actual: float) -> None:
-        """Add a step and forget the one that leaves the window."""
+        """Add a step and drop the one that leaves the window."""
         self._pairs.append((planned, actual))
         self._planned += planned
         self._actual += actual
@@ -137,7 +137,7 @@ class _Window:
             self._actual -= actual
 
     def clear(self) -> None:
-        """Begin anew."""
+        """Reset."""
         self._pairs.clear()
         self._planned = self._actual = 0.0
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class EnergyIssue:
-    """Something wrong with metering, for the health board: a condition's code, its key, and what it says."""
+    """A problem of metering, for the health board: a condition's code, its key, and the text."""
 
     code: str
     key: str
@@ -20,13 +20,13 @@ class IssueList:
         self._issues: dict[tuple[str, str], EnergyIssue] = {}
 
     def report(self, code: str, reason: str, remedy: str, *, key: str = "") -> None:
-        """Say that something is wrong."""
+        """Report a problem."""
         self._issues[code, key] = EnergyIssue(code, key, reason, remedy)
 
     def clear(self, code: str, key: str = "") -> None:
-        """Say that it no longer is."""
+        """Report that a problem is gone."""
         self._issues.pop((code, key), None)
 
     def all(self) -> tuple[EnergyIssue, ...]:
-        """Return what is wrong now."""
+        """Return the current problems."""
         return tuple(self._issues.values())

@@ -28,7 +28,7 @@ from port_planner.base.errors import PortError
 
 FILE_NAME = "energy.sqlite"
 SCHEMA_VERSION = 2
-"""Version 1 had no table `gpu`; it gets one when the agent starts, and may be read without."""
+"""Version 1 had no table `gpu`; it gets one when the agent starts, and can be read without."""
 READABLE_VERSIONS = (1, SCHEMA_VERSION)
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 KEEP_S = {MINUTE_S: 2 * DAY_S, HOUR_S: 62 * DAY_S, DAY_S: 3660 * DAY_S}
@@ -37,7 +37,7 @@ KEEP_ROWS = {"step": 20_000, "gap": 2_000, "event": 2_000, "epoch": 20_000, "wea
 STEP_ROW_S = 5.0
 """Steps shorter than this share a row, or a day of 20 ms steps would be 4 million rows."""
 _MAX_WAITING = 20_000
-"""Sums kept when the disk refuses them; beyond it minutes are summed to hours. A day of one job has 16,000."""
+"""Sums kept when the disk rejects them; beyond this minutes are summed to hours. A day of one job has 16,000."""
 
 _GPU_TABLE = """
 CREATE TABLE gpu (
@@ -89,7 +89,7 @@ class _Sum:
 
 @dataclass(frozen=True, slots=True)
 class MeterGap:
-    """A stretch without figures, in wall-clock time."""
+    """A period without figures, in wall-clock time."""
 
     start_unix: float
     end_unix: float
@@ -116,7 +116,7 @@ class Batch:
     """Seconds and joules by start of the minute, job, and what the GPU's figure covers."""
 
     def append(self, newer: "Batch") -> None:
-        """Add figures that came later."""
+        """Add newer figures."""
         for key, total in newer.sums.items():
             _merge(self.sums, key, total)
         self.step_rows += newer.step_rows
@@ -131,7 +131,7 @@ class Batch:
         _add_gpu(self.gpu, newer.gpu)
 
     def shed(self) -> None:
-        """Let the oldest details go when a disk refuses writes for long: minutes become hours."""
+        """Discard the oldest details if a disk rejects writes for long: minutes become hours."""
         del self.step_rows[: -KEEP_ROWS["step"]]
         del self.gaps[: -KEEP_ROWS["gap"]]
         del self.events[: -KEEP_ROWS["event"]]
@@ -145,7 +145,7 @@ class Batch:
 
 
 class Ledger:
-    """Sums up charges, steps, gaps, events and wear, and writes them when told.
+    """Sums up charges, steps, gaps, events and wear, and writes them when told to.
 
     One thread at a time may add; `write` may run in another one meanwhile.
     """
@@ -175,7 +175,9 @@ class Ledger:
         if meta is None:
             self._database.execute("DELETE FROM meta")
             self._database.commit()
-            self.add_event(now_unix, "energy-ledger-damaged", "what was kept of earlier runs is damaged; measured anew")
+            self.add_event(
+                now_unix, "energy-ledger-damaged", "the stored values of earlier runs are damaged; measuring again"
+            )
             meta = {}
         last = float(meta.get("flushed_unix", "nan"))
         if meta.get("closed") == "0" and last < now_unix:
@@ -199,7 +201,7 @@ class Ledger:
                 total.net_joules += charge.net_joules
 
     def add_gpu(self, end_unix: float, seconds: float, gpu: GpuShare, shares: Mapping[str, float]) -> None:
-        """Add what the GPU took in an interval of so many seconds, to the jobs that it belongs to, by their shares of 1."""
+        """Add the GPU's energy in an interval of `seconds`, to the jobs that it belongs to, by their shares of 1."""
         minute = int((end_unix - 1e-6) // MINUTE_S) * MINUTE_S
         fresh = {(minute, job, gpu.covers): (seconds, gpu.joules * share) for job, share in shares.items()}
         _add_gpu(self._waiting.gpu, fresh)
@@ -253,7 +255,7 @@ class Ledger:
         self._waiting.events.append((unix, code, text))
 
     def add_wear(self, unix: float, writer: str, written_bytes: int) -> None:
-        """Add bytes that `writer` wrote to flash to its local date, kept as that date's midnight in UTC."""
+        """Add bytes that `writer` wrote to flash to its local date, stored as that date's midnight in UTC."""
         key = (local_clock_s(unix) // DAY_S * DAY_S, writer)
         self._waiting.wear[key] = self._waiting.wear.get(key, 0) + written_bytes
 
@@ -262,23 +264,23 @@ class Ledger:
         self._waiting.meta[key] = value
 
     def meta(self, key: str) -> str | None:
-        """Return a value kept by an earlier run or this one."""
+        """Return a value stored by an earlier run or this one."""
         if key in self._waiting.meta:
             return self._waiting.meta[key]
         row = self._database.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
         return None if row is None else str(row[0])
 
     def take(self, now_unix: float) -> Batch:
-        """Return all that waits and begin anew."""
+        """Return everything that waits and reset."""
         self._close_block()
         self._waiting.meta["flushed_unix"] = repr(now_unix)
         batch, self._waiting = self._waiting, Batch()
         return batch
 
     def write(self, batch: Batch, now_unix: float) -> int:
-        """Write a batch in one transaction and drop what is past its time; return the bytes written.
+        """Write a batch in one transaction and delete what has expired; return the bytes written.
 
-        An SD card may take a second for it. Raises `LedgerError` if the disk refuses; then nothing of it is in the
+        An SD card may take a second for it. Raises `LedgerError` if the disk rejects it; then nothing of it is in the
         file, and `give_back` keeps it for the next try.
         """
         wal = self.path.with_name(self.path.name + "-wal")
@@ -290,11 +292,11 @@ class Ledger:
         except sqlite3.Error as error:
             raise LedgerError(self.path, str(error), "free some space; figures are kept in memory meanwhile") from error
         after = wal.stat().st_size if wal.exists() else 0
-        # The log is folded into the main file later, which writes its pages once more.
+        # the log is later merged into the main file, which writes its pages once more
         return 2 * max(after - before, 0)
 
     def give_back(self, batch: Batch) -> None:
-        """Keep a batch that could not be written, before what came since."""
+        """Keep a batch that could not be written, before what arrived since."""
         batch.append(self._waiting)
         batch.shed()
         self._waiting = batch
@@ -365,7 +367,7 @@ def period_start(unix: float, period_s: int) -> int:
 def _gpu_sums(
     minutes: Mapping[tuple[int, str, str], tuple[float, float]], period_s: int
 ) -> dict[tuple[int, str, str], tuple[float, float]]:
-    """Return the sums of one length that sums by minute make."""
+    """Return the sums by minute combined to one longer period."""
     sums: dict[tuple[int, str, str], tuple[float, float]] = {}
     for (minute, job, covers), figures in minutes.items():
         _add_gpu(sums, {(period_start(minute, period_s), job, covers): figures})
@@ -373,7 +375,7 @@ def _gpu_sums(
 
 
 def _rollups(minutes: Mapping[_Key, _Sum], period_s: int) -> Iterator[tuple[object, ...]]:
-    """Give the rows of one length that sums by minute make."""
+    """Yield the rows of sums by minute combined to one longer period."""
     sums: dict[_Key, _Sum] = {}
     for (minute, job, phase, kind), total in minutes.items():
         _merge(sums, (period_start(minute, period_s), job, phase, kind), total)
@@ -432,7 +434,7 @@ class _StepBlock:
         )
 
     def add(self, step: StepEnergy, end_unix: float) -> None:
-        """Add a step that this block takes."""
+        """Add a step that belongs to this block."""
         self._last, self._end_unix = step, end_unix
         self.wall_s += step.event.wall_s
         self._gross = _plus(self._gross, step.known_joules)
@@ -470,7 +472,7 @@ def _connect(path: Path) -> sqlite3.Connection:
             with database:
                 database.executescript(f"{_GPU_TABLE}PRAGMA user_version = {SCHEMA_VERSION};")
         elif version != SCHEMA_VERSION:
-            raise LedgerError(path, f"has format {version}, this agent writes {SCHEMA_VERSION}", "update the agent")
+            raise LedgerError(path, f"has format {version}, but this agent writes {SCHEMA_VERSION}", "update the agent")
     except (sqlite3.Error, LedgerError):
         database.close()
         raise
@@ -499,14 +501,16 @@ def open_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
     Raises `LedgerError` if there is none or it is no ledger.
     """
     if not path.exists():
-        raise LedgerError(path, "there is none yet", "it appears once the agent has run; see port-agent status")
+        raise LedgerError(path, "does not exist yet", "it is created once the agent has run; see port-agent status")
     try:
         database = sqlite3.connect(f"file:{path}?mode=ro", uri=True, timeout=5.0)
         try:
             database.row_factory = sqlite3.Row
             version = database.execute("PRAGMA user_version").fetchone()[0]
             if version not in READABLE_VERSIONS:
-                raise LedgerError(path, f"has format {version}, this agent reads {SCHEMA_VERSION}", "update the agent")
+                raise LedgerError(
+                    path, f"has format {version}, but this agent reads {SCHEMA_VERSION}", "update the agent"
+                )
             yield database
         finally:
             database.close()

@@ -15,7 +15,7 @@ _DISK_WRITER = "machine"
 
 
 class LedgerWriter:
-    """Writes one batch at a time; a batch that the disk refuses is kept for the next."""
+    """Writes one batch at a time; a batch that the disk rejects is kept for the next."""
 
     def __init__(
         self,
@@ -25,15 +25,16 @@ class LedgerWriter:
         disk: DiskCounter | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """Without an `executor` whoever calls writes; `disk` counts what the whole machine writes."""
+        """Without an `executor` the caller's thread writes; `disk` counts what the whole machine writes."""
         self._ledger, self._issues, self._wear = ledger, issues, wear
         self._disk, self._executor = disk, executor
         self._writing: tuple[Batch, Future[int]] | None = None
 
     def begin(self, unix: float) -> Future[int]:
-        """Begin to write what has gathered and return what is done when it is written.
+        """Begin to write what has gathered and return a future that completes when it is written.
 
-        While the disk still holds up the last batch, that one is returned. A disk that refuses becomes an issue.
+        While the disk still blocks the last batch, that batch's future is returned. A disk that rejects it becomes an
+        issue.
         """
         self.take_outcome()
         if self._writing is None:
@@ -46,7 +47,7 @@ class LedgerWriter:
         return written
 
     def take_outcome(self) -> None:
-        """Note how the last writing went, if it is over."""
+        """Record the outcome of the last write, if it has ended."""
         if self._writing is None or not self._writing[1].done():
             return
         (batch, written), self._writing = self._writing, None
@@ -59,7 +60,7 @@ class LedgerWriter:
             self._issues.clear("energy-ledger")
 
     def close(self, unix: float) -> None:
-        """Wait for what is being written, write the rest and close the ledger; raises `LedgerError`."""
+        """Wait for the current write, write the rest and close the ledger; raises `LedgerError`."""
         if self._executor is not None:
             self._executor.shutdown()
         self.take_outcome()
@@ -79,7 +80,7 @@ class LedgerWriter:
         try:
             used = disk.used_life()
             size = disk.flash_bytes()
-            written = disk.written_since_last()  # last: what it counts is lost if one of the others fails
+            written = disk.written_since_last()  # last: its count is lost if one of the others fails
         except SourceError as error:
             self._issues.report("energy-flash-wear", error.problem, error.remedy)
             return

@@ -1,4 +1,4 @@
-"""Kinds of flash: how much can be written before one is worn out, and what that makes a written byte cost."""
+"""Kinds of flash: how much can be written before one is worn out, and the resulting cost of a written byte."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,10 +11,12 @@ _JOULES_PER_KWH = 3.6e6
 _GB = 1e9
 
 ASSUMED_PRICE_PER_KWH = 0.30
-"""Where `energy.price_per_kwh` says nothing: what a household pays in Europe (Eurostat nrg_pc_204, 2024: 0.28 to 0.29 EUR)."""
+"""If `energy.price_per_kwh` is not set: the price for households in Europe (Eurostat nrg_pc_204, 2024: 0.28 to 0.29
+EUR).
+"""
 
 ASSUMED_BYTES = 32 * 10**9
-"""Size of a medium that does not say: the card most boards are sold with."""
+"""Size of a medium that does not report it: that of the card sold with most boards."""
 
 
 _PRICE_PER_GB = {MediumKind.SD: 0.25, MediumKind.EMMC: 0.40, MediumKind.USB: 0.25, MediumKind.SSD: 0.12}
@@ -38,9 +40,9 @@ class Medium:
 
 @dataclass(frozen=True, slots=True)
 class FlashPrices:
-    """What the owner says of the medium and of electricity; None assumes it.
+    """The owner's prices of medium and electricity; None for an assumed one.
 
-    `medium`: price of the whole medium, 0 for one whose wear does not matter; `per_kwh`: of electricity, in the same currency.
+    `medium`: price of the whole medium, 0 if its wear does not matter; `per_kwh`: of electricity, in the same currency.
     """
 
     endurance_bytes: int | None = None
@@ -49,9 +51,9 @@ class FlashPrices:
 
 
 def medium_under(folder: Path, prices: FlashPrices, root: Path = Path("/")) -> Medium:
-    """Return the medium that `folder` lies on, as the kernel tells; where it does not, an SD card, which wears fastest.
+    """Return the medium of `folder`, as reported by the kernel; if unknown, an SD card, which wears fastest.
 
-    Raises SourceError where the kernel's attributes cannot be read.
+    Raises SourceError if the kernel's attributes cannot be read.
     """
     disk = block_device_of(folder, root)
     if disk is None:
@@ -62,10 +64,10 @@ def medium_under(folder: Path, prices: FlashPrices, root: Path = Path("/")) -> M
 
 
 def used_life(folder: Path, root: Path = Path("/")) -> float | None:
-    """Return the share of its life that the medium under `folder` has used, as its registers say; None where it has none.
+    """Return the share of its life that the medium of `folder` has used, by its registers; None if it has none.
 
-    eMMC says so to everybody; an SD card has no such register, and NVMe and SATA tell root alone (an admin command).
-    Raises SourceError where the register cannot be read.
+    eMMC reports it to everybody; an SD card has no such register, and NVMe and SATA report it to root alone (an admin
+    command). Raises SourceError if the register cannot be read.
     """
     disk = block_device_of(folder, root)
     path = None if disk is None else _below(disk) / "device/life_time"
@@ -93,7 +95,7 @@ def _kind(disk: Path) -> MediumKind:
 
 
 def medium_of(kind: MediumKind, prices: FlashPrices, size_bytes: int | None = None) -> Medium:
-    """Return a medium of this kind: endurance and price as the owner says, else as assumed of its kind and size."""
+    """Return a medium of this kind: endurance and price as the owner set them, otherwise assumed for its kind and size."""
     if kind not in _PRICE_PER_GB:
         return Medium(kind, None, assumed=False, wear_joules_per_byte=0.0)
     size = size_bytes or ASSUMED_BYTES

@@ -37,11 +37,11 @@ from port_agent.worker.protocol import Event, PlanSwitched, StepDone, WorkerPaus
 IDLE_PERIOD_S = 30.0
 """How often an idle machine is sampled."""
 _SLEPT_S = 1.0
-"""Suspension shorter than this cannot be told from the reading of two clocks."""
+"""Shorter suspensions cannot be distinguished from the difference between reading two clocks."""
 _FIRST_FLUSH_S = 30.0
-"""When the ledger is first written after a start, so that there is something to see."""
+"""When the ledger is first written after a start, so that there is something to show."""
 _MAX_EVENTS = 100
-"""Kept for `take_events`; all of them are in the ledger besides."""
+"""Events kept for `take_events`; the ledger has all of them."""
 _OWN_WRITER = "agent"
 
 
@@ -56,7 +56,7 @@ class MeterEvent:
 
 @dataclass(frozen=True, slots=True)
 class MeterSnapshot:
-    """What the meter says at this moment."""
+    """The meter's current figures."""
 
     source: str
     kind: str
@@ -65,7 +65,7 @@ class MeterSnapshot:
     """Mean power of the newest interval; None in a gap."""
     baseline_watts: float | None
     job: str
-    """The one that is there for longest, where there are several."""
+    """The job that has been running longest, if there are several."""
     job_gross_joules: float | None
     job_net_joules: float | None
     last_step_joules: float | None
@@ -74,7 +74,7 @@ class MeterSnapshot:
     """Measured over planned seconds, over the last steps; None without a plan."""
     energy_drift: float | None
     total_joules: float
-    """Since the agent started, gaps left out."""
+    """Since the agent started, without gaps."""
     gap_seconds: float
 
     def as_dict(self) -> dict[str, object]:
@@ -94,7 +94,7 @@ class MeterSeams:
     slept_s: Callable[[], float] = lambda: 0.0
     """Seconds the machine has been suspended since it booted."""
     writer: Executor | None = None
-    """Writes the ledger; None: whoever calls does. Shut down when the meter is closed."""
+    """Writes the ledger; None: the caller does. Shut down when the meter is closed."""
 
 
 def open_meter(
@@ -127,7 +127,7 @@ def open_meter(
 
 
 class EnergyMeter:
-    """Counts the joules of a machine and says what they were spent on."""
+    """Counts the joules of a machine and what they were spent on."""
 
     def __init__(
         self,
@@ -166,9 +166,9 @@ class EnergyMeter:
         self._total_joules = self._gap_s = 0.0
 
     def tick(self, now_s: float, machine_idle: bool | None = None) -> float:
-        """Take a sample if one is due and settle what is known; return in how many seconds to come again.
+        """Take a sample if one is due and settle what is known; return the seconds until the next call.
 
-        `machine_idle` tells whether nobody else uses the machine; None lets the meter judge by processor load.
+        `machine_idle`: whether nobody else uses the machine; None lets the meter judge by processor load.
         """
         if now_s < self._due_s:
             return self._due_s - now_s
@@ -203,7 +203,7 @@ class EnergyMeter:
         if interval.joules is None:
             self._gap_s += interval.seconds
             end_unix = self._seams.unix_time() - now_s + interval.end_s
-            # A caller's clock that stops while the machine sleeps gives an interval shorter than the sleep.
+            # a caller's clock that stops during sleep gives an interval shorter than the sleep
             length_s = max(interval.seconds, slept_s)
             self._ledger.add_gap(MeterGap(end_unix - length_s, end_unix, interval.source, interval.reason))
             return
@@ -232,9 +232,9 @@ class EnergyMeter:
             self._note("profile-corrected", correction.text, correction)
 
     def on_worker_start(self, job: str, now_s: float, label: str = "", cpu_s: CpuClock = float) -> None:
-        """Note that the worker of `job` was started; reports show `label` where it is given.
+        """Record that the worker of `job` was started; reports show `label` if it is given.
 
-        `cpu_s`: the CPU seconds it has used, by which jobs that are at work at the same time share what is drawn.
+        `cpu_s`: its CPU seconds so far, by which jobs that run at the same time share the energy.
         """
         if label:
             self._ledger.set_meta(f"label:{job}", label)
@@ -244,7 +244,7 @@ class EnergyMeter:
         self._drifts[job], self._plans[job] = DriftMonitor(job), 0
 
     def on_worker_stop(self, job: str, now_s: float) -> None:
-        """Note that the worker of `job` is gone, for whatever reason."""
+        """Record that the worker of `job` is gone, for whatever reason."""
         if job in self._attributor.jobs:
             self._sample_edge(now_s)
             self._attributor.stop_job(job, now_s)
@@ -254,10 +254,7 @@ class EnergyMeter:
             self.flush(now_s)
 
     def _sample_edge(self, now_s: float) -> None:
-        """Sample where the load changes, so that no trapezoid reaches over the edge.
-
-        And again at the next tick.
-        """
+        """Sample where the load changes, so that no trapezoid spans the change, and again at the next tick."""
         self._due_s = now_s
         self.tick(now_s, machine_idle=False)
         self._due_s = now_s
@@ -285,16 +282,17 @@ class EnergyMeter:
             self._sampler.current.note_transfer(step.paged_in_bytes, step.paged_out_bytes)
 
     def flush(self, now_s: float) -> Future[int]:
-        """Begin to write the ledger and return what is done when it is written.
+        """Begin to write the ledger and return a future that completes when it is written.
 
-        While the disk still holds up the last batch, that one is returned. A disk that refuses becomes a health item.
+        While the disk still blocks the last batch, that batch's future is returned. A disk that rejects it becomes a
+        health item.
         """
         self._flush_s = now_s + self._config.flush_s
         self._ledger.set_meta("baselines", json.dumps(self._baseline.known_watts()))
         return self._writer.begin(self._seams.unix_time())
 
     def health(self) -> tuple[EnergyIssue, ...]:
-        """Return what is wrong with metering at this moment."""
+        """Return the current problems of metering."""
         return self._issues.all()
 
     def take_events(self) -> tuple[MeterEvent, ...]:
@@ -331,7 +329,7 @@ class EnergyMeter:
         return self._totals.jobs()
 
     def phase_joules(self) -> Mapping[EnergyPhase, float]:
-        """Return what each phase has used since the agent started, as far as it is settled."""
+        """Return the energy of each phase since the agent started, as far as it is settled."""
         return self._totals.phase_joules()
 
     def close(self, now_s: float) -> None:

@@ -1,4 +1,4 @@
-"""The meter's metrics. What is not known is left out."""
+"""The meter's metrics. Unknown values are left out."""
 
 from collections.abc import Iterator, Mapping
 
@@ -19,7 +19,7 @@ def meter_families(meter: EnergyMeter) -> Iterator[MetricFamily]:
         "Energy of a phase since the agent started.",
         tuple(({"phase": phase, "kind": snapshot.kind}, joules) for phase, joules in phases),
     )
-    yield gauge("energy_issues", "Problems of metering at this moment.", len(meter.health()))
+    yield gauge("energy_issues", "Current problems of metering.", len(meter.health()))
 
 
 def _snapshot_families(snapshot: MeterSnapshot) -> Iterator[MetricFamily]:
@@ -29,12 +29,12 @@ def _snapshot_families(snapshot: MeterSnapshot) -> Iterator[MetricFamily]:
         ("idle_power_watts", "Power of the idle machine.", snapshot.baseline_watts),
         ("last_step_energy_joules", "Energy of the newest training step.", snapshot.last_step_joules),
         ("last_step_planned_energy_joules", "Energy the plan gave that step.", snapshot.last_step_planned_joules),
-        ("step_time_drift_ratio", "MeasuredCosts over planned seconds per step.", snapshot.time_drift),
-        ("step_energy_drift_ratio", "MeasuredCosts over planned joules per step.", snapshot.energy_drift),
+        ("step_time_drift_ratio", "Measured over planned seconds per step.", snapshot.time_drift),
+        ("step_energy_drift_ratio", "Measured over planned joules per step.", snapshot.energy_drift),
     ):
         yield gauge(name, meaning, value, where)
     for name, meaning, total in (
-        ("energy_joules_total", "Energy since the agent started, gaps left out.", snapshot.total_joules),
+        ("energy_joules_total", "Energy since the agent started, without gaps.", snapshot.total_joules),
         ("energy_gap_seconds_total", "Time without a figure since the agent started.", snapshot.gap_seconds),
     ):
         yield MetricFamily(name, "counter", meaning, ((where, total),))

@@ -36,7 +36,7 @@ _MAX_IN_A_QUERY = {
     "flash_bytes_per_day": LARGEST_BYTES,
     "flash_endurance_bytes": LARGEST_BYTES,
 }
-"""No money and no gas is worth more than these; a moment and bytes are what calendars and files know."""
+"""Largest accepted values of a query; prices and emissions beyond these are not plausible."""
 """Points of a curve in a report: more than any screen shows, and a phone still draws them at once."""
 
 
@@ -62,7 +62,7 @@ class Amount:
     seconds: float
     gross_joules: float
     net_joules: float | None
-    """Above the idle baseline; None where that was not known for all of it."""
+    """Above the idle baseline; None if that was not known for all of it."""
     unmeasured_s: float
     steps: int | None = None
     cost: float | None = None
@@ -71,9 +71,9 @@ class Amount:
 
 @dataclass(frozen=True, slots=True)
 class GpuAmount:
-    """What the GPU, or the rail that feeds it, took of a job's energy; it lies within that job's gross joules.
+    """The part of a job's energy that the GPU, or the rail that feeds it, took; included in the job's gross joules.
 
-    `covers`: in words, with what else the rail feeds. `seconds`: of the time in which that was measured.
+    `covers`: in words, with whatever else the rail feeds. `seconds`: of the time in which it was measured.
     """
 
     job: str
@@ -91,7 +91,7 @@ class Epoch:
     kind: str
     steps: int
     measured_steps: int
-    """Steps of which every moment was seen; planned joules are those of these."""
+    """Steps that were measured completely; planned joules are those of these steps."""
     wall_s: float
     gross_joules: float
     net_joules: float
@@ -121,10 +121,7 @@ class StepRow:
 
 @dataclass(frozen=True, slots=True)
 class PowerCurve:
-    """Mean watts by phase over equal stretches of time.
-
-    None where more than half of a stretch was not seen.
-    """
+    """Mean watts by phase over equal periods of time; None if more than half of a period was not measured."""
 
     period_s: int
     start_unix: tuple[int, ...]
@@ -138,7 +135,7 @@ class WearDay:
     day_unix: int
     agent_bytes: int
     machine_bytes: int | None
-    """By the whole machine, agent included; None where the disk does not count."""
+    """By the whole machine, agent included; None if the disk does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,9 +184,9 @@ class EnergyReport:
     labels: Mapping[str, str]
     """How people know the jobs, by the names in this report."""
     sources: tuple[SourceLine, ...]
-    """What the figures came from, and what that covers."""
+    """The sources of the figures, and what they cover."""
     gpu: tuple[GpuAmount, ...] = ()
-    """By job, where a source tells; from agents that did not ask, none."""
+    """By job, if a source reports it; empty from agents that did not ask."""
 
     def as_dict(self) -> dict[str, object]:
         """Return plain values for JSON."""
@@ -228,7 +225,7 @@ class ReportQueryError(PortError):
 
     def __init__(self, key: str, value: str, most: float) -> None:
         super().__init__(
-            f"{key}={shown(value)} is not a valid number from 0 to {most:g}; leave it away or give one of these"
+            f"{key}={shown(value)} is not a valid number from 0 to {most:g}; leave it out or give one of these"
         )
         self.key = key
         self.value = value
@@ -243,7 +240,7 @@ def report_from_query(path: Path, query: Mapping[str, str]) -> dict[str, object]
 
 
 def report_from_dict(plain: Mapping[str, Any]) -> EnergyReport:
-    """Return the report of which `plain` is the JSON form.
+    """Return the report whose JSON form is `plain`.
 
     Raises PortError for one of another version.
     """
@@ -321,7 +318,7 @@ class _Reader:
         for period_s in KEEP_S:
             first, last = spans.get(period_s, (None, None))
             if first is None or DAY_S not in spans or first >= max(spans[DAY_S][0], self._since) + DAY_S:
-                continue  # the oldest of it has expired
+                continue  # the oldest part of it has expired
             if max_points is None or (last - first) / period_s <= max_points:
                 return period_s
         return DAY_S
@@ -364,7 +361,7 @@ class _Reader:
         return {(str(row["job"]), str(row["kind"])): int(row["steps"]) for row in rows}
 
     def gpu(self) -> tuple[GpuAmount, ...]:
-        """Return what the GPU took, by job; nothing of a ledger from before that was kept."""
+        """Return the GPU's energy by job; empty for a ledger from before it was recorded."""
         if self._database.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
             return ()
         rows = self._database.execute(
@@ -418,7 +415,7 @@ class _Reader:
         return _curve(period_s, joules, seen, unseen)
 
     def gaps(self) -> tuple[Note, ...]:
-        """Return the stretches without figures."""
+        """Return the periods without figures."""
         rows = self._database.execute("SELECT * FROM gap WHERE end_unix >= ? ORDER BY start_unix", (self._since,))
         notes: list[Note] = []
         for row in rows:
@@ -431,7 +428,7 @@ class _Reader:
         return tuple(notes)
 
     def events(self) -> tuple[Note, ...]:
-        """Return what happened besides."""
+        """Return other events."""
         rows = self._database.execute("SELECT * FROM event WHERE unix >= ? ORDER BY unix", (self._since,))
         return tuple(Note(row["unix"], row["unix"], row["code"], row["text"]) for row in rows)
 
@@ -454,7 +451,7 @@ def _curve(
     period_s: int, joules: Mapping[int, Mapping[str, float]], seen: Mapping[int, float], unseen: Mapping[int, float]
 ) -> PowerCurve:
     starts = sorted(joules.keys() | unseen.keys())
-    # A hole in the row of stretches is a gap too: nobody was there to see.
+    # a hole between periods is a gap, too: nobody was there to measure
     holes = {period_start(start + 1.5 * period_s, period_s) for start in starts} - joules.keys() - unseen.keys()
     starts = sorted({*starts, *(hole for hole in holes if starts and hole < starts[-1])})
     present = [phase for phase in PHASES if any(phase in at for at in joules.values())]
@@ -473,7 +470,7 @@ def _curve(
 def _wear_outlook(
     wear: tuple[WearDay, ...], options: ReportOptions, used: float | None, size: int | None, now_unix: float
 ) -> WearOutlook:
-    """Return how long the flash lasts; by what the whole machine writes where that is known."""
+    """Return how long the flash lasts, by the writes of the whole machine if they are known."""
     written = sum(day.agent_bytes if day.machine_bytes is None else day.machine_bytes for day in wear)
     days = max((local_clock_s(now_unix) - wear[0].day_unix) / DAY_S, 1 / 24) if wear else 0.0
     return outlook(written, days, options.flash_endurance_bytes, used or 0.0, size)

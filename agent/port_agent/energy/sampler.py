@@ -21,7 +21,7 @@ class Sampler:
         on_change: Callable[[SourceInfo], None],
         reopen: Callable[[], SourceChoice] | None = None,
     ) -> None:
-        """`on_change` hears which source is in use from now on, `reopen` looks for sources after a failure."""
+        """`on_change` is told which source is in use from now on, `reopen` looks for sources after a failure."""
         self.current: PowerSource | None = None
         """The source in use, or None before the first reading."""
         self._sources = choice.sources
@@ -79,7 +79,7 @@ class Sampler:
         choice = self._reopen()
         measured_before = any(source.info.kind is Kind.MEASURED for source in self._sources)
         measured_now = any(source.info.kind is Kind.MEASURED for source in choice.sources)
-        # A dead sensor must not turn silently into an estimate: keep it and its gap.
+        # a dead sensor must not silently become an estimate: keep it and its gap
         if measured_now or not measured_before:
             self._sources, self._nothing_until_s = choice.sources, {}
             return

@@ -24,7 +24,7 @@ class Totals:
         self._phases: dict[EnergyPhase, float] = {}
 
     def begin(self, job: str) -> None:
-        """Count `job`, which has used nothing yet, unless it is known."""
+        """Start counting `job` at zero, unless it is known."""
         self._jobs.setdefault(job, JobEnergy())
 
     def add(self, charges: Iterable[Charge], steps: Iterable[StepEnergy]) -> None:
@@ -42,7 +42,7 @@ class Totals:
         return dict(self._jobs)
 
     def phase_joules(self) -> Mapping[EnergyPhase, float]:
-        """Return what each phase has used, as far as it was measured."""
+        """Return the energy of each phase, as far as it was measured."""
         return {phase: joules for phase, joules in self._phases.items() if phase is not EnergyPhase.UNMEASURED}
 
     def _add_to_job(self, charge: Charge) -> None:

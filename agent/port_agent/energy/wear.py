@@ -14,8 +14,9 @@ SECTOR_BYTES = 512
 """Unit of /sys/block/*/stat, whatever the device's own sector size (Documentation/block/stat.rst)."""
 _WRITTEN_SECTORS_FIELD = 6
 ASSUMED_CYCLES = 600
-"""Program and erase cycles of consumer flash (TLC) where nobody gave an endurance: what makers of SSDs promise (TBW over
-capacity, such as 150 TB of 250 GB). The daily budget of the policy assumes the same (deploy/config.toml)."""
+"""Program and erase cycles of consumer flash (TLC) if no endurance was given: what makers of SSDs promise (TBW over
+capacity, such as 150 TB of 250 GB). The daily budget of the policy assumes the same (deploy/config.toml).
+"""
 _LIFE_STEPS = {0: None, **{step: step * 0.1 for step in range(1, 11)}, 11: 1.0}
 """eMMC 5 life_time estimate: 0x01 means 0 % to 10 % used, 0x0b past its life (JEDEC JESD84-B51, 7.4.22)."""
 
@@ -80,7 +81,7 @@ def parse_written_bytes(text: str) -> int:
 
 
 def parse_life_time(text: str) -> float | None:
-    """Return the used share of an eMMC's life (the worse of its two estimates); None if it does not say.
+    """Return the used share of an eMMC's life (the worse of its two estimates); None if it is not reported.
 
     Raises SourceError for another text.
     """
@@ -122,7 +123,7 @@ class DiskCounter:
         return now - last if last is not None and now >= last else None
 
     def flash_bytes(self) -> int | None:
-        """Return the size of the disk if it is flash; None for a disk that turns, or that does not say.
+        """Return the size of the disk if it is flash; None for a rotating disk, or an unknown one.
 
         Raises `SourceError` if its attributes cannot be read.
         """
@@ -133,6 +134,6 @@ class DiskCounter:
         return read_integer(NAME, self._disk / "size") * SECTOR_BYTES
 
     def used_life(self) -> float | None:
-        """Return the share of an eMMC's life already used; None for devices that do not say."""
+        """Return the share of an eMMC's life already used; None for devices that do not report it."""
         path = self._disk / "device/life_time" if self._disk else None
         return parse_life_time(read_text(NAME, path)) if path is not None and path.exists() else None

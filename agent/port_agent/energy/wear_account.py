@@ -13,7 +13,7 @@ DAY_S = 86400.0
 
 
 class WearJournal(Protocol):
-    """Where the account is kept."""
+    """Where the account is stored."""
 
     def written_on(self, day: str) -> int:
         """Return the bytes written on the local date `day` (YYYY-MM-DD)."""
@@ -38,7 +38,7 @@ class MemoryJournal:
 
 
 class WearAccount:
-    """Counts what workers and the agent wrote; a day ends at local midnight, when the budget begins anew."""
+    """Counts what workers and the agent wrote; a day ends at local midnight, when the budget starts again."""
 
     def __init__(self, wall_s: Callable[[], float] = time.time, journal: WearJournal | None = None) -> None:
         self._wall_s = wall_s
@@ -59,7 +59,9 @@ class WearAccount:
         return self._journal.written_on(day_of(self._wall_s()))
 
     def daily_bytes(self) -> float:
-        """Return what a day writes: the mean since yesterday began; where yesterday wrote nothing, what today wrote so far."""
+        """Return the bytes written per day: the mean since yesterday began, or if nothing was written yesterday,
+        today's so far.
+        """
         now_s = self._wall_s()
         before = self._journal.written_on(day_of(now_s - DAY_S))
         days = 1.0 + (1.0 - day_left_s(now_s) / DAY_S if before else 0.0)

@@ -37,7 +37,7 @@ def this_platform(
 
         try:
             return MacPlatform(PowerEvents())
-        except OSError:  # pmset says the same, a few seconds later
+        except OSError:  # pmset reports the same, a few seconds later
             return MacPlatform()
     from port_agent.facts.linux import LinuxPlatform
 

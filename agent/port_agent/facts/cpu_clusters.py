@@ -1,7 +1,8 @@
-"""Which kinds of cores a machine has: big.LITTLE clusters and their like, from what the Linux kernel says of each core.
+"""The kinds of cores of a machine: big.LITTLE clusters and the like, as reported by the Linux kernel for each core.
 
-`cpu_capacity` is the kernel's own measure of a core at its top speed, 1024 for the fastest kind (arm64 and RISC-V, where the device
-tree tells); elsewhere the top speed alone, `cpufreq/cpuinfo_max_freq` in kHz. `regs/identification/midr_el1` names an Arm core.
+`cpu_capacity` is the kernel's own measure of a core at its top speed, 1024 for the fastest kind (arm64 and RISC-V, if
+the device tree has it); elsewhere the top speed alone, `cpufreq/cpuinfo_max_freq` in kHz.
+`regs/identification/midr_el1` names an Arm core.
 """
 
 import re
@@ -25,10 +26,10 @@ class CpuCluster:
     cores: tuple[int, ...]
     """Their numbers, ascending."""
     name: str | None
-    """Such as Cortex-A76, None where nothing tells."""
+    """Such as Cortex-A76, None if unknown."""
     top_hz: float | None
     capacity: int | None
-    """By the kernel's measure, 1024 for the fastest kind."""
+    """The kernel's measure, 1024 for the fastest kind."""
 
     @property
     def text(self) -> str:
@@ -50,7 +51,10 @@ class _CpuCore:
 
 
 def read_clusters(tree: Tree, usable: Collection[int] | None = None) -> tuple[CpuCluster, ...]:
-    """Return the kinds of cores that are online, the fastest first; of `usable` numbers only. None where the kernel lists none."""
+    """Return the kinds of cores that are online, the fastest first; only of `usable` numbers.
+
+    None if the kernel lists none.
+    """
     folder = tree.sys / "devices/system/cpu"
     online = _numbers(tree.text(folder / "online", SENSOR))
     cores = []

@@ -1,4 +1,6 @@
-"""Is there a GPU, and does somebody use it? From device nodes, a Jetson's load file, or nvidia-smi; torch is not asked."""
+"""Whether there is a GPU, and whether somebody uses it: from device nodes, a Jetson's load file, or nvidia-smi, without
+torch.
+"""
 
 import re
 
@@ -13,19 +15,19 @@ _NODES = ("nvidia0", "nvhost-gpu", "nvmap")
 _JETSON_GPU = re.compile(r"\.(gpu|ga10b|gv11b|gp10b|gm20b)$|^gpu\.")
 """How a Jetson's GPU is called below /sys/class/devfreq: Orin, Xavier, TX2, Nano."""
 QUERY = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
-"""What nvidia-smi is asked."""
+"""Query for nvidia-smi."""
 _CARDS = "bus/pci/drivers/nvidia"
 """Below /sys: a folder for each card that the driver has, by its PCI address."""
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
 def present_kinds(tree: Tree) -> frozenset[str]:
-    """Return the kinds of devices that a Linux machine has beside its CPU."""
+    """Return the kinds of devices that a Linux machine has besides its CPU."""
     return frozenset({CUDA} if any((tree.dev / node).exists() for node in _NODES) else ())
 
 
 def jetson_load_percent(tree: Tree) -> float | None:
-    """Return how busy a Jetson's GPU is; None where there is none. Its file counts tenths of a percent."""
+    """Return how busy a Jetson's GPU is; None if there is none. Its file counts tenths of a percent."""
     for entry in tree.children(tree.sys / "class/devfreq", SENSOR):
         if _JETSON_GPU.search(entry.name):
             load = tree.number(entry / "device/load", SENSOR)
@@ -35,9 +37,9 @@ def jetson_load_percent(tree: Tree) -> float | None:
 
 
 def awake_cards(tree: Tree) -> tuple[str, ...] | None:
-    """Return the PCI addresses of the cards that are not switched off by the kernel until someone uses them; None where there is no card.
+    """Return the PCI addresses of the cards that the kernel has not suspended; None if there is no card.
 
-    Nobody uses one that is, and to ask it would wake it.
+    A suspended card is unused, and querying it would wake it.
     """
     cards = [entry for entry in tree.children(tree.sys / _CARDS, SENSOR) if _PCI_ADDRESS.fullmatch(entry.name)]
     awake = (c.name for c in cards if tree.text(c / "power/runtime_status", SENSOR) != "suspended")
@@ -45,13 +47,13 @@ def awake_cards(tree: Tree) -> tuple[str, ...] | None:
 
 
 def parse_utilization(text: str) -> float | None:
-    """Return the busiest card's percent of what nvidia-smi printed, a line for each; None where no card says."""
+    """Return the busiest card's percent in nvidia-smi's output of a line for each; None if no card reports it."""
     shares = [float(word) for word in text.split() if word.replace(".", "", 1).isdigit()]
     return max(shares, default=None)
 
 
 def gpu_signal(percent: float | None, options: SensorOptions, own: OwnUse) -> tuple[IdleSignal, ...]:
-    """Return what the GPU's use says: nothing where none is known, and no judgement while our own worker may cause it."""
+    """Return the signal of the GPU's use: none if it is unknown, and no judgement while our own worker may cause it."""
     if percent is None:
         return ()
     if own.training:

@@ -1,8 +1,8 @@
-"""Is the device left alone? Several signals on Linux, each yes, no or unknown.
+"""Whether the device is idle: several signals on Linux, each yes, no or unknown.
 
-No single source can be trusted: logind's hint is stuck under several desktops, there is no X server to ask on a
-headless Pi, and pressure counts our own worker too. So: what others use of the CPU, pressure while we do not train,
-input on terminals and consoles, counters of input devices, desktops that are asked in their sessions, and logind, whose no is
+No single source can be trusted: logind's hint is stuck under several desktops, a headless Pi has no X server, and
+pressure includes our own worker. The signals are the CPU use of others, pressure while we do not train, input on
+terminals and consoles, counters of input devices, desktops that are queried in their sessions, and logind, whose no is
 believed once it was seen to say yes.
 """
 
@@ -36,7 +36,7 @@ class CpuTimes:
 
 
 def parse_stat(text: str) -> CpuTimes | None:
-    """Return the CPU times of /proc/stat, or None when its first line is not what the kernel writes."""
+    """Parse the CPU times of /proc/stat; None if its first line is not in the kernel's format."""
     words = text.partition("\n")[0].split()
     if len(words) < 6 or words[0] != "cpu" or not all(word.isdigit() for word in words[1:]):
         return None
@@ -87,7 +87,7 @@ class CpuLoad:
 
 
 def cpu_signal(percent: float | None, options: SensorOptions, cpus: int = 1) -> IdleSignal:
-    """Return what the CPU use of others says: `percent` of all CPUs, and in whole CPUs, of which a person needs few."""
+    """Return the signal of others' CPU use: `percent` of all CPUs, and in whole CPUs, of which a person needs few."""
     if percent is None:
         return IdleSignal("load", Answer.UNKNOWN, "no CPU figure yet")
     cores = percent * cpus / 100.0
@@ -98,7 +98,7 @@ def cpu_signal(percent: float | None, options: SensorOptions, cpus: int = 1) -> 
 
 
 def pressure_signal(tree: Tree, options: SensorOptions, own: OwnUse) -> IdleSignal:
-    """Return what CPU and IO pressure say; silent while our own worker causes some of it."""
+    """Return the signal of CPU and IO pressure; unknown while our own worker causes some of it."""
     if own.training:
         return IdleSignal("pressure", Answer.UNKNOWN, "not judged while the worker runs")
     levels = {}
@@ -115,14 +115,14 @@ def pressure_signal(tree: Tree, options: SensorOptions, own: OwnUse) -> IdleSign
 
 
 class InputMonitor:
-    """When a stamp or counter last changed: whoever made it change is there. No clock of the day is needed for that."""
+    """When a timestamp or counter last changed, which shows that somebody is present. Needs no wall clock."""
 
     def __init__(self) -> None:
         self._marks: dict[str, float] = {}
         self._last: tuple[float, str] | None = None
 
     def look(self, marks: Mapping[str, float], now_s: float, known_s: Mapping[str, float] | None = None) -> None:
-        """Take in the marks of this moment; `known_s`: of those that say it, for how long they have not changed."""
+        """Record the current marks; `known_s`: how long some of them have not changed, as they report themselves."""
         for name, mark in marks.items():
             if name not in self._marks:
                 self._note(now_s - max(0.0, (known_s or {}).get(name, 0.0)), name)
@@ -131,7 +131,7 @@ class InputMonitor:
         self._marks = dict(marks)
 
     def signal(self, name: str, options: SensorOptions, now_s: float, nothing: str) -> IdleSignal:
-        """Return what the marks say, under this name; `nothing`: what to say where there are none."""
+        """Return the signal of the marks, under this name; `nothing`: the text if there are none."""
         if self._last is None or not self._marks:
             return IdleSignal(name, Answer.UNKNOWN, nothing)
         age_s, where = now_s - self._last[0], self._last[1]
@@ -151,13 +151,13 @@ def terminal_stamps(tree: Tree) -> dict[str, float]:
     places = [entry for entry in tree.children(tree.dev / "pts", "terminals") if entry.name.isdigit()]
     stamps = {}
     for place in [*places, *(tree.dev / name for name in sorted(names))]:
-        with contextlib.suppress(OSError):  # closed between listing and looking, or not there at all
+        with contextlib.suppress(OSError):  # closed between listing and reading, or not existing at all
             stamps[str(place.relative_to(tree.dev))] = place.stat().st_atime
     return stamps
 
 
 def parse_busctl(text: str) -> bool | int | None:
-    """Return the value that `busctl get-property` printed: `b true`, `t 123`, `u 4`."""
+    """Parse the value printed by `busctl get-property`: `b true`, `t 123`, `u 4`."""
     match = re.fullmatch(r"(b|[a-z]) (true|false|\d+)", text.strip())
     if match is None:
         return None

@@ -1,7 +1,8 @@
-"""Was something typed or moved? Counters of keyboards, mice and touch surfaces, which tell when and never what.
+"""Whether something was typed or moved: counters of keyboards, mice and touch surfaces, which show when and never what.
 
-USB counts the transfers of each device (`urbnum`), and one that is polled completes a transfer only when it has something to say.
-Others are counted by their interrupts: the keyboard controller of a PC (i8042), and devices on I2C by their name.
+USB counts the transfers of each device (`urbnum`), and a polled device completes a transfer only when it has something
+to report. Others are counted by their interrupts: the keyboard controller of a PC (i8042), and devices on I2C by their
+name.
 """
 
 import re
@@ -12,12 +13,12 @@ from port_agent.facts.sysfs import Tree
 SENSOR = "input"
 _EVENT = re.compile(r"event\d+")
 _MOVES, _REPEATS = 1 << 2, 1 << 20
-"""EV_REL and EV_REP of the kernel's input-event-codes.h: mice, and keyboards, whose keys repeat."""
+"""EV_REL and EV_REP of the kernel's input-event-codes.h: mice, and keyboards with key repeat."""
 _KEYBOARD_CONTROLLER = "i8042"
 
 
 def read_counters(tree: Tree) -> dict[str, int]:
-    """Return what counts for each input device that a hand uses, by its name; those that nothing counts are left out."""
+    """Return the counter of each input device used by hand, by its name; devices without a counter are left out."""
     counters: dict[str, int] = {}
     names = {_KEYBOARD_CONTROLLER}
     for entry in tree.children(tree.sys / "class/input", SENSOR):
@@ -54,7 +55,7 @@ def _bits(text: str) -> int:
 
 
 def _transfers(tree: Tree, entry: Path) -> int | None:
-    """Return what the USB device counts that an input device is a part of; None where it is none."""
+    """Return the counter of the USB device that an input device is part of; None if it is not on USB."""
     for folder in entry.resolve().parents:
         if folder == tree.sys or folder == folder.parent:
             return None

@@ -28,7 +28,7 @@ _METERED = {1: Answer.YES, 2: Answer.NO, 3: Answer.YES, 4: Answer.NO}
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """What files say of that for which slow commands are asked where they do not."""
+    """Readings from files, for which slow commands are used otherwise."""
 
     throttle: ThrottleReading | None
     temperature_c: float | None
@@ -59,7 +59,7 @@ class LinuxPlatform:
         dev: Path = Path("/dev"),
         ups_amperes: Callable[[], float] | None = None,
     ) -> None:
-        """`ups_amperes`: as `PowerSensor` takes it."""
+        """`ups_amperes`: as in `PowerSensor`."""
         self.tree = Tree(sys, proc, dev)
         self._load, self._power = idle.CpuLoad(), power_supply.PowerSensor(ups_amperes)
         self._busctl = shutil.which("busctl") if sys == Path("/sys") else None
@@ -141,12 +141,12 @@ class LinuxPlatform:
         self._slow_faults = tuple(faults)
 
     def plug_monitor(self) -> tuple[str, ...]:
-        """Return the plugs' signature; faults of this quick look are left to `read`."""
+        """Return a signature of the power supplies; faults of this quick check are left to `read`."""
         quick = self._quick_tree()
         return (*power_supply.plug_monitor(quick), self._power.feeding(quick))
 
     def awake_command(self, what: str) -> tuple[str, ...] | None:
-        """Return systemd-inhibit at work; None where this is not systemd, or the sensors are not this machine's."""
+        """Return a systemd-inhibit command; None if this is not systemd, or the sensors are another machine's."""
         if self._systemd_inhibit is None:
             return None
         why = "a training job may run while nobody uses the device"
@@ -168,7 +168,7 @@ class LinuxPlatform:
             monitor.look(stamps, now_s, {name: wall_s - stamp for name, stamp in stamps.items()})
         self._inputs.look(input_devices.read_counters(self.tree), now_s)
         if own.training:
-            self._card_percent = None  # what nvidia-smi saw of our own worker is not to be taken for a user's
+            self._card_percent = None  # load that our own worker caused must not be taken for a user's
         return (
             idle.cpu_signal(percent, options, self._load.cpus),
             idle.pressure_signal(self.tree, options, own),
@@ -185,7 +185,7 @@ class LinuxPlatform:
         if self._slow_temperature_c is not None:
             self._had_slow_temperature = True
         elif self._had_slow_temperature:
-            self.tree.fault(thermal.SENSOR, "tegrastats gave a value before and gives none any more")
+            self.tree.fault(thermal.SENSOR, "tegrastats no longer gives a value")
         return self._slow_temperature_c
 
     async def _bus_property(self, service: str, path: str, interface: str, name: str) -> bool | int | None:
@@ -213,7 +213,9 @@ def read_meminfo(tree: Tree) -> dict[str, int]:
 
 
 def free_disk(tree: Tree, directory: Path) -> tuple[int | None, int | None]:
-    """Return the bytes that an unprivileged process may still write below `directory`, and how many more files it may make."""
+    """Return the bytes that an unprivileged process may still write below `directory`, and how many more files it may
+    create.
+    """
     try:
         stats = tree.ask(directory, lambda: os.statvfs(directory))
     except OSError as error:
@@ -223,7 +225,7 @@ def free_disk(tree: Tree, directory: Path) -> tuple[int | None, int | None]:
 
 
 def read_online(tree: Tree) -> Answer:
-    """Return whether some network interface other than loopback is up."""
+    """Return whether a network interface other than loopback is up."""
     interfaces = [entry for entry in tree.children(tree.sys / "class/net", "network") if entry.name != "lo"]
     if not interfaces:
         return Answer.UNKNOWN

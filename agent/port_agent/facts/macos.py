@@ -58,7 +58,7 @@ def parse_pmset_therm(text: str) -> ThrottleReading:
         return ThrottleReading(Answer.YES if low else Answer.NO, detail)
     if "No thermal warning level has been recorded" in text:
         return ThrottleReading(Answer.NO)
-    return ThrottleReading(Answer.UNKNOWN, "pmset -g therm says nothing known")
+    return ThrottleReading(Answer.UNKNOWN, "pmset -g therm prints nothing known")
 
 
 class MacPlatform:
@@ -68,7 +68,7 @@ class MacPlatform:
     hint_works = False
 
     def __init__(self, events: PowerEvents | None = None) -> None:
-        """`events`: tells of a changed power source at once; without it, up to `refresh_every_s` later."""
+        """`events`: reports a changed power source at once; without it, up to `refresh_every_s` later."""
         self.tree, self._events = Tree(), events
         self._power = PowerReading(Power.UNKNOWN, None, "pmset was not asked yet")
         self._throttle = ThrottleReading(Answer.UNKNOWN)

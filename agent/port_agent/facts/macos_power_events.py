@@ -1,4 +1,4 @@
-"""The power source of a Mac, told by IOKit the moment it changes instead of asked of pmset every few seconds.
+"""The power source of a Mac, reported by IOKit the moment it changes, instead of polling pmset every few seconds.
 
 Through ctypes: eight functions of two libraries that every Mac has, where pyobjc would be a dependency of several megabytes in
 the supervisor. Signatures as in IOKit/ps/IOPowerSources.h and CoreFoundation/CFRunLoop.h (IOPSNotificationCreateRunLoopSource calls
@@ -23,7 +23,7 @@ class PowerEvents:
     """Follows the providing power source on a thread of its own, in a run loop that sleeps until something changes."""
 
     def __init__(self, iokit: Path = _IOKIT, core_foundation: Path = _CORE_FOUNDATION) -> None:
-        """Begin to follow; raises OSError where the libraries or their functions are not there."""
+        """Start to follow events; raises OSError if the libraries or their functions are missing."""
         try:
             self._power, self._loops = _declared(ctypes.CDLL(str(iokit)), ctypes.CDLL(str(core_foundation)))
             self._mode = ctypes.c_void_p.in_dll(self._loops, "kCFRunLoopDefaultMode")
@@ -39,7 +39,7 @@ class PowerEvents:
 
     @property
     def source(self) -> str | None:
-        """The providing power source as pmset names it ("AC Power"); None where IOKit did not say."""
+        """The power source in use, by pmset's name ("AC Power"); None if IOKit did not report it."""
         return self._source
 
     def close(self) -> None:
@@ -73,7 +73,7 @@ class PowerEvents:
 
 
 def _declared(power: ctypes.CDLL, loops: ctypes.CDLL) -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """Report ctypes what the functions take and return; raises AttributeError for one that is not there."""
+    """Declare arguments and results of the functions to ctypes; raises AttributeError for a missing one."""
     pointer = ctypes.c_void_p
 
     def declare(function: Callable[..., object], result: object, *arguments: object) -> None:

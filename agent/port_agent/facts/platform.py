@@ -8,7 +8,7 @@ from typing import Protocol
 from port_agent.facts.readings import Answer, Facts
 from port_agent.facts.sysfs import Tree
 
-NO_INHIBITOR = "there is no systemd-inhibit here, or sensors.sysfs_root names another machine's sensors"
+NO_INHIBITOR = "systemd-inhibit does not exist here, or sensors.sysfs_root names another machine's sensors"
 """Why `Platform.awake_command` returns none."""
 
 COMMAND_TIMEOUT_S = 5.0
@@ -19,17 +19,17 @@ COMMAND_OUTPUT_LIMIT_BYTES = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class SensorOptions:
-    """What the policy tells the sensors."""
+    """The policy's settings for the sensors."""
 
     state_dir: Path
     busy_cpu_percent: float = 25.0
-    """Share of the whole machine that others may use while it still counts as left alone."""
+    """Share of the whole machine that others may use while it still counts as idle."""
     busy_cores: float = 1.0
     """The same in whole CPUs: of many, a person needs few."""
     busy_pressure_percent: float = 20.0
     """PSI some avg10 of CPU or IO above which the machine counts as used."""
     input_quiet_s: float = 60.0
-    """Input (keyboard, terminal) younger than this means that someone is there."""
+    """Input (keyboard, terminal) more recent than this means that somebody is present."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +45,7 @@ class Platform(Protocol):
 
     refresh_every_s: float
     hint_works: bool
-    """Whether the system's own word that nobody is there was ever yes, so that its no counts; kept over restarts of the agent."""
+    """Whether the system's own idle hint was ever yes, so that its no counts; kept over restarts of the agent."""
     tree: Tree
     """Whose files `read` reads: it may hang in one of them (`facts/sensor_thread`)."""
 
@@ -59,13 +59,13 @@ class Platform(Protocol):
         """Return a signature that changes when the power source may have changed; takes microseconds."""
 
     def awake_command(self, what: str) -> tuple[str, ...] | None:
-        """Return what runs a program with `what` held off (`sleep` or `idle`); None where nothing does."""
+        """Return a command that runs a program while `what` (`sleep` or `idle`) is inhibited; None if there is none."""
 
 
 async def run_command(*argv: str) -> str:
-    """Return what a sensor command prints.
+    """Return the output of a sensor command.
 
-    Raises OSError when it cannot be run, fails, or does not answer within `COMMAND_TIMEOUT_S`.
+    Raises OSError if it cannot run, fails, or does not answer within `COMMAND_TIMEOUT_S`.
     """
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -78,7 +78,7 @@ async def run_command(*argv: str) -> str:
     except TimeoutError as error:
         process.kill()
         await process.wait()
-        raise OSError(f"{argv[0]} gave no answer within {COMMAND_TIMEOUT_S:g} s") from error
+        raise OSError(f"{argv[0]} did not answer within {COMMAND_TIMEOUT_S:g} s") from error
     if process.returncode != 0:
         reason = err[:200].decode("utf-8", "replace").strip() or f"exit status {process.returncode}"
         raise OSError(f"{' '.join(argv[:2])}: {reason}")

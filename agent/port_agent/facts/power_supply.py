@@ -1,10 +1,11 @@
-"""Where the power comes from, by Linux' power_supply class.
+"""The source of power, by Linux' power_supply class.
 
-The rule, from what other programs got wrong (peripheral batteries, hard-coded adapter names, USB-C, a status that lags):
-skip supplies of scope Device; a UPS that is offline or discharges is battery power, whatever it feeds says; any other online
-Mains, USB, Wireless or UPS supply is external power; a supply that says offline is believed, and a battery beside it that still
-says Charging is not, until its level has risen for a while (a USB-C charger that is not listed beside a barrel jack);
-a battery alone is believed; nothing listed is "assumed external"; the rest is unknown.
+The rule avoids the mistakes of other programs (peripheral batteries, hard-coded adapter names, USB-C, a status that
+lags). Supplies of scope Device are skipped. A UPS that is offline or discharges is battery power, whatever it feeds
+reports; any other online Mains, USB, Wireless or UPS supply is external power. A supply that is offline is believed,
+and a battery beside it that still reports Charging is not, until its level has risen for a while (an unlisted USB-C
+charger beside a barrel jack). A battery alone is believed; nothing listed is "assumed external"; everything else is
+unknown.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -21,10 +22,10 @@ _ONLINE = {"0": Answer.NO, "1": Answer.YES, "2": Answer.YES}
 """2 is a supply whose voltage is set by a program."""
 
 _HELD = ("charging", "full", "not charging")
-"""What a battery says that is not drained."""
+"""Status values of a battery that is not drained."""
 
 CHARGED_PERCENT, CHARGED_S = 1.0, 60.0
-"""By how much a level must rise, and for how long, to prove a charger that no supply shows."""
+"""How much a level must rise, and for how long, to prove a charger that no supply shows."""
 
 UPS_REST_AMPERES = 0.02
 """A battery that rests shows some mA either way; the smallest board draws 50."""
@@ -33,7 +34,7 @@ _UPS_BOARD = Path("ups")
 """What its chip is to a tree: no file of it."""
 
 _LEVELS = {"full": 100.0, "high": 80.0, "normal": 50.0, "low": 15.0, "critical": 3.0}
-"""Rough percent for gauges that only give a capacity level word."""
+"""Approximate percent for gauges that only give a capacity level word."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,17 +86,19 @@ def parse_uevent(text: str) -> dict[str, str]:
 
 
 class ChargeMonitor:
-    """Which batteries are charged though every plug says that it is offline: those whose level has risen since.
+    """Finds batteries that charge although every supply is offline: those whose level has risen since.
 
-    Their status proves nothing: it lags by seconds on most laptops, and for ever on some.
+    Their status proves nothing: it lags by seconds on most laptops, and forever on some.
     """
 
     def __init__(self) -> None:
         self._begun: dict[str, tuple[float, float, float]] = {}
-        """By name: since when the plugs say no (monotonic s), and the lowest and highest level since, in percent."""
+        """By name: since when the supplies are offline (monotonic s), and the lowest and highest level since, in
+        percent.
+        """
 
     def look(self, supplies: Sequence[Supply], now_s: float) -> frozenset[str]:
-        """Take in a reading; return the names of the batteries whose level has risen without a plug."""
+        """Add a reading; return the names of the batteries whose level has risen without a supply."""
         offline = _offline(supplies) and not _online(supplies)
         seen, rising = {}, set()
         for battery in supplies:
@@ -158,7 +161,7 @@ def judge(
 
 
 class PowerSensor:
-    """Reads the supplies again and again, and remembers what one reading alone does not tell."""
+    """Reads the supplies repeatedly, and remembers what one reading alone does not show."""
 
     def __init__(self, ups_amperes: Callable[[], float] | None = None) -> None:
         """`ups_amperes`: what goes into the battery of a UPS board, negative while it feeds the machine; raises OSError."""
@@ -184,7 +187,7 @@ class PowerSensor:
         return self._with_ups(tree, reading)
 
     def feeding(self, tree: Tree) -> str:
-        """Return a word that changes when a UPS board begins or ends to feed the machine."""
+        """Return a word that changes when a UPS board starts or stops feeding the machine."""
         if self._ups_amperes is None:
             return ""
         try:
@@ -217,7 +220,7 @@ def _read_supply(tree: Tree, entry: Path) -> Supply | None:
                 values[key] = single
     if values.get("ONLINE", "0") not in _ONLINE:
         tree.fault(f"power/{entry.name}", f"{entry}: online is {values['ONLINE'][:40]!r}")
-    if not values and entry.exists():  # else it was taken out at this very moment
+    if not values and entry.exists():  # otherwise it was removed at this very moment
         tree.fault(f"power/{entry.name}", f"{entry}: nothing in it can be read")
     return supply_from_uevent({"NAME": entry.name, **values}) if values else None
 
@@ -275,10 +278,10 @@ def _feeds(ups: Supply) -> bool:
 
 
 def _without_battery(supplies: Sequence[Supply], offline: Sequence[str], *, had_battery: bool) -> tuple[Power, str]:
-    """Return what supplies mean of which none is online and none is a battery."""
+    """Return the meaning of supplies of which none is online and none is a battery."""
     mains = [supply.name for supply in supplies if supply.kind == "mains" and supply.online is Answer.NO]
     if had_battery:
-        return Power.UNKNOWN, "the battery is gone, and no supply is online"
+        return Power.UNKNOWN, "the battery was removed, and no supply is online"
     if mains:
         return Power.UNKNOWN, f"{', '.join(mains)} says offline, and there is no battery"
     if not supplies:
@@ -290,4 +293,4 @@ def _without_battery(supplies: Sequence[Supply], offline: Sequence[str], *, had_
 
 def _contradiction(supplies: Sequence[Supply]) -> str:
     parts = (f"{supply.name}: {supply.status or supply.online.value}" for supply in supplies)
-    return "no supply says enough (" + "; ".join(parts) + ")"
+    return "no supply reports enough (" + "; ".join(parts) + ")"

@@ -1,6 +1,7 @@
-"""A thread that reads for others what may hang (a dead bus, a FIFO, a file server that is gone), so that nobody hangs with it.
+"""A thread for reads that may hang (a dead bus, a FIFO, a file server that is down), so that the caller does not.
 
-Who asks waits for the answer as long as they like, blocking or in an event loop. No thread of a pool: those are waited for at exit.
+The caller waits for the answer as long as it likes, blocking or in an event loop. It is not a pool thread, because
+those are waited for at exit.
 """
 
 import queue
@@ -23,7 +24,7 @@ class ReaderThread:
         self._thread: threading.Thread | None = None
 
     def ask(self, question: Callable[[], T]) -> "Future[T]":
-        """Return the answer to come, with what `question` raises."""
+        """Return a future of the answer, with whatever `question` raises."""
         if self._questions is None:
             self._questions = queue.SimpleQueue()
             self._thread = threading.Thread(target=_run, args=(self._questions,), name=self._name, daemon=True)
@@ -37,7 +38,7 @@ class ReaderThread:
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """Let the thread end, one that hangs once it is back; the next question starts another."""
+        """End the thread, one that hangs once it returns; the next query starts another."""
         if self._questions is not None:
             self._questions.put(None)
             self._questions = None
@@ -53,7 +54,7 @@ def _answer(answer: "Future[T]", question: Callable[[], T]) -> None:
         return
     try:
         found = question()
-    except Exception as error:  # it belongs to whoever asked
+    except Exception as error:  # the exception belongs to the caller
         answer.set_exception(error)
     else:
         answer.set_result(found)

@@ -35,9 +35,9 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class IdleSignal:
-    """One opinion on whether the device is left alone right now.
+    """One opinion on whether the device is idle right now.
 
-    A weak signal never proves activity: logind's IdleHint stays "no" under several desktops for ever.
+    A weak signal never proves activity: logind's IdleHint stays "no" under several desktops forever.
     """
 
     name: str
@@ -54,12 +54,12 @@ class PowerReading:
     battery_percent: float | None
     detail: str
     battery: Answer = Answer.UNKNOWN
-    """Whether a battery is there."""
+    """Whether there is a battery."""
 
 
 @dataclass(frozen=True, slots=True)
 class ThrottleReading:
-    """Whether firmware limits the clock now; `since_boot` only says that it once happened."""
+    """Whether firmware limits the clock now; `since_boot` only means that it once happened."""
 
     now: Answer
     detail: str = ""
@@ -74,13 +74,13 @@ class Facts:
     power_detail: str = ""
     battery_percent: float | None = None
     battery: Answer = Answer.UNKNOWN
-    """Whether a battery is there."""
+    """Whether there is a battery."""
     idle_signals: tuple[IdleSignal, ...] = ()
     temperature_c: float | None = None
     throttle: ThrottleReading = field(default=ThrottleReading(Answer.UNKNOWN))
     free_disk_bytes: int | None = None
     free_inodes: int | None = None
-    """How many more files the state directory's disk takes; None where it does not count them."""
+    """How many more files fit on the state directory's disk; None if it does not count them."""
     available_memory_bytes: int | None = None
     total_memory_bytes: int | None = None
     memory_pressure_percent: float | None = None
@@ -91,5 +91,5 @@ class Facts:
     pause: str = ""
     """Why everything is paused by the user; empty for no pause."""
     devices: frozenset[str] | None = None
-    """Kinds of devices that are there beside the CPU (`port_planner.ir.device_kinds`); None where it was not looked."""
+    """Kinds of devices besides the CPU (`port_planner.ir.device_kinds`); None if not checked."""
     faults: tuple[Fault, ...] = ()

@@ -1,7 +1,8 @@
-"""Sensors are read by a thread: one that hangs (a dead bus, a FIFO, a file server that is gone) holds up nothing else.
+"""Read sensors on a thread, so that one that hangs (a dead bus, a FIFO, a file server that is down) blocks nothing
+else.
 
-A file that gives no answer in time is left out from then on, which its reader sees as ETIMEDOUT, and another thread goes on
-without it; once it answers after all, it is read again.
+A file that does not answer in time is skipped from then on, which its reader sees as ETIMEDOUT, and another thread
+continues without it; once it answers, it is read again.
 """
 
 import asyncio
@@ -13,15 +14,15 @@ from port_agent.facts.reader_thread import ReaderThread
 from port_agent.facts.sysfs import ReadWatch, Tree
 
 DEADLINE_S = 2.0
-"""What one file may take; the slowest gauges, behind an embedded controller, take tenths of a second."""
+"""Time for one file; the slowest gauges, behind an embedded controller, take tenths of a second."""
 MAX_HUNG = 8
-"""So many threads may hang; past that nothing is read any more."""
+"""Number of threads that may hang; beyond this nothing is read any more."""
 
 T = TypeVar("T")
 
 
 class SensorThread:
-    """Reads on a thread that is replaced where a file holds it up. Of one event loop."""
+    """Reads on a thread that is replaced if a file blocks it. Belongs to one event loop."""
 
     def __init__(self, deadline_s: float = DEADLINE_S) -> None:
         self._deadline_s = deadline_s
@@ -49,5 +50,5 @@ class SensorThread:
             self._reader = ReaderThread("sensors")
 
     def close(self) -> None:
-        """Let the thread end; one that hangs ends with the process."""
+        """End the thread; one that hangs ends with the process."""
         self._reader.stop()

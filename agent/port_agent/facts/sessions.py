@@ -1,7 +1,8 @@
-"""How long nobody has used a desktop, as it says itself: it tells only those who are in its session.
+"""How long a desktop has not been used, as it reports itself, which it only does within its session.
 
-A helper in the session (`port-agent session`) asks the X server, or under Wayland the desktop over D-Bus, and leaves word in a file of /dev/shm: the time of its last change is that of the
-last input, and the kernel's own stamp beside it says when the helper last asked. Nothing in the file is read, and nothing is written to it.
+A helper in the session (`port-agent session`) asks the X server, or under Wayland the desktop over D-Bus, and reports
+through a file in /dev/shm. The file's modification time is the last input, and the kernel's own timestamp beside it
+shows when the helper last asked. The file's contents are never read or written.
 """
 
 import contextlib
@@ -22,14 +23,14 @@ from port_planner.base.errors import PortError
 PREFIX = "port-agent-session-"
 ASK_S = 5.0
 MAX_SILENCE_S = 60.0
-"""A helper that has not asked for so long is gone, and what it said with it."""
+"""A helper that has not asked for this long is gone, and its report with it."""
 _JITTER_S = 1.0
 """Two answers differ by less without an input between them."""
 _PATIENCE_S = 10.0
 
 
 class SessionError(PortError):
-    """This session has no desktop that says how long nobody has used it."""
+    """This session has no desktop that reports its idle time."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,11 +63,11 @@ Ask = Callable[[IdleMonitor], float | None]
 
 
 def session_stamps(tree: Tree, wall_s: float) -> dict[str, float]:
-    """Return when input was last seen in each session whose helper is there, in Unix time."""
+    """Return when input was last seen in each session with a helper, in Unix time."""
     stamps: dict[str, float] = {}
     for place in tree.children(tree.dev / "shm", "sessions"):
         if place.name.startswith(PREFIX):
-            with contextlib.suppress(OSError):  # gone between listing and looking
+            with contextlib.suppress(OSError):  # removed between listing and reading
                 found = place.stat()
                 if abs(wall_s - found.st_ctime) <= MAX_SILENCE_S:
                     whose = f"session of user {found.st_uid}"
@@ -75,7 +76,7 @@ def session_stamps(tree: Tree, wall_s: float) -> dict[str, float]:
 
 
 def ask_desktop(monitor: IdleMonitor) -> float | None:
-    """Return for how many seconds nobody has used the session, as busctl hears it; None where nobody answers."""
+    """Return the idle seconds of the session, as received by busctl; None if nothing answers."""
     words = (monitor.service, monitor.path, monitor.interface, monitor.method)
     try:
         done = subprocess.run(
@@ -106,7 +107,9 @@ class _XScreenSaverInfo(ctypes.Structure):
 
 
 def ask_x_server() -> float | None:
-    """Return for how many seconds nobody has used the session's X server; None without one, and under Wayland, where it sees only what goes to it."""
+    """Return the idle seconds of the session's X server; None without one, and under Wayland, where it only sees its
+    own input.
+    """
     if "DISPLAY" not in os.environ or "WAYLAND_DISPLAY" in os.environ:
         return None
     try:
@@ -126,7 +129,7 @@ def ask_x_server() -> float | None:
 
 @contextlib.contextmanager
 def session_file(directory: Path) -> Iterator[int]:
-    """Make a file that leaves word, and remove it at the end, whenever that comes; yields its descriptor. Raises OSError."""
+    """Create a report file, and remove it at the end, whenever that comes; yields its descriptor. Raises OSError."""
     place = directory / f"{PREFIX}{os.urandom(8).hex()}"
     try:
         descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -139,7 +142,7 @@ def session_file(directory: Path) -> Iterator[int]:
 
 
 class SessionHelper:
-    """Takes what a desktop answers to its file."""
+    """Writes a desktop's answers to its file."""
 
     def __init__(self, ask: Ask = ask_desktop, ask_server: Callable[[], float | None] = ask_x_server) -> None:
         """Raises `SessionError` where neither the X server nor a desktop answers."""
@@ -149,7 +152,8 @@ class SessionHelper:
             names = " nor ".join(monitor.service for monitor in MONITORS)
             where = "" if shutil.which("busctl") else " (there is no busctl to ask with)"
             raise SessionError(
-                f"neither an X server with libXss.so.1 nor {names} on this session's bus answers{where}; the agent goes by its other signals"
+                f"neither an X server with libXss.so.1 nor {names} on this session's bus answers{where}; the agent "
+                "uses its other signals"
             )
         self._ask, self._input_s = found, 0.0
         self._before: tuple[float, float] | None = None
@@ -157,7 +161,7 @@ class SessionHelper:
         """Whether its answers were once seen to grow as the clock does: until then they are not believed."""
 
     def look(self, descriptor: int, wall_s: float) -> None:
-        """Ask once and leave word; where the desktop does not answer, or never counts, nothing is said."""
+        """Ask once and report; if the desktop does not answer, or never counts, nothing is reported."""
         idle_s = self._ask()
         if idle_s is None:
             return

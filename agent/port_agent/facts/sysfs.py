@@ -20,12 +20,12 @@ T = TypeVar("T")
 
 
 class ReadAbandonedError(Exception):
-    """A read came back after nobody waited for it any more."""
+    """A read returned after nobody waited for it any longer."""
 
 
 @dataclass(slots=True)
 class ReadWatch:
-    """What a thread reads now, for those who wait for it."""
+    """What a thread is reading now, for those who wait for it."""
 
     path: Path | None = None
     since_s: float = field(default_factory=time.monotonic)
@@ -45,13 +45,14 @@ class Tree:
     watch: ReadWatch = field(default_factory=ReadWatch)
 
     def ask(self, path: Path, read: Callable[[], T]) -> T:
-        """Return what `read` makes of `path`.
+        """Return the result of `read` for `path`.
 
-        Raises TimeoutError for a path that holds up a thread already, `ReadAbandonedError` where nobody waits any more, OSError.
+        Raises TimeoutError for a path that already blocks a thread, `ReadAbandonedError` if nobody waits any longer,
+        OSError.
         """
         watch = self.watch
         if path in self.silent:
-            raise TimeoutError(errno.ETIMEDOUT, "gives no answer")
+            raise TimeoutError(errno.ETIMEDOUT, "does not answer")
         watch.path, watch.since_s = path, time.monotonic()
         try:
             return read()
@@ -62,13 +63,13 @@ class Tree:
                 raise ReadAbandonedError
 
     def abandon(self, watch: ReadWatch) -> None:
-        """Wait no more for what is read under `watch`: it is silent until the read comes back."""
+        """Stop waiting for what is read under `watch`: it counts as silent until the read returns."""
         path, watch.abandoned = watch.path, True
         if path is not None:
             self.silent.add(path)
 
     def fault(self, sensor: str, reason: str) -> None:
-        """Note that `sensor` gave no usable value."""
+        """Record that `sensor` gave no usable value."""
         self.faults.append(Fault(sensor, reason))
 
     def take_faults(self) -> tuple[Fault, ...]:
@@ -110,7 +111,7 @@ class Tree:
         return self.listed(path, sensor) or []
 
     def listed(self, path: Path, sensor: str) -> list[Path] | None:
-        """Return the sorted entries of a directory, none of an absent one; None, and a fault, where it cannot be listed."""
+        """Return the sorted entries of a directory, none for an absent one; None, and a fault, if it cannot be listed."""
         try:
             return self.ask(path, lambda: sorted(path.iterdir()))
         except OSError as error:

@@ -24,7 +24,7 @@ _PI_FIRMWARE = "devices/platform/soc*/soc*:firmware/get_throttled"
 
 
 class TemperatureSensor:
-    """The hottest of the processor's thermometers, read again and again: one that gave a value is missed when it is gone."""
+    """The hottest of the processor's thermometers, read repeatedly: one that gave a value is missed when it vanishes."""
 
     def __init__(self) -> None:
         self._seen: set[Path] = set()
@@ -43,18 +43,18 @@ class TemperatureSensor:
         for place in sorted((self._seen | values.keys()) - found.keys()):
             beside = any(
                 other.parent == place.parent for other in found
-            )  # a core that is switched off takes its own with it
+            )  # a core that is switched off takes its thermometer with it
             lost = _sensor(place) in failing or not (beside or place.exists())
             if place in tree.silent or (place in self._seen and lost):
-                tree.fault(SENSOR, f"{place} was there before and has vanished, or gives no answer")
+                tree.fault(SENSOR, f"{place} has vanished, or does not answer")
         if self._seen and not found:
-            tree.fault(SENSOR, "no thermometer gives a plausible value any more")
+            tree.fault(SENSOR, "no thermometer gives a plausible value any longer")
         self._seen |= found.keys()
         return max(found.values(), default=None)
 
 
 def _read_zones(tree: Tree) -> dict[Path, int | None]:
-    """Return thousandths of a degree by file, None where it gives no plausible value."""
+    """Return thousandths of a degree by file, None for an implausible value."""
     return {
         zone / "temp": _plausible(tree, zone / "temp")
         for zone in tree.children(tree.sys / "class/thermal", SENSOR)
@@ -79,13 +79,15 @@ def _sensor(place: Path) -> str:
 
 
 def _plausible(tree: Tree, place: Path) -> int | None:
-    """Return what a zone reads; None, and no fault, for EAGAIN: an Orin answers so for parts that it lacks or has switched off."""
+    """Return a zone's reading; None, and no fault, for EAGAIN: an Orin answers this way for parts that it lacks or has
+    switched off.
+    """
     value = tree.number(place, _sensor(place), absent=(errno.EAGAIN,))
     return value if value is not None and value // 1000 in _PLAUSIBLE_C else None
 
 
 def parse_throttled(text: str) -> ThrottleReading | None:
-    """Return what the Pi firmware says, from `throttled=0x50005` (vcgencmd) or `50005` (sysfs)."""
+    """Parse the Pi firmware's state, from `throttled=0x50005` (vcgencmd) or `50005` (sysfs)."""
     match = re.fullmatch(r"(?:throttled=0x)?([0-9a-fA-F]+)", text.strip())
     if match is None:
         return None
@@ -99,7 +101,7 @@ def parse_throttled(text: str) -> ThrottleReading | None:
 
 
 def read_throttled(tree: Tree) -> ThrottleReading | None:
-    """Return the Pi firmware's throttling state from sysfs, or None where there is no such file."""
+    """Return the Pi firmware's throttling state from sysfs, or None if there is no such file."""
     place = next(iter(sorted(tree.sys.glob(_PI_FIRMWARE))), None)
     text = None if place is None else tree.text(place, "throttling")
     if text is None:

@@ -59,7 +59,7 @@ from port_planner.base.errors import PortError
 
 
 class _TrainFirst(Exception):
-    """What training begins with is written; the reply needs what comes of it."""
+    """The initial weights are written; the reply needs the result of training."""
 
 
 class TermsError(PortError):
@@ -74,22 +74,22 @@ class _Device:
         self._tensors, self._ledger = tensors, ledger
         self._message = sha256_of(self._folder / MESSAGE_FILE)
         self.contributed = ""
-        """How what was trained here is in the reply."""
+        """How the weights trained here are in the reply."""
 
     def train(self, message: Message, context: Context) -> Message:
-        """Return what training made of the weights in a message, once what it spends of privacy is noted."""
+        """Return the trained weights for a message, after recording what they spend of privacy."""
         trained, weight = self._trained(plain_arrays(message.content.array_records[ARRAYS])), self._samples
-        config, self.contributed = message.content.config_records[CONFIG], "as it is, for its leader to see"
+        config, self.contributed = message.content.config_records[CONFIG], "unclipped, visible to the leader"
         self._spend(_noise_of(config), config)
         if KEY_CLIPPING_NORM in config:
             weight = 1  # the noise is for devices that count alike
             norm = float(str(config[KEY_CLIPPING_NORM]))
-            self.contributed = f"clipped to a norm of {norm:g}, for its leader to see"
+            self.contributed = f"clipped to a norm of {norm:g}, visible to the leader"
         metrics = MetricRecord({SAMPLES: weight, LOSS: self._loss})
         return Message(RecordDict({ARRAYS: array_record(trained), "metrics": metrics}), reply_to=message)
 
     def measure(self, message: Message, context: Context) -> Message:
-        """Train, keep the change for the masked sum, and return no more than how large it is."""
+        """Train, keep the change for the masked sum, and return only its size."""
         start = plain_arrays(message.content.array_records[ARRAYS])
         exponents = keep_change(context, start, self._trained(start), self._samples, self._loss)
         metrics = MetricRecord({SAMPLES: self._samples, LOSS: self._loss, EXPONENTS: exponents})
@@ -107,18 +107,18 @@ class _Device:
         return Message(recorddict_compat.fitres_to_recorddict(result, keep_input=True), reply_to=message)
 
     def evaluate(self, message: Message, context: Context) -> Message:
-        """Keep the averaged weights as what came of the federation so far."""
+        """Keep the averaged weights as the federation's result so far."""
         arrays = plain_arrays(message.content.array_records[ARRAYS])
         self._tensors.check(arrays)
         self._tensors.write(self._folder / MODEL_FILE, arrays)
         return Message(RecordDict({"metrics": MetricRecord({SAMPLES: self._samples})}), reply_to=message)
 
     def check_budget(self, config: ConfigRecord) -> None:
-        """Raise BudgetSpentError where the answer to a message would have the data spend more than the owner or the leader allow."""
+        """Raise BudgetSpentError if answering a message would spend more privacy than the owner or the leader allow."""
         self._ledger.check(_noise_of(config), self._message, self._budget(config))
 
     def _spend(self, noise: float, config: ConfigRecord) -> None:
-        """Note a contribution; the data may have spent for another job meanwhile. Raises BudgetSpentError."""
+        """Record a contribution; the data may have spent privacy for another job meanwhile. Raises BudgetSpentError."""
         self._ledger.spend(noise, self._message, self._budget(config))
 
     def _budget(self, config: ConfigRecord) -> float:
@@ -126,7 +126,7 @@ class _Device:
         return min((one for one in budgets if isinstance(one, float)), default=math.inf)
 
     def _trained(self, arrays: Arrays) -> Arrays:
-        """Return what training made of weights; raises _TrainFirst where it was not yet, FederatedTensorError."""
+        """Return the trained weights; raises _TrainFirst if they do not exist yet, FederatedTensorError."""
         self._tensors.check(arrays)
         if not (self._folder / RESULT_FILE).exists():
             self._tensors.write(self._folder / START_FILE, arrays)
@@ -143,7 +143,7 @@ class _Device:
 
 
 def _noise_of(config: ConfigRecord) -> float:
-    """Return the noise that the leader says it adds to clipped changes; 0: none."""
+    """Return the noise that the leader claims to add to clipped changes; 0: none."""
     noise = config.get(NOISE)
     return noise if KEY_CLIPPING_NORM in config and isinstance(noise, float) and noise > 0 else 0.0
 
@@ -168,16 +168,16 @@ def _check_terms(message: Message, config: ConfigRecord, terms: FederationTerms)
         return
     masked = RECORD_KEY_CONFIGS in message.content.config_records or MEASURED in config
     if terms.require_secure and not masked:
-        raise TermsError("its owner lets it contribute to masked sums only; lead with --secure")
+        raise TermsError("its owner only allows contributions to masked sums; lead with --secure")
     norm = config.get(KEY_CLIPPING_NORM)
     if terms.require_clip is not None and not (isinstance(norm, float) and 0 < norm <= terms.require_clip):
         raise TermsError(
-            f"its owner lets changes go that are clipped to a norm of {terms.require_clip:g} or less; lead with --clip"
+            f"its owner requires changes clipped to a norm of {terms.require_clip:g} or less; lead with --clip"
         )
 
 
 def answer_message(order: ClientOrder) -> ClientEnded:
-    """Write the reply to the message in a folder, unless training comes before; returns how that went.
+    """Write the reply to the message in a directory, unless training comes first; return the outcome.
 
     Raises PortError for a bundle or a message that cannot be read, OSError.
     """
@@ -209,7 +209,7 @@ def answer_message(order: ClientOrder) -> ClientEnded:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Answer a message as the order says, which is JSON; returns the exit code."""
+    """Answer a message as the JSON order says; return the exit code."""
     (order,) = argv
     return helper_exit_code(lambda: send_event(answer_message(msgspec.json.decode(order, type=ClientOrder))))
 

@@ -1,4 +1,6 @@
-"""Flower's grid over paired devices: its messages go to the supervisor, which brings them to the devices and fetches replies."""
+"""Flower's grid over paired devices: its messages go to the supervisor, which delivers them to the devices and fetches
+replies.
+"""
 
 import queue
 import threading
@@ -31,14 +33,14 @@ class PeerGrid(Grid):
     def __init__(
         self, run_id: int, nodes: Iterable[int], goal: int, folder: Path, check: Callable[[Message], None]
     ) -> None:
-        """`check`, which may be exchanged, raises FlowerMessageError for a reply that is not to be taken."""
+        """`check`, which may be replaced, raises FlowerMessageError for an unacceptable reply."""
         self._run = Run.create_empty(run_id)
         self._nodes, self._goal, self._folder, self.check = tuple(nodes), goal, folder, check
         self._reports: queue.Queue[ReplyReport | None] = queue.Queue()
-        """None at the end: whoever brings messages is gone."""
+        """None at the end: the process that delivers messages is gone."""
         self._sent = 0
         self.lost: dict[int, str] = {}
-        """Who gave no reply that could be taken, and why."""
+        """Devices without an acceptable reply, and why."""
         threading.Thread(target=self._listen, daemon=True).start()
 
     @property
@@ -61,7 +63,7 @@ class PeerGrid(Grid):
         return self._nodes
 
     def push_messages(self, messages: Iterable[Message]) -> NoReturn:
-        """Raise: whoever sends here waits for the replies, too."""
+        """Raise, because the sender here also waits for the replies."""
         raise NotImplementedError("messages go out and replies come in by send_and_receive")
 
     def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:
@@ -69,7 +71,7 @@ class PeerGrid(Grid):
         raise NotImplementedError("messages go out and replies come in by send_and_receive")
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Return the replies that came in time, were enough, and are what a device may say. Raises GridClosedError."""
+        """Return the replies that came in time, were enough, and are acceptable. Raises GridClosedError."""
         waiting = {message.metadata.dst_node_id: self._send(message) for message in messages}
         end_s = time.monotonic() + timeout if timeout is not None else None
         replies: list[Message] = []
@@ -79,7 +81,7 @@ class PeerGrid(Grid):
             except queue.Empty:
                 break
             if report is None:
-                raise GridClosedError("the agent that brings its messages is gone; it begins this round again")
+                raise GridClosedError("the agent that delivers its messages is gone; it starts this round again")
             if waiting.get(report.node) == report.file:
                 del waiting[report.node]
                 replies += self._reply(report)
@@ -96,13 +98,13 @@ class PeerGrid(Grid):
         return file
 
     def _reply(self, report: ReplyReport) -> list[Message]:
-        """Return the reply that came from a device, or none where it is not to be taken."""
+        """Return the reply from a device, or none if it is unacceptable."""
         try:
             if report.failed:
                 raise FlowerMessageError(report.failed)
             reply = read_message(Path(report.reply).read_bytes())
             if reply.metadata.src_node_id != report.node:
-                raise FlowerMessageError(f"it comes in the name of node {reply.metadata.src_node_id}")
+                raise FlowerMessageError(f"it claims to come from node {reply.metadata.src_node_id}")
             if reply.has_error():
                 raise FlowerMessageError(str(reply.error.reason))
             self.check(reply)

@@ -1,4 +1,4 @@
-"""A round of which its leader sees sums only: sizes of changes first, then their masked sum by Flower's SecAgg+."""
+"""A round whose leader only sees sums: the sizes of changes first, then their masked sum by Flower's SecAgg+."""
 
 import math
 from collections.abc import Mapping
@@ -36,13 +36,13 @@ from port_agent.federate.wire import UNREADABLE_ARRAY, FlowerMessageError, array
 
 LEADER_NODE = 1
 _COARSEST = 0.01
-"""A sum whose steps are more of the change than this is no average of it."""
+"""A sum whose steps are a larger share of the change than this is not a usable average."""
 _MAX_EXPONENT = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What the devices of a round said of their changes."""
+    """What the devices of a round reported about their changes."""
 
     samples: Mapping[int, int]
     """By node."""
@@ -72,7 +72,7 @@ class MaskedAverage:
         return averaged, len(counts), math.fsum(sizes.losses) / len(sizes.losses)
 
     def _measured(self, arrays: Arrays) -> _Sizes:
-        """Have all devices train, and return what they say of it."""
+        """Make all devices train, and return what they report about it."""
         content = RecordDict({ARRAYS: array_record(arrays), CONFIG: ConfigRecord({MEASURED: True})})
         number = str(self._order.number)
         messages = [Message(content, node, MessageType.TRAIN, group_id=number) for node in self._order.nodes]
@@ -126,7 +126,7 @@ class MaskedAverage:
         return dict(zip(arrays, plain_arrays(after).values(), strict=True)), counts
 
     def _check_steps(self, change: Arrays, sizes: _Sizes, counts: list[int]) -> None:
-        """Raise RoundAbandonedError where the steps of the sum are too large a part of the change."""
+        """Raise RoundAbandonedError if the steps of the sum are too large a share of the change."""
         largest = max(sizes.samples.values())
         step = 2 * SUMMED_RANGE / SUMMED_STEPS * len(counts) * largest / sum(counts)
         squares = zip(change.values(), sizes.exponents, strict=True)
@@ -139,7 +139,7 @@ class MaskedAverage:
             )
 
     def check(self, reply: Message) -> None:
-        """Raise FlowerMessageError for a reply that is not what a stage of this round gives."""
+        """Raise FlowerMessageError for a reply that does not fit the stage of this round."""
         masking = reply.content.config_records.get(RECORD_KEY_CONFIGS)
         if masking is None:
             metrics = check_metrics(reply, LOSS, EXPONENTS)
@@ -147,7 +147,7 @@ class MaskedAverage:
             if len(powers) != len(self._tensors.layouts) or not all(
                 MIN_EXPONENT <= power <= _MAX_EXPONENT for power in powers
             ):
-                raise FlowerMessageError("sizes of a change that are none of its job's tensors")
+                raise FlowerMessageError("the sizes of the change do not belong to the job's tensors")
         elif Masking.MASKED_PARAMETERS in masking:
             self._check_sums(masking[Masking.MASKED_PARAMETERS])
 
@@ -161,7 +161,7 @@ class MaskedAverage:
         except UNREADABLE_ARRAY as error:
             raise FlowerMessageError(f"masked sums cannot be read: {error}") from error
         if [one.shape for one in found if one.dtype == np.int64] != shapes:
-            raise FlowerMessageError("masked sums of other sizes than its job's tensors")
+            raise FlowerMessageError("the masked sums have other sizes than the job's tensors")
 
 
 def _exponents(value: object) -> list[int]:

@@ -1,17 +1,19 @@
-"""What a device adds to Flower's masking: it sums changes, each tensor in the range that this round's changes have, and it is no oracle.
+"""What a device adds to Flower's masking: it sums changes, each tensor in the range of this round's changes, and it
+never reveals one.
 
-A secure round begins with a plain message: the device trains, keeps its change, and says how large each tensor of it is, to a power of
-two. What is masked then is that change over the largest of the round, so the 2^22 steps of a masked sum span what is summed; weights
-themselves, a thousand times larger, would lose it. A change is masked once: sums of it with and without another device's are that
-device's.
+A secure round begins with a plain message: the device trains, keeps its change, and reports how large each tensor of it
+is, to a power of two. What is masked then is that change divided by the largest of the round, so that the 2^22 steps of
+a masked sum span what is summed; weights themselves, a thousand times larger, would lose it. A change is masked only
+once, because sums of it with and without another device's would reveal that device's.
 
-The leader of a round names its members, brings them each other's keys and says who fell silent. Whatever it says, a device contributes
-to no sum of fewer than `FEWEST_MASKED`, and gives the shares of no device that is called alive and silent at once. Each device signs the
-keys of the round as it was brought them, its own fresh ones among them, and sends no change before all whose masks are in it signed the
-same: keys that the leader drew itself, or of another round, end it there.
+The leader of a round names its members, passes on each other's keys and says who fell silent. Whatever it says, a
+device contributes to no sum of fewer than `FEWEST_MASKED`, and gives no shares of a device that is called both alive
+and silent. Each device signs the keys of the round as it received them, with its own fresh ones, and sends no change
+before all whose masks are in it signed the same. Keys that the leader made up, or of another round, end the round
+there.
 
-A leader may tell each device another tale of who fell silent. Each device answers it once, and so many shares are demanded
-(`safe_threshold`) that no tales together give it what masks one device's change.
+A leader may tell each device a different story of who fell silent. Each device answers once, and so many shares are
+required (`safe_threshold`) that no stories together reveal the mask of one device's change.
 """
 
 import hashlib
@@ -38,21 +40,21 @@ SUMMED_STEPS = 1 << 22
 SUMMED_MODULUS = 1 << 32
 """Flower's own; 1,024 devices fit."""
 MIN_EXPONENT = -1000
-"""Of a tensor that did not change; its smaller powers of two are no numbers any more."""
+"""Exponent of a tensor that did not change; smaller powers of two are not numbers any more."""
 _COUNTS = (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)
 _MARK = b"port-agent: the masking keys of a round"
 _BETWEEN = b"."
-"""Between what is encrypted for a device, which is in base 64, and the signature of the keys."""
+"""Separates what is encrypted for a device, in base 64, from the signature of the keys."""
 _CHANGE, _FACTS = "port-agent.change", "port-agent.change-facts"
 """Records of the context; one name is one record of all kinds together."""
 
 
 class MaskingError(PortError):
-    """A stage of secure aggregation that would show what a device trained, or comes out of turn."""
+    """A stage of secure aggregation that would reveal what a device trained, or is out of order."""
 
 
 def keep_change(context: Context, start: Arrays, trained: Arrays, samples: int, loss: float) -> list[int]:
-    """Keep what training changed for the masked sum to come, and return its exponents by tensor."""
+    """Store the change of a training for the masked sum, and return its exponents by tensor."""
     change: Arrays = {name: trained[name].astype(np.float64) - start[name].astype(np.float64) for name in start}
     context.state.array_records[_CHANGE] = array_record(change)
     context.state.config_records[_FACTS] = ConfigRecord(
@@ -62,7 +64,10 @@ def keep_change(context: Context, start: Arrays, trained: Arrays, samples: int, 
 
 
 def kept_change(context: Context, start: Iterable[NDArray[np.generic]]) -> tuple[Arrays, int, float]:
-    """Return the change that `keep_change` kept, its samples and its loss. Raises MaskingError where there is none of these weights."""
+    """Return the change that `keep_change` stored, its samples and its loss.
+
+    Raises MaskingError if there is none for these weights.
+    """
     facts = context.state.config_records.get(_FACTS, ConfigRecord())
     if facts.get("start") != _digest(start):
         raise MaskingError("no change of these weights was measured, or it was summed already")
@@ -101,7 +106,9 @@ def exponent(array: NDArray[np.generic]) -> int:
 
 
 class GuardedMasking:
-    """Flower's masking, but for what `check_stage` refuses and keys that their devices did not sign; what was summed once is forgotten."""
+    """Flower's masking, except for what `check_stage` rejects and keys that their devices did not sign; what was summed
+    once is deleted.
+    """
 
     def __init__(self, signatures: DeviceSignatures) -> None:
         self._signatures = signatures
@@ -121,14 +128,17 @@ class GuardedMasking:
         return reply
 
     def _sign(self, message: Message, reply: Message, context: Context) -> None:
-        """Put this device's signature of the round's keys behind each thing that it encrypted for another."""
+        """Append this device's signature of the round's keys to everything that it encrypted for another."""
         answer = reply.content.config_records[RECORD_KEY_CONFIGS]
         signature = self._signatures.sign(_signed_keys(message, context))
         encrypted = _parts(answer.get(Key.CIPHERTEXT_LIST))
         answer[Key.CIPHERTEXT_LIST] = [one + _BETWEEN + signature for one in encrypted]
 
     def _check_signed(self, message: Message, asked: ConfigRecord, context: Context) -> None:
-        """Take the signatures off what others encrypted for this device; raises SignatureError unless all signed the keys that it has."""
+        """Remove the signatures from what others encrypted for this device.
+
+        Raises SignatureError unless all signed the same keys.
+        """
         content, encrypted = _signed_keys(message, context), []
         sources = _numbers(asked.get(Key.SOURCE_LIST))
         for source, one in zip(sources, _parts(asked.get(Key.CIPHERTEXT_LIST)), strict=True):
@@ -141,7 +151,7 @@ class GuardedMasking:
 
 
 def _signed_keys(message: Message, context: Context) -> bytes:
-    """Return what is signed in a round: which it is, and every device's public keys as this one was brought them."""
+    """Return what is signed in a round: the round itself, and every device's public keys as this one received them."""
     state, metadata = _state_of(context), message.metadata
     nodes, keys = _numbers(state.get("public_keys_dict:K")), _parts(state.get("public_keys_dict:V"))
     by_node = sorted(zip(nodes, keys[::2], keys[1::2], strict=True))
@@ -149,27 +159,29 @@ def _signed_keys(message: Message, context: Context) -> bytes:
 
 
 def safe_threshold(devices: int) -> int:
-    """Return how many shares must be needed so that no tales of who fell silent show what one device trained.
+    """Return the number of shares that must be required so that no stories of who fell silent reveal what one device
+    trained.
 
-    Of n devices, t shares being needed, a change is masked with t - 1 others or more; one of them may be the leader, which knows its mask.
-    The t - 2 others would have to be called silent by t devices each: the leader and t - 1 of the n - 1 others, who call n - t silent at
-    most. So (t - 1)(t - 2) > (n - 1)(n - t) rules it out; and 2 (t - 1) > n - 1, which follows, keeps both shares of one device from being
-    had.
+    With n devices and t required shares, a change is masked with t - 1 others or more; one of them may be the leader,
+    which knows its mask. The t - 2 others would have to be called silent by t devices each: the leader and t - 1 of the
+    n - 1 others, who call at most n - t silent. So (t - 1)(t - 2) > (n - 1)(n - t) rules it out; and 2 (t - 1) > n - 1,
+    which follows, keeps anyone from obtaining both shares of one device.
     """
     shares = range(FEWEST_MASKED, devices + 1)
     return next(t for t in shares if (t - 1) * (t - 2) > (devices - 1) * (devices - t))
 
 
 def check_stage(asked: ConfigRecord, state: ConfigRecord) -> str:
-    """Return the stage that a leader asks for; raises MaskingError where its answer would help to see one device's change.
+    """Return the stage that a leader asks for; raises MaskingError if answering it would help to see one device's
+    change.
 
-    `state`: what the masking keeps of the stages before.
+    `state`: what the masking keeps of earlier stages.
     """
     stage = str(asked.get(Key.STAGE))
     if stage == Stage.SETUP:
         devices, shares, threshold = (_whole(asked.get(key)) for key in _COUNTS)
         if min(devices, shares, threshold) < FEWEST_MASKED:
-            raise MaskingError(f"sums of fewer than {FEWEST_MASKED} devices show what each of them trained")
+            raise MaskingError(f"sums of fewer than {FEWEST_MASKED} devices reveal what each of them trained")
         if shares != devices or threshold < safe_threshold(devices):
             needed = safe_threshold(devices)
             raise MaskingError(
@@ -187,7 +199,7 @@ def check_stage(asked: ConfigRecord, state: ConfigRecord) -> str:
         alive, silent = _numbers(asked.get(Key.ACTIVE_NODE_ID_LIST)), _numbers(asked.get(Key.DEAD_NODE_ID_LIST))
         if len({*alive, *silent}) < len(alive) + len(silent):
             raise MaskingError(
-                "a device is called alive and silent at once, or twice: both shares would show what it trained"
+                "a device is called alive and silent at once, or twice: both shares would reveal what it trained"
             )
         _check_count(len(alive))
     return stage
@@ -198,7 +210,7 @@ def _check_count(devices: int, most: int | None = None) -> None:
         raise MaskingError(f"keys of {devices} devices came for a sum of {most}")
     if devices < FEWEST_MASKED:
         raise MaskingError(
-            f"{devices} devices are left in the sum; of fewer than {FEWEST_MASKED} each would know the other's"
+            f"{devices} devices are left in the sum; with fewer than {FEWEST_MASKED}, each would know the other's"
         )
 
 

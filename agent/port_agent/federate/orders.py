@@ -1,4 +1,7 @@
-"""What the supervisor and Flower's processes share: files, names of records, what a round is told. Without Flower, and light."""
+"""What the supervisor and Flower's processes share: files, names of records, settings of a round.
+
+Light, and without Flower.
+"""
 
 from enum import StrEnum
 from pathlib import Path
@@ -10,18 +13,21 @@ from port_agent.jobs.job import FederationTerms
 from port_agent.peers.decoding import LONGEST_ROUND_S
 
 FOLDER = "federation"
-"""In a job's directory: what it does in a federation that another device, or this one, leads."""
+"""In a job's directory: files of a federation that another device, or this one, leads."""
 MESSAGE_FILE, REPLY_FILE = "message", "reply"
 START_FILE, RESULT_FILE = "start.safetensors", "result.safetensors"
-"""The weights that a round begins with, and what training made of them."""
+"""The weights that a round begins with, and the trained ones."""
 RESULT_PART_FILE = "result.part"
-"""What a fine-tuning's worker, which has no rights in this folder, writes the same to; the supervisor gives it its name."""
+"""The same, written by a fine-tuning's worker, which has no permissions in this directory; the supervisor renames it."""
 MODEL_FILE = "model.safetensors"
-"""What was averaged last, as this device was told. Of a fine-tuning, only until its worker has made the adapter's directory of it."""
+"""The last average, as received by this device.
+
+For a fine-tuning, only until its worker has made the adapter's directory from it.
+"""
 CONTEXT_FILE = "context"
 """What Flower's modifiers keep from one message of a round to the next."""
 LEADER_FOLDER = "leader"
-"""In a job's directory: what this device keeps of a federation that it leads."""
+"""In a job's directory: files of a federation that this device leads."""
 MESSAGES_FOLDER = "messages"
 """There: messages of the round on their way, and replies."""
 STATE_FOLDER = "state"
@@ -33,9 +39,13 @@ SAMPLES, LOSS = "num-examples", "loss"
 """The metrics of a reply."""
 
 MEASURED, EXPONENTS = "measured-change", "change-exponents"
-"""Of a secure round's first message, which asks for the sizes of a change alone; and by tensor, the least e with |change| <= 2^e."""
+"""Of a secure round's first message, which asks only for the sizes of a change; and by tensor, the least e with
+|change| <= 2^e.
+"""
 NOISE, EPSILON_BUDGET = "noise-multiplier", "epsilon-budget"
-"""Of a message that has changes clipped: the noise that the leader adds to their average, and what the data of each device may spend."""
+"""Of a message that requires clipped changes: the noise that the leader adds to their average, and the privacy budget
+of each device's data.
+"""
 FEWEST_MASKED = 3
 """Contributions in a masked sum: of two, each contributor knows the other's."""
 
@@ -43,12 +53,14 @@ _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 
 
 def global_file(rounds: int) -> str:
-    """Return the name of the leader's weights after so many rounds: a round that is cut before it is noted begins where it began."""
+    """Return the name of the leader's weights after `rounds` rounds: a round interrupted before it is recorded begins
+    with the same.
+    """
     return f"global-{rounds}.safetensors"
 
 
 def server_file(rounds: int) -> str:
-    """Return the name of what the leader's strategy remembers after so many rounds."""
+    """Return the name of the strategy's state after `rounds` rounds."""
     return f"server-{rounds}.npz"
 
 
@@ -58,10 +70,10 @@ def has_round(folder: Path) -> bool:
 
 
 class ServerStrategy(StrEnum):
-    """What the leader makes of an average, by Flower's names."""
+    """How the leader applies an average, by Flower's names."""
 
     FEDAVG = "fedavg"
-    """Takes it as it is."""
+    """Uses it unchanged."""
     FEDAVGM = "fedavgm"
     """Goes on from it with momentum (Hsu et al. 2019, arXiv 1909.06335)."""
     FEDADAM = "fedadam"
@@ -77,24 +89,24 @@ class StrategySettings(msgspec.Struct, frozen=True, kw_only=True):
     strategy: ServerStrategy = ServerStrategy.FEDAVG
     rate: Annotated[float, msgspec.Meta(gt=0.0, le=1e3)] = 1.0
     momentum: _Factor = 0.9
-    """Of FedAvgM."""
+    """For FedAvgM."""
     betas: tuple[_Factor, _Factor] = (0.9, 0.99)
-    """Of FedAdam."""
+    """For FedAdam."""
     tau: Annotated[float, msgspec.Meta(gt=0.0, le=1e3)] = 1e-3
-    """Of FedAdam: added to the root of its second moment."""
+    """For FedAdam: added to the root of its second moment."""
 
 
 class FederationSettings(msgspec.Struct, frozen=True, kw_only=True):
-    """What was asked for."""
+    """The requested settings."""
 
     rounds: _Count
     min_devices: _Count = 2
-    """So many must be ready before a round begins, this one among them."""
+    """Devices that must be ready before a round begins, including this one."""
     goal: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
-    """So many replies end a round; 0: all that were asked."""
+    """Replies that end a round; 0: those of all devices asked."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0.0, le=LONGEST_ROUND_S)] = 3600.0
     min_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
-    """Of those asked, so many must have replied, or the round is abandoned."""
+    """Share of the devices asked that must have replied; otherwise the round is abandoned."""
     clip: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0
     noise: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0
     epsilon_budget: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] | None = None
@@ -104,13 +116,13 @@ class FederationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """One round: who takes part, when it is over, and how is averaged."""
+    """One round: who takes part, when it ends, and how to average."""
 
     run_id: int
     number: int
-    """Of the round, from 1."""
+    """Number of the round, from 1."""
     folder: str
-    """Where the leader keeps the averaged weights, and messages on their way."""
+    """Directory of the averaged weights and of messages in transit."""
     bundle: str
     names: dict[int, str]
     """The devices, by their number among Flower's nodes."""
@@ -124,7 +136,7 @@ class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
     epsilon_budget: float | None = None
     secure: bool = False
     final: bool = False
-    """Nothing is trained: all get the averaged weights."""
+    """Nothing is trained: all devices receive the averaged weights."""
     server: StrategySettings = StrategySettings()
 
     @property
@@ -134,24 +146,24 @@ class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TensorsOf(msgspec.Struct, frozen=True):
-    """What of a job is federated, and what it trains on."""
+    """The federated tensors of a job, and its training data."""
 
     fingerprint: str
     nbytes: int
     data: str
-    """A hash of what the job trains on."""
+    """A hash of the job's training data."""
     samples: int
-    """Of that."""
+    """Number of its samples."""
 
 
 class ClientOrder(msgspec.Struct, frozen=True):
-    """What a device's client is told beside the message: the job's bundle or file, and what is federated of it."""
+    """A client's order besides the message: the job's bundle or file, and its federated tensors."""
 
     folder: str
-    """Where the message lies."""
+    """Directory of the message."""
     bundle: str
     state_dir: str
-    """Where this device's key lies, and the certificates of those it is paired with."""
+    """Directory of this device's key and of the certificates of its paired devices."""
     data: str
     samples: int
     """As in `TensorsOf`."""
@@ -159,44 +171,46 @@ class ClientOrder(msgspec.Struct, frozen=True):
 
 
 class ClientEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client made of a message, for the history of its owner."""
+    """What a client made of a message, for its owner's history."""
 
     trains_first: bool = False
-    """It wrote what training begins with, and no reply yet."""
+    """It wrote the initial weights, and no reply yet."""
     contributed: str = ""
-    """How what was trained here is in its reply; "": it is not."""
+    """How the weights trained here are in its reply; "": they are not."""
     refused: str = ""
     """Why its reply has nothing but this."""
 
 
 class MessageReady(msgspec.Struct, frozen=True, tag_field="event", tag="send"):
-    """Of the round's process: a message for a device lies in `file` of the messages' folder."""
+    """From the round's process: a message for a device is in `file` of the messages' directory."""
 
     node: int
     file: str
 
 
 class RepliesUnneeded(msgspec.Struct, frozen=True, tag_field="event", tag="forget"):
-    """Likewise: nobody waits for the replies of these devices any more."""
+    """Likewise: the replies of these devices are no longer needed."""
 
     nodes: tuple[int, ...]
 
 
 class RoundEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ended"):
-    """Likewise, the last: so many devices were averaged, or the round was abandoned for a reason."""
+    """Likewise, the last: `devices` devices were averaged, or the round was abandoned for a reason."""
 
     averaged: int = 0
     loss: float | None = None
     abandoned: str = ""
     lost: dict[str, str] = {}
-    """Devices whose reply is not in it, and why."""
+    """Devices without a reply, and why."""
 
 
 RoundEvent = MessageReady | RepliesUnneeded | RoundEnded
 
 
 class ReplyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """To the round's process: the reply to the message in `file` lies in the file `reply`, or there is none because it `failed`."""
+    """To the round's process: the reply to the message in `file` is in the file `reply`, or there is none because it
+    `failed`.
+    """
 
     node: int
     file: str

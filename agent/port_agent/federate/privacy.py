@@ -1,8 +1,9 @@
-"""How private noisy rounds are, and what a device's data has spent of that over its life.
+"""How private noisy rounds are, and what a device's data has spent of its privacy budget.
 
-Of one device: whether its clipped change is in an average or zero in its place, the number of devices being known (a fixed denominator),
-against whoever sees the averaged weights. The leader itself sees each clipped change before the noise, and that the noise is added is its
-word. No Flower and no numpy: the command line tells it before a round begins.
+The guarantee is for one device: whether its clipped change is in an average or zero in its place, with a known number
+of devices (a fixed denominator), against anyone who sees the averaged weights. The leader itself sees each clipped
+change before the noise, and must be trusted to add it. This module needs neither Flower nor numpy, because the command
+line uses it before a round begins.
 """
 
 import contextlib
@@ -17,15 +18,16 @@ from port_agent.system.atomic_file import write_atomically
 from port_planner.base.errors import PortError
 
 DELTA = 1e-5
-"""Far below one over the number of devices in a household, as it has to be."""
+"""Far below one over the number of devices in a household, as required."""
 PRIVACY_FOLDER = "privacy"
 _TOLERANCE = 1e-9
 _FAR = 30.0
-"""Beyond so many standard deviations the complementary error function gives way to its series."""
+"""Standard deviations beyond which the complementary error function is replaced by its series."""
 
 
 def epsilon(inverse_square_noise: float, delta: float = DELTA) -> float:
-    """Return epsilon at `delta` of Gaussian mechanisms together, given the sum of one over each noise multiplier squared.
+    """Return epsilon at `delta` of several Gaussian mechanisms, given the sum of one over each noise multiplier
+    squared.
 
     They compose to one Gaussian mechanism, whose epsilon is exact: theorem 8 of Balle and Wang 2018 (arXiv 1805.06530).
     """
@@ -43,7 +45,9 @@ def epsilon(inverse_square_noise: float, delta: float = DELTA) -> float:
 
 
 def noisy_rounds(noise: float, rounds: int) -> float:
-    """Return what `epsilon` takes for so many rounds with noise of `noise` times the norm; infinity without noise."""
+    """Return the argument of `epsilon` for `rounds` rounds with noise of `noise` times the norm; infinity without
+    noise.
+    """
     if rounds == 0:
         return 0.0
     return rounds / noise**2 if noise else math.inf
@@ -64,7 +68,7 @@ def _log_tail(x: float) -> float:
 
 
 class PrivacySpent(msgspec.Struct, frozen=True):
-    """What contributions made of some data together spent."""
+    """What all contributions made from some data together spent."""
 
     inverse_square_noise: float = 0.0
     rounds: int = 0
@@ -80,7 +84,7 @@ class PrivacySpent(msgspec.Struct, frozen=True):
         return math.inf if self.bare else epsilon(self.inverse_square_noise)
 
     def after(self, noise: float, message: str) -> "PrivacySpent":
-        """Return what is spent with a contribution more, to the answer of a message."""
+        """Return the total with one more contribution, for the answer to a message."""
         if message == self.last:
             return self
         if not noise:
@@ -100,16 +104,18 @@ class PrivacyLedger:
         self._file = state_dir / PRIVACY_FOLDER / f"{data}.json"
 
     def spent(self) -> PrivacySpent:
-        """Return what is spent; raises OSError, and msgspec.MsgspecError for a damaged file: it is no reason to begin anew."""
+        """Return the total; raises OSError, and msgspec.MsgspecError for a damaged file, because starting at zero would
+        be wrong.
+        """
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=PrivacySpent)
         except FileNotFoundError:
             return PrivacySpent()
 
     def check(self, noise: float, message: str, budget: float) -> PrivacySpent:
-        """Return what is spent with a contribution more, the answer to the message of this hash.
+        """Return the total with one more contribution, the answer to the message with this hash.
 
-        Raises BudgetSpentError where that is above `budget`, as `spent` besides.
+        Raises BudgetSpentError if it exceeds `budget`, and as `spent`.
         """
         spent = self.spent()
         after = spent.after(noise, message)
@@ -121,7 +127,7 @@ class PrivacyLedger:
         return after
 
     def spend(self, noise: float, message: str, budget: float = math.inf) -> None:
-        """Note a contribution, durably and before it goes; raises BudgetSpentError, OSError, msgspec.MsgspecError."""
+        """Record a contribution, durably and before it is sent; raises BudgetSpentError, OSError, msgspec.MsgspecError."""
         self._file.parent.mkdir(mode=0o700, exist_ok=True)
         with self._locked():
             write_atomically(self._file, msgspec.json.encode(self.check(noise, message, budget)))

@@ -1,4 +1,4 @@
-"""What a reply in a round may be, and how many replies make it one."""
+"""What a reply in a round may contain, and how many replies complete it."""
 
 import math
 from collections.abc import Mapping
@@ -14,11 +14,11 @@ if TYPE_CHECKING:
     from flwr.app import MetricRecord
 
 _MAX_SAMPLES = 1 << 40
-"""What a device may say that it trained on."""
+"""The largest number of samples that a device may report."""
 
 
 class RoundAbandonedError(PortError):
-    """Too few devices replied; the weights stay what they were."""
+    """Too few devices replied; the weights stay unchanged."""
 
 
 def check_metrics(reply: Message, *names: str) -> "MetricRecord":
@@ -26,7 +26,7 @@ def check_metrics(reply: Message, *names: str) -> "MetricRecord":
     metrics = reply.content.metric_records.get("metrics")
     if metrics is None or set(metrics) != {SAMPLES, *names}:
         found = "none" if metrics is None else ", ".join(sorted(metrics))
-        raise FlowerMessageError(f"it brings other metrics than asked for: {found}")
+        raise FlowerMessageError(f"its metrics are not the requested ones: {found}")
     samples = metrics[SAMPLES]
     if not isinstance(samples, int) or not 0 < samples < _MAX_SAMPLES:
         raise FlowerMessageError(f"it trained on {samples} samples")
@@ -37,7 +37,7 @@ def check_metrics(reply: Message, *names: str) -> "MetricRecord":
 
 
 def require_replies(replied: int, order: RoundOrder, lost: Mapping[int, str], *, fewest: int = 1) -> None:
-    """Raise RoundAbandonedError where fewer replied than are worth averaging, or than `fewest`. `lost`: why, by node."""
+    """Raise RoundAbandonedError if fewer replied than are worth averaging, or than `fewest`. `lost`: why, by node."""
     needed = max(fewest, math.ceil(order.min_share * len(order.nodes)))
     if replied < needed:
         raise RoundAbandonedError(

@@ -56,13 +56,13 @@ class Round:
         return count, loss
 
     def _masked(self, arrays: Arrays) -> tuple[Arrays, int, float | None]:
-        """Average by SecAgg+: only the sum of changes is seen here."""
+        """Average by SecAgg+: only the sum of changes is visible here."""
         masked = MaskedAverage(self._order, self._tensors, self.grid)
         self.grid.check = masked.check
         return masked.average(arrays)
 
     def _plain(self, arrays: Arrays) -> tuple[Arrays, int, float | None]:
-        """Average by the order's strategy, with clipping and noise where the order says so."""
+        """Average by the order's strategy, with clipping and noise if the order says so."""
         order, grid, step = self._order, self.grid, ServerStep(self._order)
         private = (
             DifferentialPrivacyClientSideFixedClipping(step.strategy, order.noise, order.clip, len(order.nodes))
@@ -73,7 +73,9 @@ class Round:
         messages = begin(order.number, array_record(arrays), self._private_terms(), grid)
         replies = grid.send_and_receive(messages, timeout=order.timeout_s)
         require_replies(len(replies), order, grid.lost)
-        replies.sort(key=lambda reply: reply.metadata.src_node_id)  # sums have the same bits whoever was first
+        replies.sort(
+            key=lambda reply: reply.metadata.src_node_id
+        )  # so that sums have the same bits whichever reply was first
         if private is not None:
             private.num_sampled_clients = len(replies)  # fewer devices need more noise
             noisy, metrics = private.aggregate_train(order.number, replies)
@@ -86,7 +88,7 @@ class Round:
         return given, len(replies), _number(metrics.get(LOSS))
 
     def _private_terms(self) -> ConfigRecord:
-        """Return what devices are told of the noise."""
+        """Return what devices are told about the noise."""
         order = self._order
         if not order.clip:
             return ConfigRecord()
@@ -101,7 +103,7 @@ class Round:
         return len(self.grid.send_and_receive(messages, timeout=self._order.timeout_s))
 
     def _check(self, reply: Message) -> None:
-        """Raise FlowerMessageError for a reply that is not what training these tensors gives."""
+        """Raise FlowerMessageError for a reply that cannot result from training these tensors."""
         if self._order.final:
             check_metrics(reply)
             return
@@ -109,7 +111,7 @@ class Round:
         try:
             self._tensors.check(plain_arrays(reply.content.array_records[ARRAYS]))
         except (KeyError, FederatedTensorError) as error:
-            raise FlowerMessageError(f"not what was asked for: {error}") from error
+            raise FlowerMessageError(f"not the requested reply: {error}") from error
 
 
 def _number(value: object) -> float | None:

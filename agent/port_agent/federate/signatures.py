@@ -1,4 +1,4 @@
-"""Signatures of devices that take part in secure aggregation, by the keys that they are paired by."""
+"""Signatures of devices in secure aggregation, with the keys by which they are paired."""
 
 from pathlib import Path
 
@@ -17,11 +17,11 @@ _ALGORITHM = ec.ECDSA(hashes.SHA256())
 
 
 class SignatureError(PortError):
-    """What a device says is not signed by it."""
+    """A message was not signed by the device that it claims to come from."""
 
 
 class DeviceSignatures:
-    """Signs for this device and checks what the devices signed that it is paired with, by their numbers among Flower's nodes."""
+    """Signs for this device and verifies signatures of its paired devices, by their numbers among Flower's nodes."""
 
     def __init__(self, state_dir: Path) -> None:
         """Read keys and certificates; raises PortError for damaged ones, OSError."""
@@ -35,17 +35,17 @@ class DeviceSignatures:
         """Return this device's signature of `content`; raises SignatureError for a key of another kind."""
         key = load_pem_private_key(self._own.file.read_bytes(), None)
         if not isinstance(key, ec.EllipticCurvePrivateKey):
-            raise SignatureError("this device's key is of another kind than those of this version")
+            raise SignatureError("this device's key is of an unsupported kind")
         return key.sign(content, _ALGORITHM)
 
     def check(self, node: int, content: bytes, signature: bytes) -> None:
         """Raise SignatureError unless `content` was signed by the device of this number."""
         certificate = self._certificates.get(node)
         if certificate is None:
-            raise SignatureError("a device takes part that is not paired with this one; pair all with each other")
+            raise SignatureError("an unpaired device takes part; pair all devices with each other")
         key = load_der_x509_certificate(certificate).public_key()
         if not isinstance(key, ec.EllipticCurvePublicKey):
-            raise SignatureError("a device has a key of another kind than those of this version")
+            raise SignatureError("a device has a key of an unsupported kind")
         try:
             key.verify(signature, content, _ALGORITHM)
         except InvalidSignature as error:

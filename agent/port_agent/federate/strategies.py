@@ -1,7 +1,7 @@
-"""What the leader makes of an average, by Flower's strategies: taken as it is, or a step of an optimizer of its own.
+"""How the leader applies an average, by Flower's strategies: unchanged, or as a step of an optimizer of its own.
 
-A strategy lives for one round here, as its process does; what it remembers of the rounds before lies in a file of the round's number, so a
-round that is cut begins from the same.
+A strategy lives for one round here, like its process. Its state of earlier rounds is in a file with the round's number,
+so that an interrupted round begins with the same.
 """
 
 from pathlib import Path
@@ -22,10 +22,10 @@ _Moments = dict[str, dict[str, NDArray[np.generic]]]
 
 
 class ServerStep:
-    """The strategy of one round, and what it remembers."""
+    """The strategy of one round, and its state."""
 
     def __init__(self, order: RoundOrder) -> None:
-        """Take up what the round before left; raises OSError, ValueError for a damaged file."""
+        """Load the state of the round before; raises OSError, ValueError for a damaged file."""
         self._order, self._folder = order, Path(order.folder)
         self.strategy = _strategy(order.server, len(order.nodes))
         if order.number > 1 and order.server.strategy is not ServerStrategy.FEDAVG:

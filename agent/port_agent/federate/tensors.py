@@ -46,9 +46,11 @@ class FederatedTensors:
     layouts: Mapping[str, TensorLayout]
     """By the model's own names."""
     samples: int
-    """How many it was made to train on; a job that was submitted with data of its own trains on others (`tensors_of`)."""
+    """Number of samples that it was made to train on; a job submitted with its own data trains on others
+    (`tensors_of`).
+    """
     initial: Callable[[], Arrays]
-    """Returns what the job begins with; raises PortError where a tensor is damaged."""
+    """Returns the job's initial tensors; raises PortError if one is damaged."""
     data: str
     """A hash of these."""
     base: str = ""
@@ -56,14 +58,14 @@ class FederatedTensors:
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of names, types and shapes, and what they are over: devices with the same can be averaged."""
+        """SHA-256 of names, types and shapes, and of the base: devices with the same value can be averaged."""
         lines = [f"{name} {layout.dtype} {list(layout.shape)}" for name, layout in self.layouts.items()]
         lines += [self.base] if self.base else []
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     @property
     def nbytes(self) -> int:
-        """What all take on their way."""
+        """Bytes of all tensors in transit."""
         return sum(tensor_bytes(_AVERAGED_AS[one.dtype], one.shape) for one in self.layouts.values())
 
     def check(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
@@ -79,7 +81,7 @@ class FederatedTensors:
                 raise FederatedTensorError(f"{name} has numbers that are not finite")
 
     def named(self, arrays: list[NDArray[np.generic]]) -> Arrays:
-        """Return arrays that came without names; raises FederatedTensorError, as `check`."""
+        """Return named arrays from a list without names; raises FederatedTensorError, as `check`."""
         if len(arrays) != len(self.layouts):
             raise FederatedTensorError(f"{len(arrays)} tensors came, not the {len(self.layouts)} of this job")
         return dict(zip(self.layouts, arrays, strict=True))
@@ -97,11 +99,10 @@ class FederatedTensors:
 
 
 def tensors_of(path: Path, scratch: Path, data: Path | None = None) -> TensorsOf:
-    """Return what is federated of a job that trains on its bundle's samples, or on those of the directory `data`.
+    """Return the federated tensors of a job that trains on its bundle's samples, or on those of the directory `data`.
 
-    These are copied to a folder in `scratch` meanwhile.
-
-    Raises PortError, as `federated_tensors`, and for data that does not fit the bundle; OSError.
+    These are copied to a directory in `scratch` meanwhile. Raises PortError, as `federated_tensors`, and for data that
+    does not fit the bundle; OSError.
     """
     tensors = federated_tensors(path)
     if data is None:
@@ -115,7 +116,9 @@ def tensors_of(path: Path, scratch: Path, data: Path | None = None) -> TensorsOf
 
 
 def federated_tensors(path: Path) -> FederatedTensors:
-    """Return what is averaged of the job in a bundle or a fine-tuning's file; raises FederatedTensorError where that is nothing.
+    """Return the averaged tensors of the job in a bundle or a fine-tuning's file.
+
+    Raises FederatedTensorError if there are none.
 
     Raises PortError for a file that is neither, and OSError.
     """
@@ -153,9 +156,7 @@ def _initial(bundle: Bundle, key: str, layout: TensorLayout) -> NDArray[np.gener
 def _adapter_tensors(path: Path) -> FederatedTensors:
     job = FinetuneJob.read(path)
     if job.sequences is None:
-        raise FederatedTensorError(
-            f"{path} has no adapter to begin with; submit it with `port-agent finetune --federated`"
-        )
+        raise FederatedTensorError(f"{path} has no initial adapter; submit it with `port-agent finetune --federated`")
     with path.open("rb") as stream:
         begin = len(stream.readline())
     members = _members(path, begin)
@@ -170,7 +171,10 @@ def _dense(member: Member) -> TensorLayout:
 
 
 def _members(path: Path, begin: int) -> dict[str, Member]:
-    """Return where each tensor of the weights lies that begin at byte `begin` of a file; raises FederatedTensorError, OSError."""
+    """Return the place of each tensor of the weights that begin at byte `begin` of a file.
+
+    Raises FederatedTensorError, OSError.
+    """
     available = path.stat().st_size - begin
     with path.open("rb") as stream:
         stream.seek(begin)

@@ -15,13 +15,13 @@ from port_agent.federate.tensors import Arrays
 from port_planner.base.errors import ExitCode, PortError
 
 _UNREADABLE = (DecodeError, ValueError, TypeError, KeyError, AttributeError)
-"""What Flower raises for protocol buffers that are none of its own."""
+"""Exceptions that Flower raises for foreign protocol buffers."""
 UNREADABLE_ARRAY = (ValueError, TypeError, EOFError, OSError, SyntaxError, TokenError)
 """What reading an array raises; numpy reads its header as Python."""
 
 
 class FlowerMessageError(PortError):
-    """Bytes that are no message of Flower."""
+    """Bytes that are not a Flower message."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -36,17 +36,17 @@ def read_message(content: bytes) -> Message:
     try:
         return message_from_proto(MessageProto.FromString(content))
     except _UNREADABLE as error:
-        raise FlowerMessageError(f"no message of Flower ({len(content)} bytes): {error}") from error
+        raise FlowerMessageError(f"not a Flower message ({len(content)} bytes): {error}") from error
 
 
 def flower_records(path: Path) -> RecordDict:
-    """Return the records in a file, none where there is no such file; raises FlowerMessageError, OSError."""
+    """Return the records in a file, none if there is no such file; raises FlowerMessageError, OSError."""
     try:
         return recorddict_from_proto(RecordDictProto.FromString(path.read_bytes()))
     except FileNotFoundError:
         return RecordDict()
     except _UNREADABLE as error:
-        raise FlowerMessageError(f"{path} holds no records of Flower: {error}") from error
+        raise FlowerMessageError(f"{path} holds no Flower records: {error}") from error
 
 
 def records_bytes(records: RecordDict) -> bytes:
@@ -60,7 +60,7 @@ def array_record(arrays: Arrays) -> ArrayRecord:
 
 
 def plain_arrays(record: ArrayRecord) -> Arrays:
-    """Return the arrays of a record; raises FlowerMessageError for what is none."""
+    """Return the arrays of a record; raises FlowerMessageError for an invalid one."""
     try:
         found: dict[str, NDArray[np.generic]] = {name: array.numpy() for name, array in record.items()}
     except UNREADABLE_ARRAY as error:

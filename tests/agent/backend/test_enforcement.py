@@ -27,19 +27,19 @@ def test_memory_that_the_kernel_does_not_count_is_not_refused(tmp_path: Path, mo
 @pytest.mark.long
 def test_a_group_without_a_limit_is_not_tried() -> None:
     found = tried(CPU, (GROUP,))[GROUP]
-    assert found == "was not tried: this one's limit cannot be read" or found in (KILLED, ALLOWED)
+    assert found == "was not tested: this one's limit cannot be read" or found in (KILLED, ALLOWED)
 
 
 @pytest.mark.parametrize("ended", [-signal.SIGKILL, 128 + signal.SIGKILL, -signal.SIGABRT])
 def test_the_bound_that_a_process_did_not_answer_for_has_ended_it(ended: int) -> None:
     assert outcomes((GROUP,), ["begun"], ended) == {GROUP: KILLED}
     first, second = outcomes(BOUNDS, ["begun"], ended).values()
-    assert first == KILLED and second.startswith("was not tried")
+    assert first == KILLED and second.startswith("was not tested")
     assert outcomes(BOUNDS, ["begun", REFUSED], ended) == {ALLOCATOR: REFUSED, DATA: KILLED}
 
 
 def test_a_process_that_never_began_says_nothing_of_a_bound() -> None:
     assert outcomes((GROUP,), [], -signal.SIGKILL)[GROUP].startswith(
-        "was not tried: the process that tries ended with -9 before"
+        "was not tested: the test process ended with -9 before"
     )
-    assert outcomes((GROUP,), ["begun"], 1) == {GROUP: "was not tried: the process that tries ended with 1"}
+    assert outcomes((GROUP,), ["begun"], 1) == {GROUP: "was not tested: the test process ended with 1"}

@@ -25,6 +25,6 @@ def test_each_device_is_reported_and_the_cpu_is_none(tmp_path: Path) -> None:
     (sim,) = (report for report in reports if report["kind"] == NAME)
     assert (sim["unified"], sim["outside_bytes"], sim["reordered"]) == (False, CONTEXT_BYTES, 0)
     assert sim["enforced"][ALLOCATOR] == sim["enforced"][DATA] == REFUSED and sim["bounded"]
-    assert sim["enforced"][GROUP] in (KILLED, ALLOWED) or sim["enforced"][GROUP].startswith("was not tried: ")
+    assert sim["enforced"][GROUP] in (KILLED, ALLOWED) or sim["enforced"][GROUP].startswith("was not tested: ")
     assert sim["seen_by"]["resident memory"] > PROBE_BYTES // 2, "the simulated device lies in this process"
     assert "cpu" not in {report["kind"] for report in reports}

@@ -73,7 +73,7 @@ def test_sources(capsys: pytest.CaptureFixture[str], state_dir: Path) -> None:
 
 def test_no_ledger_says_when_there_will_be_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert main(["energy", "--state-dir", str(tmp_path)]) == 1
-    assert "it appears once the agent has run" in capsys.readouterr().err
+    assert "it is created once the agent has run" in capsys.readouterr().err
 
 
 def test_no_agent_says_how_to_start_one(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

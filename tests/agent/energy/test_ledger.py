@@ -213,7 +213,7 @@ def test_reader_sees_the_ledger_while_it_is_written(path: Path) -> None:
 
 
 def test_missing_foreign_and_newer_files_are_refused(path: Path) -> None:
-    with pytest.raises(LedgerError, match="there is none yet"), open_for_reading(path):
+    with pytest.raises(LedgerError, match="does not exist yet"), open_for_reading(path):
         pass
     path.parent.mkdir()
     path.write_bytes(b"x" * 5000)

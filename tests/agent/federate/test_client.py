@@ -75,4 +75,4 @@ def test_what_was_averaged_is_kept(tmp_path: Path, bundle: Path) -> None:
 def test_a_message_that_is_none_is_told(tmp_path: Path, bundle: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / MESSAGE_FILE).write_bytes(b"\xff" * 20)
     assert main([msgspec.json.encode(order(tmp_path, bundle)).decode()]) == 1
-    assert "no message of Flower (20 bytes)" in capsys.readouterr().err
+    assert "not a Flower message (20 bytes)" in capsys.readouterr().err

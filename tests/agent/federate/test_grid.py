@@ -52,7 +52,7 @@ def test_replies_are_taken_from_who_was_asked_for_what_was_asked(
     received.put(node=5, file="5-1", reply=str(tmp_path / "own"))
     replies = grid.send_and_receive([message(5), message(6)], timeout=5.0)
     assert [reply.metadata.src_node_id for reply in replies] == [5]
-    assert grid.lost == {6: "it comes in the name of node 5"}
+    assert grid.lost == {6: "it claims to come from node 5"}
     lines = [json.loads(line) for line in said.getvalue().splitlines()]
     assert lines == [
         {"event": "send", "node": 5, "file": "5-1"},
@@ -68,5 +68,5 @@ def test_a_round_ends_when_its_agent_is_gone(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.setattr("sys.stdout", io.StringIO())
     grid = PeerGrid(7, [5], 1, tmp_path, lambda reply: None)
-    with pytest.raises(GridClosedError, match="it begins this round again"):
+    with pytest.raises(GridClosedError, match="it starts this round again"):
         grid.send_and_receive([message(5)])

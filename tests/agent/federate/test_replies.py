@@ -33,8 +33,8 @@ def reply(**metrics: Any) -> Message:
     ("metrics", "refusal"),
     [
         ({LOSS: 0.5}, ""),
-        ({}, "other metrics than asked for"),
-        ({LOSS: 0.5, "spy": 1}, "other metrics than asked for"),
+        ({}, "its metrics are not the requested ones"),
+        ({LOSS: 0.5, "spy": 1}, "its metrics are not the requested ones"),
         ({LOSS: float("nan")}, "its loss is nan"),
         ({LOSS: 1}, "its loss is 1"),
         ({LOSS: 0.5, SAMPLES: 0}, "it trained on 0 samples"),

@@ -21,5 +21,5 @@ def test_only_what_a_paired_device_signed_is_taken(tmp_path: Path) -> None:
     for content, given in ((b"keys of another round", signature), (b"keys", signatures.sign(b"keys")), (b"keys", b"")):
         with pytest.raises(SignatureError, match="not signed by it"):
             signatures.check(node, content, given)
-    with pytest.raises(SignatureError, match="not paired with this one"):
+    with pytest.raises(SignatureError, match="unpaired device"):
         theirs.check(node_number(str(one.id)), b"keys", signatures.sign(b"keys"))

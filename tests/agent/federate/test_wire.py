@@ -53,5 +53,5 @@ def test_records_are_kept_and_none_are_no_error(tmp_path: Path) -> None:
     assert flower_records(tmp_path / "context")["config"]["a"] == 1
     assert list(flower_records(tmp_path / "none")) == []
     (tmp_path / "junk").write_bytes(b"\xff\xff\xff")
-    with pytest.raises(FlowerMessageError, match="holds no records"):
+    with pytest.raises(FlowerMessageError, match="holds no Flower records"):
         flower_records(tmp_path / "junk")

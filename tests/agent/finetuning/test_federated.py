@@ -69,7 +69,7 @@ def test_devices_with_another_base_are_not_averaged(asked: FinetuneOptions, subm
         federated_tensors(tmp_path / "one.port").fingerprint != federated_tensors(tmp_path / "other.port").fingerprint
     )
     (tmp_path / "alone.port").write_bytes(job_of(asked).encoded())
-    with pytest.raises(FederatedTensorError, match="has no adapter to begin with; submit it with"):
+    with pytest.raises(FederatedTensorError, match="has no initial adapter; submit it with"):
         federated_tensors(tmp_path / "alone.port")
     (tmp_path / "cut.port").write_bytes(line + b"\n" + adapter[:40])
     with pytest.raises(FederatedTensorError, match="holds no weights"):

@@ -183,15 +183,13 @@ def test_memory_that_no_count_sees_is_said_to_be_bounded_by_the_plan() -> None:
         "outside_bytes": 667 << 20,
         "reordered": 33,
         "seen_by": {"resident memory": 0, "control group": 64 << 20},
-        "enforced": {"a limit of torch's allocator": "refuses more", "RLIMIT_DATA": "lets more be taken"},
+        "enforced": {"a limit of torch's allocator": "refuses more", "RLIMIT_DATA": "allows more"},
         "bounded": True,
     }
     check = check_device(report)
     detail = check.finding
     assert "Orin, shares the host's memory (--ram covers both)" in detail and "resident memory do not count" in detail
-    assert (
-        "plans limit it; tested: a limit of torch's allocator refuses more, RLIMIT_DATA lets more be taken; " in detail
-    )
+    assert "plans limit it; tested: a limit of torch's allocator refuses more, RLIMIT_DATA allows more; " in detail
     assert check.verdict is Verdict.GOOD and "33 operators do not repeat" in detail
     assert check_device({**report, "bounded": False}).verdict is Verdict.BAD, "nothing would stop a step there"
 
@@ -255,7 +253,7 @@ def test_guarded_memory_is_judged_by_its_trial() -> None:
 @pytest.mark.process
 def test_whether_sleep_can_be_held_off_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "when.keep_awake" in check_sleep(linux(tmp_path), Policy(keep_awake=False)).finding
-    assert "no systemd-inhibit" in check_sleep(linux(tmp_path), Policy()).finding
+    assert "systemd-inhibit does not exist" in check_sleep(linux(tmp_path), Policy()).finding
     on_path(monkeypatch, tmp_path)
     for script, verdict in (("exit 0", Verdict.GOOD), ("echo Access denied >&2; exit 1", Verdict.NOTE)):
         fake_program(tmp_path, "systemd-inhibit", script)

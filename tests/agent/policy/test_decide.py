@@ -96,7 +96,7 @@ def test_what_does_not_stop(change: dict[str, Any], policy: Policy) -> None:
     assert decide(replace(GOOD, **change), policy, NOW, RESTED).state is State.TRAIN
 
 
-SILENT_PROBE = (Fault("temperature", "gives no answer"),)
+SILENT_PROBE = (Fault("temperature", "does not answer"),)
 
 
 @pytest.mark.parametrize(

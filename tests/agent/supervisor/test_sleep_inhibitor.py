@@ -166,7 +166,7 @@ def test_without_a_program_for_it_that_is_said() -> None:
         async with holding(lambda what: None) as inhibitor:
             inhibitor.want(Inhibition.SLEEP)
             await until(lambda: inhibitor.trouble != "")
-            assert "no systemd-inhibit" in sleep_text(inhibitor, POLICY)
+            assert "systemd-inhibit does not exist" in sleep_text(inhibitor, POLICY)
 
     asyncio.run(hold())
 
@@ -177,7 +177,7 @@ def test_off_by_configuration_is_said() -> None:
 
 
 @pytest.mark.process
-@pytest.mark.skipif(shutil.which("systemd-inhibit") is None, reason="no systemd-inhibit here")
+@pytest.mark.skipif(shutil.which("systemd-inhibit") is None, reason="systemd-inhibit does not exist here")
 def test_systemd_inhibit_itself_takes_these_words(tmp_path: Path) -> None:
     """Without a logind it refuses, after it has understood what it was told."""
     from port_agent.facts.linux import LinuxPlatform

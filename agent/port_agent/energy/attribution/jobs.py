@@ -1,7 +1,7 @@
-"""Share measured energy among the jobs that are at work at the same time, by the CPU time that their workers take.
+"""Share measured energy among jobs that run at the same time, by the CPU time of their workers.
 
-A job that is alone has all of it. What the idle machine would draw is shared as what is drawn above: neither job is the one that
-the machine is on for. A board's worker waits for the line nearly all the time, and so has little of either.
+A job that runs alone gets all of it. The idle power is shared like the power above it, because the machine is on for
+none of the jobs in particular. A board's worker mostly waits for the serial line, and so gets little of either.
 """
 
 from collections.abc import Callable, Mapping
@@ -11,7 +11,7 @@ from port_agent.energy.attribution.one_job import Attributor, Charge, MeteredSte
 from port_agent.energy.attribution.timeline import Interval
 
 CpuClock = Callable[[], float]
-"""CPU seconds that a job's worker has used; it may begin anew when the worker ends."""
+"""CPU seconds of a job's worker; it may restart at 0 when the worker ends."""
 
 
 @dataclass(slots=True)
@@ -21,7 +21,7 @@ class _Job:
     seen_s: float
     """Of `cpu_s`, when it was last read."""
     rate: float = 0.0
-    """CPU seconds a second over the last interval, for one at whose end the worker is gone."""
+    """CPU seconds per second over the last interval, for a job whose worker is gone at its end."""
 
     def take_cpu_s(self, seconds: float) -> float:
         """Return the CPU seconds since the last call, which was `seconds` ago."""
@@ -33,10 +33,10 @@ class _Job:
 
 
 class JobsAttributor:
-    """Attributes intervals to jobs, and to idling where none is at work."""
+    """Attributes intervals to jobs, or to idling if none is running."""
 
     def __init__(self, costs: PhaseCosts, baseline_watts: Callable[[str], float | None]) -> None:
-        """`baseline_watts` gives the idle power by the name of the source, None while unknown."""
+        """`baseline_watts` returns the idle power by the name of the source, None while unknown."""
         self._costs, self._baseline_watts = costs, baseline_watts
         self._idle = self._attributor()
         self._jobs: dict[str, _Job] = {}
@@ -49,38 +49,38 @@ class JobsAttributor:
 
     @property
     def jobs(self) -> tuple[str, ...]:
-        """The jobs whose workers are there, paused or not, the oldest first."""
+        """The jobs with a worker, paused or not, the oldest first."""
         return tuple(self._jobs)
 
     def start_job(self, job: str, now_s: float, cpu_s: CpuClock) -> None:
-        """Note that the worker of `job` is there from now on."""
+        """Record that the worker of `job` exists from now on."""
         if job in self._jobs:
             self.stop_job(job, now_s)
         made = self._jobs[job] = _Job(self._attributor(), cpu_s, cpu_s())
         made.attributor.start_job(job, now_s)
 
     def stop_job(self, job: str, now_s: float) -> None:
-        """Note that the worker is gone; what it did since its last step counts as `other`."""
+        """Record that the worker is gone; what it did since its last step counts as `other`."""
         ended = self._jobs.pop(job).attributor
         ended.stop_job(now_s)
         self._ended.append(ended)
 
     def pause(self, job: str, now_s: float) -> None:
-        """Note that the worker computes nothing from now on."""
+        """Record that the worker is paused from now on."""
         self._jobs[job].attributor.pause(now_s)
 
     def resume(self, job: str, now_s: float) -> None:
-        """Note that the worker computes again."""
+        """Record that the worker computes again."""
         self._jobs[job].attributor.resume(now_s)
 
     def finish_step(self, job: str, event: MeteredStep, now_s: float) -> None:
-        """Note that a step of a job ended now and took `event.wall_s`."""
+        """Record that a step of a job ended now and took `event.wall_s`."""
         self._jobs[job].attributor.finish_step(event, now_s)
 
     def add(self, interval: Interval) -> Mapping[str, float]:
-        """Take in the energy of an interval that begins where the last one ended, and in which nobody started or paused.
+        """Add the energy of an interval that begins where the last one ended, and in which no job started or paused.
 
-        Returns whose it is, in shares of 1: jobs by name, or "" where none was at work.
+        Returns its shares of 1: by job name, or "" if none was running.
         """
         used_s = {name: job.take_cpu_s(interval.seconds) for name, job in self._jobs.items()}
         busy = [name for name, job in self._jobs.items() if job.attributor.busy]

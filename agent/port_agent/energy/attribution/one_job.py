@@ -27,7 +27,7 @@ class EnergyPhase(enum.StrEnum):
     PAGE_OUT = "page_out"
     PACKING = "packing"
     STALL = "stall"
-    STATIC = "static"  # what the idle machine would have drawn during a job's time
+    STATIC = "static"  # idle power of the machine during a job's time
     OTHER = "other"  # a job's time outside the phases: loading, checkpoints, evaluation, unfinished steps
     IDLE = "idle"  # no job, or a paused one
     UNMEASURED = "unmeasured"  # a gap: seconds without joules
@@ -36,10 +36,11 @@ class EnergyPhase(enum.StrEnum):
 _BY_NAME = {phase.value: phase for phase in EnergyPhase} | {"pack": EnergyPhase.PACKING, "unpack": EnergyPhase.PACKING}
 _TRANSFERS = (EnergyPhase.PAGE_IN, EnergyPhase.PAGE_OUT)
 _TRANSFER_POWER_SHARE = 0.1
-"""Power of a running transfer, as a share of compute power, where the board file gives no joules per byte:
-an SD card takes about 0.1 W to 0.3 W, the four cores of a Pi 4 about 3.5 W."""
+"""Power of a running transfer, as a share of compute power, if the board file gives no joules per byte: an SD card
+takes about 0.1 W to 0.3 W, the four cores of a Pi 4 about 3.5 W.
+"""
 _MAX_PENDING = 1200
-"""Intervals kept while a long step runs; beyond it neighbours are merged, as one step gets them all anyway."""
+"""Intervals kept during a long step; beyond this neighbours are merged, because one step gets all of them anyway."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,7 +138,7 @@ class PhaseCosts:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Energy given to one phase of one job within one interval of the source."""
+    """Energy attributed to one phase of one job within one interval of the source."""
 
     end_s: float
     """End of the interval."""
@@ -153,7 +154,7 @@ class Charge:
 
 @dataclass(slots=True)
 class StepEnergy:
-    """What one step took. Final once it leaves `Attributor.settle`."""
+    """The energy of one step. Final once `Attributor.settle` has returned it."""
 
     job: str
     event: MeteredStep
@@ -173,7 +174,7 @@ class StepEnergy:
 
 @dataclass(slots=True)
 class _Span:
-    """A stretch of known activity."""
+    """A period of known activity."""
 
     start_s: float
     end_s: float
@@ -185,7 +186,7 @@ class Attributor:
     """Matches intervals of energy with spans of activity of one job at a time."""
 
     def __init__(self, costs: PhaseCosts, baseline_watts: Callable[[str], float | None]) -> None:
-        """`baseline_watts` gives the idle power by the name of the source, None while unknown."""
+        """`baseline_watts` returns the idle power by the name of the source, None while unknown."""
         self._costs = costs
         self._baseline_watts = baseline_watts
         self._intervals: deque[Interval] = deque()
@@ -201,31 +202,31 @@ class Attributor:
 
     @property
     def job(self) -> str:
-        """The job whose worker is there, paused or not; empty for none."""
+        """The job with a worker, paused or not; empty for none."""
         return self._job
 
     def start_job(self, job: str, now_s: float) -> None:
-        """Note that the worker of `job` is there from now on."""
+        """Record that the worker of `job` exists from now on."""
         self._extend(now_s)
         self._job, self._paused = job, False
 
     def stop_job(self, now_s: float) -> None:
-        """Note that the worker is gone; what it did since its last step counts as `other`."""
+        """Record that the worker is gone; what it did since its last step counts as `other`."""
         self._extend(now_s)
         self._job, self._paused = "", False
 
     def pause(self, now_s: float) -> None:
-        """Note that the worker computes nothing from now on."""
+        """Record that the worker is paused from now on."""
         self._extend(now_s)
         self._paused = True
 
     def resume(self, now_s: float) -> None:
-        """Note that the worker computes again."""
+        """Record that the worker computes again."""
         self._extend(now_s)
         self._paused = False
 
     def finish_step(self, event: MeteredStep, now_s: float) -> None:
-        """Note that a step of the running job ended now and took `event.wall_s`."""
+        """Record that a step of the running job ended now and took `event.wall_s`."""
         if self._known_s is None:
             self._known_s = now_s - event.wall_s
         start_s = min(max(now_s - event.wall_s, self._known_s), now_s)
@@ -249,7 +250,7 @@ class Attributor:
         self._known_s = span.end_s if self._known_s is None else max(self._known_s, span.end_s)
 
     def add(self, interval: Interval) -> None:
-        """Take in the energy of an interval that begins where the last one ended."""
+        """Add the energy of an interval that begins where the last one ended."""
         if not self._spans and self._known_s is None:
             self._known_s = interval.start_s
         self._intervals.append(interval)
@@ -265,13 +266,13 @@ class Attributor:
         sums = _Sums()
         while self._intervals and self._spans:
             interval, span = self._intervals[0], self._spans[0]
-            if span.start_s < interval.start_s:  # before the first reading: nobody saw it
+            if span.start_s < interval.start_s:  # before the first reading: unmeasured
                 unseen_s = min(span.end_s, interval.start_s) - span.start_s
                 if span.step is not None:
                     span.step.kind = interval.kind
                     span.step.unmeasured_s += unseen_s
                 self._drop_span_until(span.start_s + unseen_s, done)
-            elif interval.start_s < span.start_s:  # before the first event: nobody's
+            elif interval.start_s < span.start_s:  # before the first event: unattributed
                 end_s = min(interval.end_s, span.start_s)
                 self._charge(sums, interval, _Span(interval.start_s, end_s, ""), end_s)
                 self._drop_interval_until(end_s)
@@ -324,7 +325,7 @@ class Attributor:
     def _charge_step(
         self, sums: "_Sums", step: StepEnergy, kind: Kind, seconds: float, static: float, above: float, split: bool
     ) -> None:
-        """Split what a step drew above idle among its phases. `split`: whether the idle power is known."""
+        """Divide a step's energy above idle among its phases. `split`: whether the idle power is known."""
         part = seconds / max(step.event.wall_s, seconds)
         for phase in {**step.event.phases_s, **step.shares}:  # a stall has seconds and no joules of its own
             joules = above * step.shares.get(phase, 0.0)
@@ -339,7 +340,7 @@ class Attributor:
 
 
 class _Sums:
-    """Charges of one interval, summed by job and phase: many short steps make few charges."""
+    """Charges of one interval, summed by job and phase, so that many short steps make few charges."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, EnergyPhase], list[float]] = {}
@@ -361,7 +362,7 @@ class _Sums:
             total[2] += net
 
     def take(self, interval: Interval) -> list[Charge]:
-        """Return the charges and begin anew."""
+        """Return the charges and reset."""
         charges = []
         for (job, phase), (seconds, gross, net) in self._sums.items():
             known = net if self._split or not job else None

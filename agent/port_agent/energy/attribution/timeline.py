@@ -9,12 +9,12 @@ from port_agent.energy.sources.base import Kind, SensorReading, SourceInfo
 
 GAP_PERIODS = 3.0
 GAP_MARGIN_S = 1.0
-"""A silence longer than this many expected periods plus the margin is a gap: what happened in it was not seen."""
+"""A silence longer than this many expected periods plus the margin is a gap: what happened in it is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Interval:
-    """A stretch of time on the metering clock and the energy used in it."""
+    """A period of time on the metering clock and the energy used in it."""
 
     start_s: float
     end_s: float
@@ -25,9 +25,9 @@ class Interval:
     reason: str = ""
     """Why the joules are not known; empty if they are."""
     share: float = 1.0
-    """Of what the whole machine drew; less for one of several jobs at work."""
+    """Share of the whole machine's energy; less than 1 for one of several running jobs."""
     gpu: "GpuShare | None" = None
-    """What of the joules the GPU took, or the rail that feeds it, where the source tells."""
+    """Part of the joules that the GPU took, or the rail that feeds it, if the source reports it."""
 
     @property
     def seconds(self) -> float:
@@ -58,7 +58,7 @@ class Integrator:
         self._trouble = ""
 
     def add(self, reading: SensorReading, info: SourceInfo, expected_period_s: float) -> Interval | None:
-        """Return the interval that ends with `reading`; None for the first one and for one that is no newer.
+        """Return the interval that ends with `reading`; None for the first reading and one that is not newer.
 
         Counters give differences, power gives the trapezoid. A change of source, an earlier failure or a silence of
         over three expected periods gives a gap.
@@ -72,7 +72,7 @@ class Integrator:
             return None
         silence_s = reading.time_s - start_s
         if silence_s > GAP_PERIODS * max(expected_period_s, info.period_s) + GAP_MARGIN_S:
-            trouble = trouble or f"no reading for {silence_s:.0f} s: suspended, or the agent was held up"
+            trouble = trouble or f"no reading for {silence_s:.0f} s: suspended, or the agent was blocked"
         elif changed or last is None:
             trouble = trouble or f"first reading of {info.name}"
         joules = None if trouble or last is None else _joules_between(last, reading)
@@ -95,7 +95,7 @@ class Integrator:
 
 
 def _gpu_between(old: SensorReading, new: SensorReading) -> GpuShare | None:
-    """Return what the GPU took between two readings of the same rail."""
+    """Return the GPU's energy between two readings of the same rail."""
     if old.gpu is None or new.gpu is None or old.gpu.covers != new.gpu.covers:
         return None
     return GpuShare((old.gpu.watts + new.gpu.watts) / 2 * (new.time_s - old.time_s), new.gpu.covers)

@@ -1,1 +1,1 @@
-"""Where joules come from: one module per sensor, a base they share, a registry that picks."""
+"""Power sources: one module per sensor, a common base, and a registry that chooses."""

@@ -17,7 +17,7 @@ PLUGIN_FAILURES = (
     TypeError,
     ValueError,
 )
-"""What foreign code raises when it fails. A plug-in must not take the agent down with it."""
+"""Exceptions of failing third-party code. A plug-in must not take the agent down with it."""
 
 _STALE_PERIODS = 5
 
@@ -55,7 +55,7 @@ class BackgroundSource:
             )
 
     def read(self, now_s: float) -> SensorReading | None:
-        """Return the newest reading at the time it was taken; raise `SourceError` if it failed or is stale."""
+        """Return the newest reading with the time when it was taken; raise `SourceError` if it failed or is stale."""
         with self._lock:
             newest, error, taken_s = self._newest, self._error, self._newest_s
         if error is not None:

@@ -44,24 +44,24 @@ class Coverage(enum.Enum):
     BOARD = "board"  # the board's total input
     RAIL_SUM = "rail sum"  # the rails that together feed the board; the carrier may be missing
     RAILS = "rails"  # some rails only: a lower bound
-    BATTERY = "battery"  # what the battery gives, only while discharging
-    PACKAGE = "package"  # the processor package (and its memory where it says so)
-    CARD = "card"  # graphics cards alone; never taken for the machine
+    BATTERY = "battery"  # the battery's output, only while discharging
+    PACKAGE = "package"  # the processor package, with its memory if it is reported
+    CARD = "card"  # graphics cards alone; never assumed to be the whole machine
 
 
 @dataclass(frozen=True, slots=True)
 class SourceInfo:
-    """What a source says about itself, shown wherever one of its figures is shown."""
+    """A source's own description, shown wherever one of its figures is shown."""
 
     name: str
     kind: Kind
     coverage: Coverage
     covers: str
-    """In words, with what is missing."""
+    """In words, including what is missing."""
     resolution_watts: float | None
-    """Smallest step of the figure at the sampling period; None if the maker does not say."""
+    """Smallest step of the figure at the sampling period; None if the maker does not state it."""
     period_s: float
-    """How often it is worth reading."""
+    """How often reading it is worthwhile."""
 
     @property
     def title(self) -> str:
@@ -80,7 +80,7 @@ class SourceInfo:
 
 
 def title_of(source: str, kind: str) -> str:
-    """Return `measured by rapl` or, where the source has no other name, `estimated`."""
+    """Return `measured by rapl` or, if the source has no other name, `estimated`."""
     return kind if source == kind else f"{kind} by {source}"
 
 
@@ -94,7 +94,7 @@ class SensorReading:
     counter_joules: float | None = None
     """Energy since the source was opened, wraps already undone; differences count."""
     gpu: "GpuReading | None" = None
-    """What of `watts` the GPU drew, or the rail that feeds it; None where the source does not tell."""
+    """The part of `watts` drawn by the GPU, or the rail that feeds it; None if the source does not report it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +116,7 @@ class SelfTest:
 
 
 class PowerSource(Protocol):
-    """One way to learn what the machine draws."""
+    """One way to measure or estimate the machine's power."""
 
     @property
     def info(self) -> SourceInfo:
@@ -137,7 +137,7 @@ MAX_PLAUSIBLE_WATTS = 5000.0
 
 
 def probe_by_reading(source: PowerSource, now_s: float) -> SelfTest:
-    """Return the self-test that most sources share: one reading, said in words."""
+    """Return the self-test that most sources share: one reading, described in words."""
     try:
         reading = source.read(now_s)
     except SourceError as error:
@@ -155,7 +155,7 @@ def plausible_watts(source: str, watts: float) -> float:
         raise SourceError(
             source,
             f"reads {watts:g} W, which no machine of this class draws",
-            "check the wiring and the driver, or take the source out with energy.disable",
+            "check the wiring and the driver, or exclude the source with energy.disable",
         )
     return watts
 
@@ -187,10 +187,10 @@ def read_text(source: str, path: Path) -> str:
         ) from error
     except (OSError, UnicodeDecodeError) as error:
         raise SourceError(
-            source, f"cannot read {path} ({error})", "see whether the driver is loaded and the device attached"
+            source, f"cannot read {path} ({error})", "check that the driver is loaded and the device attached"
         ) from error
     if not text.endswith("\n"):
-        raise SourceError(source, f"{path} is cut off at {text[-20:]!r}", "this passes if it was one torn read")
+        raise SourceError(source, f"{path} is truncated at {text[-20:]!r}", "a single torn read fixes itself")
     return text[:-1]
 
 
@@ -200,7 +200,7 @@ def read_integer(source: str, path: Path) -> int:
 
 
 def parse_integer(source: str, text: str, where: str) -> int:
-    """Return the whole number that `text` is; raise `SourceError` naming `where` for anything else."""
+    """Parse a whole number; raise `SourceError` naming `where` for anything else."""
     if not _INTEGER.fullmatch(text.strip()):
         raise SourceError(source, f"{where} holds {text[:40]!r}, not a whole number", "see the driver's log (dmesg)")
     return int(text)

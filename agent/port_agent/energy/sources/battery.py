@@ -1,8 +1,8 @@
-"""What a machine takes from its battery, by the gauge's own figures in /sys/class/power_supply.
+"""The power that a machine takes from its battery, by the gauge's own figures in /sys/class/power_supply.
 
-Gauges come in styles: POWER_NOW in uW; CURRENT_NOW in uA times VOLTAGE_NOW in uV (the sign of the current
-differs between drivers); or only a level, ENERGY_NOW in uWh or CHARGE_NOW in uAh, whose fall is the energy.
-A gauge says what the machine draws only while it discharges: charging, resting and `Not charging` say nothing.
+Gauges come in styles: POWER_NOW in uW; CURRENT_NOW in uA times VOLTAGE_NOW in uV (the sign of the current differs
+between drivers); or only a level, ENERGY_NOW in uWh or CHARGE_NOW in uAh, whose decrease is the energy. A gauge shows
+the machine's power only while it discharges: charging, resting and `Not charging` mean nothing.
 """
 
 import enum
@@ -59,7 +59,7 @@ class Gauge:
     watts: float | None
     """None for the styles that only show a level."""
     level_joules: float | None
-    """What is left; None unless the style needs it."""
+    """The remaining level; None unless the style needs it."""
 
     @property
     def discharging(self) -> bool:
@@ -82,7 +82,7 @@ def parse_gauge(text: str, style: Style | None = None) -> Gauge:
     if chosen is None or not all(key in values for key in _NEEDED[chosen]):
         wanted = " and ".join(_NEEDED[chosen]) if chosen else "power, current, energy or charge"
         raise SourceError(
-            NAME, f"the gauge shows no {wanted}", "it cannot meter; see its driver, or use another source"
+            NAME, f"the gauge shows no {wanted}", "it cannot measure power; check its driver, or use another source"
         )
     numbers = {key: abs(parse_integer(NAME, values[key], key)) for key in _NEEDED[chosen]}
     volts = numbers.get("VOLTAGE_NOW", 0) / 1e6
@@ -102,7 +102,7 @@ def parse_gauge(text: str, style: Style | None = None) -> Gauge:
 
 def _values(text: str) -> dict[str, str]:
     if not text.endswith("\n"):
-        raise SourceError(NAME, f"uevent cut off at {text[-30:]!r}", "this passes if it was one torn read")
+        raise SourceError(NAME, f"uevent truncated at {text[-30:]!r}", "a single torn read fixes itself")
     for line in text.splitlines():
         if not _LINE.fullmatch(line):
             raise SourceError(NAME, f"cannot read the uevent line {line[:40]!r}", "see dmesg for the gauge's driver")
@@ -110,7 +110,7 @@ def _values(text: str) -> dict[str, str]:
 
 
 class BatterySource:
-    """The machine's own batteries together; peripherals' batteries are left out."""
+    """The machine's own batteries together, without those of peripherals."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / _FOLDER
@@ -144,9 +144,9 @@ class BatterySource:
         return found
 
     def read(self, now_s: float) -> SensorReading | None:
-        """Return what the batteries give now; None while none discharges or a supply is plugged in.
+        """Return the current power of the batteries; None while none discharges or a supply is plugged in.
 
-        Raises `SourceError` if a battery that was there fails.
+        Raises `SourceError` if a battery that was present fails.
         """
         gauges = {
             path: parse_gauge(read_text(NAME, path / "uevent") + "\n", style) for path, style in self._styles.items()

@@ -43,7 +43,7 @@ class PowerModel:
 
 
 def generic_model(cores: int, machine: str = "") -> PowerModel:
-    """Return a model for a board that no board file describes, and say what it guesses.
+    """Return a model for a board without a board file, marked as a guess.
 
     1.5 W idle and 1.0 W per busy core lie between a Pi 4 (0.9 W per A72 core) and a laptop (2 to 5 W).
     """

@@ -29,7 +29,7 @@ from port_agent.energy.sources.base import (
 
 NAME = "ina2xx"
 CHIPS = ("ina219", "ina220", "ina226", "ina230", "ina231", "ina238", "ina260")
-"""Of 85 V the INA238, in the input line of a Jetson Thor."""
+"""The INA238 measures up to 85 V, in the input line of a Jetson Thor."""
 
 _MAX_VOLTS = 85
 
@@ -50,10 +50,10 @@ class BusReading:
     amperes: float
 
     def board_watts(self, wire: Wire) -> float | None:
-        """Return what the board draws through `wire`; None while a battery charges or rests.
+        """Return the power that the board draws through `wire`; None while a battery charges or rests.
 
-        With an unknown wire only a negative current is taken: that is a battery feeding the board, or a supply
-        line measured the other way round, and means the same power in both.
+        With an unknown wire only a negative current counts: that is a battery feeding the board, or a supply line
+        measured in reverse, and means the same power in both cases.
         """
         if wire is Wire.SUPPLY:
             return self.volts * abs(self.amperes)
@@ -61,7 +61,7 @@ class BusReading:
 
 
 def find_hwmon(root: Path) -> Path | None:
-    """Return the hwmon folder of the first chip of this family, None if there is none."""
+    """Return the hwmon directory of the first chip of this family, None if there is none."""
     for folder in sorted((root / "sys/class/hwmon").glob("hwmon*")):
         name = folder / "name"
         if name.exists() and read_text(NAME, name) in CHIPS:

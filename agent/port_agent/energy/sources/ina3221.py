@@ -89,7 +89,7 @@ def _iio_channels(device: Path) -> Iterator[RailChannel]:
 
 
 class Ina3221Source:
-    """The board's total from the rails that make it on this board; the GPU's rail is within it."""
+    """The board's total from the rails that make it on this board; the GPU's rail is part of it."""
 
     def __init__(self, root: Path) -> None:
         channels = {channel.rail: channel for channel in find_channels(root)}
@@ -113,7 +113,7 @@ class Ina3221Source:
         return SensorReading(now_s, watts=watts, gpu=self._gpu_reading())
 
     def _gpu_reading(self) -> GpuReading | None:
-        """Return what the GPU's rail draws; None where there is none, or it fails, which `self_test` says."""
+        """Return the power of the GPU's rail; None if there is none, or it fails, which `self_test` reports."""
         if self._gpu is None or self._gpu_channel is None:
             return None
         try:
@@ -123,7 +123,7 @@ class Ina3221Source:
         return GpuReading(watts, f"{self._gpu.name}, which feeds {self._gpu.feeds}")
 
     def self_test(self, now_s: float) -> SelfTest:
-        """Return whether all rails of the total and the GPU's can be read, and what the GPU's draws."""
+        """Return whether all rails of the total and the GPU's can be read, and the GPU's power."""
         test = probe_by_reading(self, now_s)
         if not test.ok or self._gpu is None or self._gpu_channel is None:
             return test

@@ -1,4 +1,7 @@
-"""Which rails of a Jetson make the board's total, and which of them feeds the GPU. INA3221 and tegrastats name them alike."""
+"""Which rails of a Jetson make the board's total, and which of them feeds the GPU.
+
+INA3221 and tegrastats use the same names.
+"""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -6,7 +9,7 @@ from dataclasses import dataclass
 from port_agent.energy.sources.base import Coverage, GpuReading, SourceError
 
 TOTAL_RAILS = ("VDD_IN", "POM_5V_IN", "VIN")
-"""Rails that are the board's input; all others lie behind them (TX2, Xavier NX, Orin Nano/NX; Nano; Thor)."""
+"""Rails that are the board's input; all others are behind them (TX2, Xavier NX, Orin Nano/NX; Nano; Thor)."""
 
 SUMS = (
     ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),  # AGX Orin
@@ -22,12 +25,12 @@ GPU_RAILS = {
     "GPU": "the GPU alone",  # AGX Xavier
     "VDD_GPU": "the GPU alone",  # Thor
 }
-"""Rail that feeds the GPU -> what else it feeds. Each lies within the total."""
+"""Rail that feeds the GPU -> what else it feeds. Each is part of the total."""
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRail:
-    """The rail that feeds a board's GPU, and what it feeds in words."""
+    """The rail that feeds a board's GPU, and in words what it feeds."""
 
     name: str
     feeds: str
@@ -38,19 +41,19 @@ class GpuRail:
         return f"{self.name} of it feeds {self.feeds}"
 
     def reads(self, watts: float) -> str:
-        """In words what was read of it."""
+        """Its reading in words."""
         return f"of it {watts:.2f} W on {self.name}, which feeds {self.feeds}"
 
 
 def gpu_rail(names: Iterable[str]) -> GpuRail | None:
-    """Return the one of a board's rails that feeds its GPU, None where none is known to."""
+    """Return the board's rail that is known to feed its GPU, or None."""
     measured = set(names)
     return next((GpuRail(name, feeds) for name, feeds in GPU_RAILS.items() if name in measured), None)
 
 
 @dataclass(frozen=True, slots=True)
 class BoardTotal:
-    """The board's power, which rails it came from, and the GPU's."""
+    """The board's power, the rails that it came from, and the GPU's."""
 
     watts: float
     rails: tuple[str, ...]
@@ -59,7 +62,7 @@ class BoardTotal:
 
     @property
     def gpu_reading(self) -> GpuReading | None:
-        """The rail that feeds the GPU, as a part of the total; None where none is known to."""
+        """The rail that feeds the GPU, as a part of the total; None if none is known."""
         if self.gpu is None or self.gpu_watts is None:
             return None
         return GpuReading(self.gpu_watts, f"{self.gpu.name}, which feeds {self.gpu.feeds}")
@@ -71,7 +74,7 @@ class BoardTotal:
 
     @property
     def covers(self) -> str:
-        """In words what the figure contains."""
+        """What the figure contains, in words."""
         gpu = "" if self.gpu is None else f"; {self.gpu.covers}"
         if len(self.rails) == 1:
             return f"whole board ({self.rails[0]}){gpu}"
@@ -79,7 +82,7 @@ class BoardTotal:
 
 
 def board_total(source: str, rail_watts: Mapping[str, float]) -> BoardTotal:
-    """Return the total of `rail_watts`; raise `SourceError` when the rails that make it are not all there."""
+    """Return the total of `rail_watts`; raise `SourceError` if the rails that make it are incomplete."""
     gpu = gpu_rail(rail_watts)
     gpu_watts = None if gpu is None else rail_watts[gpu.name]
     for name in TOTAL_RAILS:

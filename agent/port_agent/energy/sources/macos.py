@@ -41,7 +41,7 @@ class PowermetricsSample:
 
     @property
     def gpu(self) -> GpuReading | None:
-        """What the GPU drew of it; None where that was not printed."""
+        """The GPU's part of it; None if that was not printed."""
         watts = self.components.get("GPU")
         return None if watts is None else GpuReading(watts, "the GPU alone, by Apple's energy model")
 
@@ -61,7 +61,7 @@ def parse_powermetrics(text: str) -> PowermetricsSample:
 
 
 def _check_parts(watts: float, components: dict[str, float], exact: bool) -> None:
-    """Raise `SourceError` unless the parts make up `Combined Power`, or lie within `Package Power`."""
+    """Raise `SourceError` unless the parts add up to `Combined Power`, or are within `Package Power`."""
     parts = [components.get(name) for name in ("CPU", "GPU", "ANE")]
     known = sum(part for part in parts if part is not None)
     rounding = 0.001 * (len(parts) + 1)
@@ -92,7 +92,7 @@ def powermetrics_source(output: ChildOutput) -> ToolSource:
 
 @dataclass(frozen=True, slots=True)
 class SmartBattery:
-    """The registers of AppleSmartBattery that tell power."""
+    """The registers of AppleSmartBattery that show power."""
 
     volts: float
     amperes: float
@@ -101,7 +101,7 @@ class SmartBattery:
 
     @property
     def board_watts(self) -> float | None:
-        """What the Mac takes from its battery; None while it does not discharge."""
+        """The power that the Mac takes from its battery; None while it does not discharge."""
         return self.volts * -self.amperes if self.amperes < 0 and not self.charging else None
 
 
@@ -129,18 +129,18 @@ def read_register(text: str, name: str) -> int:
     """
     match = re.search(_REGISTER.format(name), text, re.MULTILINE) or re.search(_PLIST_REGISTER.format(name), text)
     if not match or not re.fullmatch(r"-?\d{1,20}", match[1]):
-        raise SourceError(BATTERY, f"{name} is missing or no whole number", _BATTERY_REMEDY)
+        raise SourceError(BATTERY, f"{name} is missing or not a whole number", _BATTERY_REMEDY)
     value = int(match[1])
     return value - (1 << 64) if value >= 1 << 63 else value
 
 
 def read_smart_battery() -> str:
-    """Return what ioreg says about the battery; raise `SourceError` if it fails."""
+    """Return ioreg's output about the battery; raise `SourceError` if it fails."""
     return command_output(BATTERY, BATTERY_COMMAND, _BATTERY_REMEDY)
 
 
 def mac_battery_source(read_registers: Callable[[], str] = read_smart_battery) -> ToolSource:
-    """Return what a MacBook takes from its battery; nothing to measure unless it discharges."""
+    """Return a source of the power that a MacBook takes from its battery; nothing to measure unless it discharges."""
     info = SourceInfo(
         BATTERY,
         Kind.MEASURED,

@@ -33,12 +33,14 @@ _QUERY = ("--query-gpu=uuid,power.draw", "--format=csv,noheader,nounits")
 _LINE = re.compile(r"(GPU-[0-9a-f-]+), (\d+\.\d+|\[.+\])")
 _REMEDY = f"run `{TOOL} {' '.join(_QUERY)}` to see what it prints"
 _PERIOD_S = 10.0
-"""A card that is asked more often than its driver waits never falls asleep."""
+"""A card that is queried more often than its driver waits never goes to sleep."""
 _COVERS = "the NVIDIA cards, their memory and fans"
 
 
 def parse_draw(text: str) -> Mapping[str, float | None]:
-    """Return the watts of each card, by its UUID, None of one without a sensor; raise `SourceError` for a line that is none."""
+    """Return the watts of each card by its UUID, None for one without a sensor; raise `SourceError` for an invalid
+    line.
+    """
     found: dict[str, float | None] = {}
     for line in text.splitlines():
         match = _LINE.fullmatch(line.strip())
@@ -49,10 +51,10 @@ def parse_draw(text: str) -> Mapping[str, float | None]:
 
 
 class NvidiaSource:
-    """All cards that are awake, or the one that is named; raises `SourceAbsent` where there is none, or none has a sensor."""
+    """All cards that are awake, or the one that is named; raises `SourceAbsent` if there is none, or none has a sensor."""
 
     def __init__(self, root: Path, card: str | None = None) -> None:
-        """`card`: a UUID, as `GPU-...`: for whoever uses that card, which is awake then."""
+        """`card`: a UUID, such as `GPU-...`, for a user of that card, which is awake then."""
         self._root, self._card = root, card
         if shutil.which(TOOL) is None or self._awake() is None:
             raise SourceAbsent(NAME, "there is no NVIDIA card, or no driver for it", "nothing to do")
@@ -68,11 +70,11 @@ class NvidiaSource:
             raise SourceAbsent(NAME, "no NVIDIA card here has a power sensor", "nothing to do")
 
     def read(self, now_s: float) -> SensorReading:
-        """Return what the cards draw; raise `SourceError` where they do not say."""
+        """Return the cards' power; raise `SourceError` if they do not report it."""
         watts = 0.0
         for card, own in self._draw().items() if self._asked() else ():
             if own is None:
-                raise SourceError(NAME, f"card {card} does not say what it draws", "take it out with energy.disable")
+                raise SourceError(NAME, f"card {card} does not report its power", "exclude it with energy.disable")
             watts += own
         return SensorReading(now_s, watts=watts, gpu=GpuReading(watts, _COVERS))
 
@@ -86,7 +88,7 @@ class NvidiaSource:
         return parse_draw(command_output(NAME, (TOOL, "-i", ",".join(self._asked()), *_QUERY), _REMEDY))
 
     def self_test(self, now_s: float) -> SelfTest:
-        """Return whether the cards say what they draw."""
+        """Return whether the cards report their power."""
         return probe_by_reading(self, now_s)
 
     def close(self) -> None:
@@ -94,9 +96,9 @@ class NvidiaSource:
 
 
 class WithCards:
-    """A source of the machine beside that of its cards.
+    """A source of the machine, combined with that of its cards.
 
-    What the processor package draws has the cards added; a total that they are part of tells of them as of its GPU.
+    The cards are added to the processor package; in a total that includes them, they are reported as its GPU.
     """
 
     def __init__(self, machine: PowerSource, cards: PowerSource) -> None:
@@ -106,12 +108,14 @@ class WithCards:
         if self._adds:  # what such a machine draws at rest is another figure than the processor's alone
             self.info = replace(info, name=f"{info.name}+{NAME}", covers=f"{info.covers}; and {_COVERS}")
         else:
-            self.info = replace(info, covers=f"{info.covers}; of it, told apart, {_COVERS}")
+            self.info = replace(info, covers=f"{info.covers}; reported separately as part of it: {_COVERS}")
         self._before: SensorReading | None = None
         self._joules = 0.0
 
     def read(self, now_s: float) -> SensorReading | None:
-        """Return the machine's reading with the cards in it; raise `SourceError` where they are to be added and do not say."""
+        """Return the machine's reading including the cards; raise `SourceError` if they are to be added and do not
+        report.
+        """
         before, self._before = self._before, None
         found = self._machine.read(now_s)
         if found is None:

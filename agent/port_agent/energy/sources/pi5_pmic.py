@@ -47,7 +47,7 @@ def parse_pmic(text: str) -> PmicDump:
     Rail names hold digits ("3V3_SYS"), so figures are taken from behind the equals sign only.
     """
     if not text.endswith("\n"):
-        raise SourceError(NAME, f"output cut off at {text[-30:]!r}", _REMEDY)
+        raise SourceError(NAME, f"output truncated at {text[-30:]!r}", _REMEDY)
     dump = PmicDump({}, {})
     for line in text.splitlines():
         match = _LINE.fullmatch(line.rstrip())
@@ -58,12 +58,12 @@ def parse_pmic(text: str) -> PmicDump:
 
 
 def read_pmic() -> str:
-    """Return what the power chip says now; raise `SourceError` where there is none."""
+    """Return the power chip's current values; raise `SourceError` if there is none."""
     return command_output(NAME, COMMAND, _REMEDY)
 
 
 def pi5_source(read_dump: Callable[[], str] = read_pmic) -> ToolSource:
-    """Return the sum of the rails of the Pi 5's power chip: a lower bound of what the board draws."""
+    """Return the sum of the rails of the Pi 5's power chip: a lower bound of the board's power."""
     info = SourceInfo(
         NAME,
         Kind.MEASURED,

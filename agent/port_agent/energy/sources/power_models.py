@@ -20,7 +20,7 @@ _MODELS = (
     ("NVIDIA Jetson TX2", "jetson-tx2"),
     ("quill", "jetson-tx2"),
 )
-"""How the device tree's `model` begins on each board."""
+"""Beginning of the device tree's `model` on each board."""
 _NAMES = ("proc/device-tree/model", "sys/class/dmi/id/product_name")
 
 
@@ -33,7 +33,7 @@ def detect_board(root: Path) -> str | None:
 
 
 def machine_name(root: Path) -> str:
-    """Return what the firmware calls this machine; empty if it does not say."""
+    """Return the firmware's name of this machine; empty if it has none."""
     for place in _NAMES:
         try:
             name = (root / place).read_text(encoding="ascii", errors="replace").strip("\0\n ")
@@ -46,7 +46,7 @@ def machine_name(root: Path) -> str:
 
 def board_model(name: str) -> PowerModel:
     """Return the power model in a board file, by its name or path; raise `BoardError` if there is none."""
-    from port_planner.ir.boards import load_board  # graphs and costs come with it: only where a board file is used
+    from port_planner.ir.boards import load_board  # loads graphs and costs: only if a board file is used
 
     board = load_board(name)
     static = board["static_watts"]
@@ -63,7 +63,8 @@ def board_model(name: str) -> PowerModel:
 
 
 def model_of(board: str = "", root: Path = Path("/")) -> PowerModel:
-    """Return the power model of this machine: of the board file named, else of the one that describes it, or a guess that says so.
+    """Return the power model of this machine: of the named board file, otherwise of the one that describes it, or a
+    marked guess.
 
     Raises BoardError for a board file that cannot be read.
     """

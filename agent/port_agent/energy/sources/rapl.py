@@ -28,7 +28,7 @@ NAME = "rapl"
 _TREES = ("sys/class/powercap", "sys/devices/virtual/powercap/intel-rapl")
 _TOP_ZONE = re.compile(r"intel-rapl:\d+")
 _MAX_ZONE_WATTS = 1000.0
-"""No package draws more. A longer silence than a wrap at this power makes the number of wraps unknowable."""
+"""No package draws more. After a longer silence than a wrap at this power, the number of wraps is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ def _open_zone(path: Path) -> Zone:
         raise SourceError(
             NAME,
             f"zone {path.name} ({name}) stands at {counter_uj} uJ, outside its own range of {span_uj} uJ",
-            "a virtual machine invents such counters: take an estimated source here",
+            "a virtual machine makes up such counters; use an estimated source here",
         )
     return Zone(name, path, span_uj / 1e6)
 
@@ -150,7 +150,7 @@ class RaplSource:
             raise SourceError(
                 NAME,
                 f"zone {zone.path.name} reads {joules:.1f} J, outside its range of {zone.range_joules:.1f} J",
-                "the counter is broken or invented by a virtual machine: take another source",
+                "the counter is broken or made up by a virtual machine; use another source",
             )
         return joules
 
@@ -173,7 +173,7 @@ def _advance(zone: Zone, old_joules: float, new_joules: float, elapsed_s: float)
             NAME,
             f"{elapsed_s:.0f} s since the last read of {zone.path.name}, which may wrap every "
             f"{zone.range_joules / _MAX_ZONE_WATTS:.0f} s",
-            "this passes with the next read; a suspended machine shows it",
+            "the next read is valid again; this happens after suspension",
         )
     step = new_joules - old_joules
     if step < 0:
@@ -182,6 +182,6 @@ def _advance(zone: Zone, old_joules: float, new_joules: float, elapsed_s: float)
         raise SourceError(
             NAME,
             f"{zone.path.name} jumped by {step:.1f} J in {elapsed_s:.2f} s",
-            "the counter was reset (suspension, driver reload); this passes with the next read",
+            "the counter was reset (suspension, driver reload); the next read is valid again",
         )
     return step

@@ -71,7 +71,7 @@ class EnergyConfig:
     flush_s: _Positive = 300.0
     flash_endurance_bytes: Annotated[int, msgspec.Meta(gt=0, description="a number above zero")] | None = None
     flash_price: Annotated[float, msgspec.Meta(ge=0, description="a number above zero, or zero")] | None = None
-    """Of the medium that pages and checkpoints go to, in `currency`; 0 where its wear does not matter."""
+    """Price of the medium for pages and checkpoints, in `currency`; 0 if its wear does not matter."""
     plugins: Annotated[
         Mapping[str, Mapping[str, Any]], msgspec.Meta(description="a table with one table per plug-in")
     ] = field(default_factory=dict)
@@ -89,9 +89,9 @@ _HINTS = get_type_hints(EnergyConfig, include_extras=True)
 
 
 def _checked(key: str, value: object) -> object:
-    """Return the value of a setting; raises EnergyConfigError for one that does not fit what the setting is declared to be."""
+    """Return the value of a setting; raises EnergyConfigError for one that does not match its declaration."""
     if key not in _HINTS:
-        raise EnergyConfigError(key, f"is not a setting; there are {', '.join(_HINTS)}")
+        raise EnergyConfigError(key, f"is not a setting; the settings are {', '.join(_HINTS)}")
     declared = next((kind for kind in get_args(_HINTS[key]) if get_origin(kind) is Annotated), _HINTS[key])
     whole = isinstance(value, float) and value.is_integer() and get_args(declared)[0] is int
     try:
@@ -122,7 +122,7 @@ class SourceChoice:
 
     @property
     def broken(self) -> tuple[SourceReport, ...]:
-        """Sources that are there but do not work: health items."""
+        """Sources that exist but do not work: health items."""
         return tuple(report for report in self.reports if report.present and not report.ok)
 
 
@@ -144,7 +144,7 @@ def open_sources(
     openers[ESTIMATED] = lambda: EstimatedSource(configured_model(config, model))
     if config.source != AUTOMATIC:
         if config.source not in openers:
-            raise EnergyConfigError("source", f"is {config.source!r}; there are {AUTOMATIC}, {', '.join(openers)}")
+            raise EnergyConfigError("source", f"is {config.source!r}; use one of {AUTOMATIC}, {', '.join(openers)}")
         openers = {config.source: openers[config.source]}
     threads = threads or ReadThreads()
     opened: list[PowerSource] = []
@@ -163,7 +163,7 @@ def open_sources(
 
 
 def _with_cards(opened: Sequence[PowerSource]) -> list[PowerSource]:
-    """Return the sources of the machine, the best one with what its cards draw, if that is measured and does not tell of a GPU."""
+    """Return the sources of the machine, the best one combined with its cards if it is measured and has no GPU figure."""
     cards = next((source for source in opened if source.info.coverage is Coverage.CARD), None)
     others = [source for source in opened if source is not cards]
     if cards is not None and others and others[0].info.kind is Kind.MEASURED:
@@ -172,14 +172,14 @@ def _with_cards(opened: Sequence[PowerSource]) -> list[PowerSource]:
 
 
 def _order(info: SourceInfo) -> tuple[bool, int]:
-    """Return what sources are sorted by: measured before estimated, then by what they cover."""
+    """Return the sort key of sources: measured before estimated, then by what they cover."""
     return info.kind is Kind.ESTIMATED, _RANK[info.coverage]
 
 
 def configured_model(config: EnergyConfig, model: PowerModel | None) -> PowerModel:
-    """Return the board's model with what the user measured at the plug in its place.
+    """Return the board's model with the user's measurements instead of its own.
 
-    Raises EnergyConfigError where full load takes less than rest.
+    Raises EnergyConfigError if full load takes less than rest.
     """
     base = model or generic_model(os.cpu_count() or 1)
     if config.static_watts is None and config.full_watts is None:
@@ -194,11 +194,9 @@ def configured_model(config: EnergyConfig, model: PowerModel | None) -> PowerMod
 
 
 def diagnose(config: EnergyConfig, model: PowerModel | None, root: Path) -> tuple[SourceReport, ...]:
-    """Return the report on every source, and leave nothing open.
+    """Return the report on every source, and leave nothing open: those that work, best first; broken ones; absent ones.
 
-    Those that work, best first; broken ones; absent ones.
-
-    The agent takes the first.
+    The agent uses the first.
     """
     choice = open_sources(config, model, root)
     for source in choice.sources:
@@ -244,7 +242,7 @@ def _require_tool(source: str, tool: str) -> None:
 def _open_tegrastats(root: Path) -> PowerSource:
     _require_tool(tegrastats.NAME, "tegrastats")
     if _reads_ina3221(root):
-        raise SourceAbsent(tegrastats.NAME, "the same sensors are read directly", "nothing to do")
+        raise SourceAbsent(tegrastats.NAME, "the same sensors are already read directly", "nothing to do")
     return tegrastats.tegrastats_source(
         ChildOutput(tegrastats.NAME, ("tegrastats", "--interval", "1000"), r"\n", stale_after_s=10.0)
     )
@@ -267,9 +265,10 @@ def _open_pi5(root: Path) -> PowerSource:
 
 
 def ups_amperes(table: Mapping[str, object], root: Path = Path("/")) -> Callable[[], float] | None:
-    """Return what reads the current into a UPS board's battery, negative while that feeds the machine; None where `[energy]` names none.
+    """Return a function that reads the current into a UPS board's battery, negative while it feeds the machine; None if
+    `[energy]` names none.
 
-    What is returned raises OSError where the chip does not answer. Raises `EnergyConfigError`.
+    It raises OSError if the chip does not answer. Raises `EnergyConfigError`.
     """
     config = EnergyConfig.from_table(table)
     if config.ina2xx_wire is not ina2xx.Wire.UPS:

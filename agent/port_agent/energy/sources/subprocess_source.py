@@ -19,13 +19,13 @@ from port_agent.energy.sources.base import (
 )
 
 _COMMAND_TIMEOUT_S = 2.0
-"""The supervisor waits for it; such commands take some 10 ms."""
+"""The supervisor waits for it; such commands take about 10 ms."""
 _MAX_PENDING_BYTES = 1 << 20
 """A record is a few kB; a tool that never ends one is broken, and must not fill the supervisor's memory."""
 
 
 def command_output(source: str, command: Sequence[str], remedy: str) -> str:
-    """Return what `command` prints; raise `SourceError` if it is missing, fails or takes over two seconds."""
+    """Return the output of `command`; raise `SourceError` if it is missing, fails or takes over two seconds."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, timeout=_COMMAND_TIMEOUT_S, check=False
@@ -39,7 +39,7 @@ def command_output(source: str, command: Sequence[str], remedy: str) -> str:
 
 
 class ToolSource:
-    """A source whose power is in the text that a tool prints."""
+    """A source whose power is in the output of a tool."""
 
     def __init__(
         self,
@@ -49,9 +49,9 @@ class ToolSource:
         close: Callable[[], None] = lambda: None,
         gpu: Callable[[str], GpuReading | None] = lambda text: None,
     ) -> None:
-        """`gpu` reads what of it the GPU drew. `text` gives the tool's words at a time, None before the first.
+        """`gpu` reads the GPU's part. `text` returns the tool's output at a time, None before the first.
 
-        `watts` reads them, None: nothing to measure.
+        `watts` parses it, None: nothing to measure.
         """
         self.info = info
         self._text = text
@@ -123,7 +123,7 @@ class ChildOutput:
         return child
 
     def _take(self, child: "subprocess.Popen[bytes]", now_s: float) -> None:
-        """Move what the tool has printed since the last call into `_newest` and `_pending`."""
+        """Move the tool's new output into `_newest` and `_pending`."""
         if child.stdout is None:
             return
         while True:
@@ -146,11 +146,11 @@ class ChildOutput:
 
     def _error(self, problem: str) -> SourceError:
         return SourceError(
-            self._source, f"{self._command[0]} {problem}", f"run `{' '.join(self._command)}` by hand to see why"
+            self._source, f"{self._command[0]} {problem}", f"run `{' '.join(self._command)}` manually to see why"
         )
 
     def close(self) -> None:
-        """Stop the tool and forget what it said."""
+        """Stop the tool and discard its output."""
         if self._child is not None:
             self._child.kill()
             self._child.wait()

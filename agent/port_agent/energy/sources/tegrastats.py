@@ -20,7 +20,7 @@ _MEMORY = re.compile(r"RAM \d+/\d+MB \(lfb ")
 _RAIL = re.compile(r"(?<![^ ])(?!RAM |SWAP |IRAM )([A-Z][A-Z0-9_]*) (\d+(?:mW)?/\S*)(?= |$)")
 _FIGURES = re.compile(r"(\d+)/\d+|(\d+)mW/\d+mW(?:/\d+mW)?")
 """Of a rail: milliwatts now, on average, and since R39 at most."""
-_REMEDY = "see whether tegrastats still runs and which L4T release it is from"
+_REMEDY = "check that tegrastats still runs, and its L4T release"
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,11 +37,11 @@ class TegraLine:
 
 
 def parse_line(line: str) -> TegraLine:
-    """Return what a whole line says, newline included; raise `SourceError` if it is cut off or garbled."""
+    """Parse a whole line, newline included; raise `SourceError` if it is truncated or garbled."""
     if not line.endswith("\n"):
-        raise SourceError(NAME, f"line cut off at {line[-30:]!r}", _REMEDY)
+        raise SourceError(NAME, f"line truncated at {line[-30:]!r}", _REMEDY)
     if not _MEMORY.search(line):
-        raise SourceError(NAME, f"no tegrastats line: {line[:60]!r}", _REMEDY)
+        raise SourceError(NAME, f"not a tegrastats line: {line[:60]!r}", _REMEDY)
     body = line.rstrip("\n").rstrip(" ")
     rails = {match[1]: _watts(match[1], match[2]) for match in _RAIL.finditer(body)}
     # Rails close the line, so a line that ends otherwise has lost its end.

@@ -1,7 +1,7 @@
-"""Ask a source on a thread of its own, so that one that hangs (a dead bus, a busy controller) holds up nobody.
+"""Query a source on a thread of its own, so that one that hangs (a dead bus, a busy controller) blocks nothing.
 
-Whoever asks waits for a moment, in which files of the kernel and chips on I2C answer. A later answer is taken at the next question;
-a source that is silent for longer is broken until it answers after all, and no second thread is sent after it.
+The caller waits briefly, which is enough for kernel files and chips on I2C. A later answer is used at the next query; a
+source that is silent for longer counts as broken until it answers, and no second thread is started for it.
 """
 
 import time
@@ -14,16 +14,16 @@ from port_agent.energy.sources.base import PowerSource, SelfTest, SensorReading,
 from port_agent.facts.reader_thread import ReaderThread
 
 WAIT_S = 0.05
-"""What a reading is waited for: half of what stopping a worker may take."""
+"""Time to wait for a reading: half of what stopping a worker may take."""
 DEADLINE_S = 2.0
-"""From when on a source counts as broken, and what opening and testing one may take."""
+"""Silence after which a source counts as broken, and the limit for opening and testing one."""
 
 T = TypeVar("T")
-_REMEDY = "see whether its bus or controller hangs (dmesg), or take the source out with energy.disable"
+_REMEDY = "check whether its bus or controller hangs (dmesg), or exclude the source with energy.disable"
 
 
 class ReadThread:
-    """The thread of one source, which is asked one thing at a time."""
+    """The thread of one source, which handles one query at a time."""
 
     def __init__(self, name: str) -> None:
         self._reader = ReaderThread(f"power-{name}")
@@ -31,7 +31,9 @@ class ReadThread:
         self._asked_s = 0.0
 
     def ask(self, question: Callable[[], T], wait_s: float) -> T:
-        """Return the answer; raises TimeoutError where it, or that to an earlier question, does not come in time, and what `question` does."""
+        """Return the answer; raises TimeoutError if it, or that to an earlier query, is late, and whatever `question`
+        raises.
+        """
         if self._unanswered is not None and not self._unanswered.done():
             raise TimeoutError
         answer = self._reader.ask(question)
@@ -43,7 +45,7 @@ class ReadThread:
         return answer.result()
 
     def late(self) -> "Future[object] | None":
-        """Return the answer that came after its time, once; None where there is none."""
+        """Return a late answer, once; None if there is none."""
         if self._unanswered is None or not self._unanswered.done():
             return None
         late, self._unanswered = self._unanswered, None
@@ -54,32 +56,32 @@ class ReadThread:
         return 0.0 if self._unanswered is None else time.monotonic() - self._asked_s
 
     def stop(self) -> None:
-        """Let the thread end, one that hangs once it is back; the next question starts another."""
+        """End the thread, one that hangs once it returns; the next query starts another."""
         self._reader.stop()
 
 
 class ReadThreads:
-    """The threads by their sources' names: a source that is opened again is asked on the thread that it may hold up still."""
+    """Threads by their sources' names: a reopened source is queried on the thread that it may still block."""
 
     def __init__(self) -> None:
         self._threads: dict[str, ReadThread] = {}
 
     def open(self, name: str, opener: Callable[[], PowerSource]) -> PowerSource:
-        """Return the source that `opener` opens, to be asked on its thread; raises `SourceError`."""
+        """Return the source that `opener` opens, to be queried on its thread; raises `SourceError`."""
         thread = self._threads.setdefault(name, ReadThread(name))
         thread.late()
         try:
             return TimelySource(thread.ask(opener, DEADLINE_S), thread)
         except TimeoutError as error:
             thread.stop()
-            raise SourceError(name, f"gives no answer for {thread.silent_s():.0f} s", _REMEDY) from error
+            raise SourceError(name, f"has not answered for {thread.silent_s():.0f} s", _REMEDY) from error
         except SourceError:
             thread.stop()
             raise
 
 
 class TimelySource:
-    """A source that is asked on its thread."""
+    """A source that is queried on its thread."""
 
     def __init__(self, inner: PowerSource, thread: ReadThread, wait_s: float = WAIT_S) -> None:
         self._inner, self._thread, self._wait_s = inner, thread, wait_s
@@ -91,7 +93,9 @@ class TimelySource:
         return self._inner.info
 
     def read(self, now_s: float) -> SensorReading | None:
-        """Return the reading at `now_s`, or the one before where it is late; raise `SourceError` if it is broken or silent."""
+        """Return the reading at `now_s`, or the previous one if it is late; raise `SourceError` if it is broken or
+        silent.
+        """
         late = self._thread.late()
         try:
             if late is None:
@@ -101,7 +105,7 @@ class TimelySource:
         except TimeoutError as error:
             silent_s = self._thread.silent_s()
             if self._newest is None or silent_s >= DEADLINE_S:
-                raise SourceError(self.info.name, f"gives no answer for {silent_s:.1f} s", _REMEDY) from error
+                raise SourceError(self.info.name, f"has not answered for {silent_s:.1f} s", _REMEDY) from error
         return self._newest
 
     def self_test(self, now_s: float) -> SelfTest:
@@ -109,7 +113,7 @@ class TimelySource:
         try:
             return self._thread.ask(partial(self._inner.self_test, now_s), DEADLINE_S)
         except TimeoutError:
-            return SelfTest(False, f"gives no answer for {self._thread.silent_s():.0f} s", _REMEDY)
+            return SelfTest(False, f"has not answered for {self._thread.silent_s():.0f} s", _REMEDY)
 
     def close(self) -> None:
         """Give the source's files back, unless it hangs in one."""

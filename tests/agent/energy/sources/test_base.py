@@ -66,7 +66,7 @@ def test_a_file_without_its_last_newline_or_in_another_alphabet_is_torn(tmp_path
 
 
 def test_a_file_that_is_not_there_or_forbidden_is_said_with_its_remedy(tmp_path: Path) -> None:
-    with pytest.raises(SourceError, match=r"cannot read .*gone .*; see whether the driver is loaded"):
+    with pytest.raises(SourceError, match=r"cannot read .*gone .*; check that the driver is loaded"):
         read_text("chip", tmp_path / "gone")
     forbidden = tmp_path / "energy_uj"
     forbidden.write_text("1\n")

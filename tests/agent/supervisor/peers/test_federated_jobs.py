@@ -172,7 +172,7 @@ def test_a_job_with_data_of_its_own_counts_that_and_spends_its_privacy(tmp_path:
             made.trained()
             reply = read_message((await made.answered()).data)
             assert reply.content["metrics"]["num-examples"] == of.samples == 7
-            got = "attic: round 3 of job 1 (gestures) received this device's weights, as it is, for its leader to see"
+            got = "attic: round 3 of job 1 (gestures) received this device's weights, unclipped, visible to the leader"
             assert made.audits[-1] == got
             assert of.data != made.tensors.data
             assert PrivacyLedger(tmp_path / "jobs", of.data).spent().bare == 1
@@ -309,7 +309,7 @@ def test_without_a_leader_only_this_device_leads(tmp_path: Path, bundle: Path) -
 @pytest.mark.parametrize(
     ("terms", "refusal"),
     [
-        (replace(LED, require_secure=True), "masked sums only; lead with --secure"),
+        (replace(LED, require_secure=True), "contributions to masked sums; lead with --secure"),
         (replace(LED, require_clip=1.5), "clipped to a norm of 1.5 or less; lead with --clip"),
     ],
 )
@@ -402,7 +402,7 @@ def test_a_message_that_is_none_fails_and_is_told(tmp_path: Path, bundle: Path) 
             made.hash = hashlib.sha256(junk).hexdigest()
             assert (await made.ask(made.part(0, message=junk))).state is TaskState.WORKING
             answer = await made.answered()
-            assert answer.state is TaskState.FAILED and "no message of Flower" in answer.reason
+            assert answer.state is TaskState.FAILED and "not a Flower message" in answer.reason
             assert made.store.get(1).state is JobState.WAITING_DATA and "failed" in made.audits[-1]
             assert b"no request of a federation" in await made.jobs.answer(ATTIC, b"junk")
 

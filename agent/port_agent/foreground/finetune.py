@@ -13,21 +13,21 @@ from port_agent.worker.start import start_worker
 from port_agent.worker.thread_limit import usable_cores
 
 _LEAVE_WITH_CHECKPOINT = LeaveNow(within_s=600.0)
-"""Nobody kills a worker in the foreground: a slow card may take the time that its checkpoint needs."""
+"""Nobody kills a worker in the foreground, so a slow card may take as long as it needs for its checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneRequest:
-    """A model to fine-tune within a memory budget; a request with the same `options` goes on from the last checkpoint."""
+    """A model to fine-tune within a memory budget; a request with the same `options` resumes from the last checkpoint."""
 
     options: FinetuneOptions
-    """Model, data, output and the recipe: the settings of `port-agent finetune`."""
+    """Model, data, output and training loop: the settings of `port-agent finetune`."""
     ram_bytes: int
     """Resident memory of the whole process."""
     threads: int | None = None
     """None: of all usable cores. Another number may sum in another order."""
     page_dir: Path | None = None
-    """Where pages go; None: where this process stands."""
+    """Directory for pages; None: the working directory."""
 
 
 def finetune(request: FinetuneRequest, on_event: OnEvent = no_listener) -> TrainReport:

@@ -1,4 +1,4 @@
-"""A worker that is followed until it ends, what its events add up to, and why it could not train."""
+"""A worker that is followed until it ends: its events, their totals, and why it could not train."""
 
 import contextlib
 import signal
@@ -42,10 +42,10 @@ class TrainingFailedError(PortError):
 
 @dataclass(slots=True)
 class TrainReport:
-    """What the events of a run add up to. Figures are of this run; a run that resumes begins at none."""
+    """The totals of a run's events. They are of this run only; a resumed run starts at zero."""
 
     first_loss: float | None = None
-    """Of the run's first step; None before it, and where it is not a finite number."""
+    """Of the run's first step; None before it, and if it is not finite."""
     last_loss: float | None = None
     steps: int = 0
     """Done by this run; of a fine-tuning: updates."""
@@ -56,16 +56,16 @@ class TrainReport:
     written_bytes: int = 0
     transfer_s: float = 0.0
     hidden_s: float = 0.0
-    """Of the transfers, what ran beside compute."""
+    """The part of the transfers that overlapped with compute."""
     peak_rss_bytes: int = 0
     planned_peak_bytes: int = 0
     device_peak_bytes: int = 0
     evaluations: list[EvaluationDone] = field(default_factory=list)
     result: TrainingFinished | None = None
-    """Step, output and checksums; None where the run was stopped before its end."""
+    """Step, output and checksums; None if the run was stopped before its end."""
     failure: str = ""
     would_fail_again: bool = False
-    """The same steps would give the same failure."""
+    """Whether the same steps would give the same failure."""
 
     def take(self, event: Event) -> None:
         """Add one event."""
@@ -101,9 +101,9 @@ class ForegroundRun:
     def __init__(
         self, worker: Worker, resident_bytes: int | None = None, first_stop: StopAfterStep | LeaveNow = _AFTER_STEP
     ) -> None:
-        """`resident_bytes`: what it may have resident once a step is done; None: what it was started with holds.
+        """`resident_bytes`: what it may keep resident once a step is done; None: whatever its start arguments hold.
 
-        `first_stop`: the command by which this kind of worker ends with a checkpoint.
+        `first_stop`: the command that ends this kind of worker with a checkpoint.
         """
         self._worker, self._resident_bytes, self._first_stop = worker, resident_bytes, first_stop
         self._stops = 0
@@ -118,7 +118,7 @@ class ForegroundRun:
             self._worker.process.wait()
 
     def stop(self) -> None:
-        """Ask it to end with a checkpoint, as soon as its kind can; called again, to leave at once."""
+        """Ask it to end with a checkpoint, as soon as it can; called again, to leave at once."""
         self._stops += 1
         self._worker.send(self._first_stop if self._stops == 1 else LeaveNow())
 
@@ -128,7 +128,7 @@ class ForegroundRun:
         return self._stops > 0
 
     def events(self) -> Iterator[Event]:
-        """Yield its events as they come, each in the report by then; raise TrainingFailedError where it failed."""
+        """Yield its events as they arrive, each already counted in the report; raise TrainingFailedError if it failed."""
         for event in self._worker.events():
             self.report.take(event)
             yield event
@@ -138,7 +138,7 @@ class ForegroundRun:
         self._check_end()
 
     def finish(self, on_event: OnEvent = no_listener) -> TrainReport:
-        """Follow it to its end and return what came of it. Raises TrainingFailedError. Ctrl-C stops it after its step."""
+        """Follow it to its end and return the totals. Raises TrainingFailedError. Ctrl-C stops it after its step."""
         with self.stopped_by_ctrl_c():
             for event in self.events():
                 on_event(event)
@@ -146,7 +146,7 @@ class ForegroundRun:
 
     @contextlib.contextmanager
     def stopped_by_ctrl_c(self) -> Iterator[None]:
-        """Have Ctrl-C call `stop` meanwhile, where this is the main thread; in another, Python lets nobody handle signals."""
+        """Make Ctrl-C call `stop` meanwhile, if this is the main thread; in another, Python does not handle signals."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -163,7 +163,7 @@ class ForegroundRun:
 
     @property
     def left(self) -> bool:
-        """Whether it ended before the job did; the same request goes on from its checkpoint."""
+        """Whether it ended before the job did; the same request resumes from its checkpoint."""
         return self._worker.process.returncode == ExitCode.LEFT
 
     def _check_end(self) -> None:
@@ -174,5 +174,5 @@ class ForegroundRun:
             f"the worker was killed by signal {-code}" if code < 0 else f"the worker ended with exit code {code}"
         )
         if not self.report.would_fail_again:
-            reason = f"{reason.removesuffix('.')}. What was checkpointed is safe; the same command resumes"
+            reason = f"{reason.removesuffix('.')}. The last checkpoint is safe; the same command resumes"
         raise TrainingFailedError(reason, abs(code))

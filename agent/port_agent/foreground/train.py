@@ -15,9 +15,9 @@ from port_planner.ir.bundle.bundle import read_manifest
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainRequest:
-    """A bundle to train; a request with the same `state_dir` goes on from the last checkpoint.
+    """A bundle to train; a request with the same `state_dir` resumes from the last checkpoint.
 
-    The settings are those of `port-agent train`, whose help says more of each.
+    The settings are those of `port-agent train`, whose help explains each.
     """
 
     bundle: Path
@@ -28,13 +28,13 @@ class TrainRequest:
     out: Path | None = None
     """Where the trained weights are written (safetensors); None: they stay in the state."""
     state_dir: Path | None = None
-    """Checkpoints; None: beside the bundle, NAME.state."""
+    """Directory of checkpoints; None: beside the bundle, NAME.state."""
     page_dirs: tuple[Path, ...] = ()
     """A directory on each medium that was planned for, in that order; none: `state_dir`."""
     plan: int = 0
     """Which plan of the bundle, counted from 0."""
     verified_steps: int = 0
-    """First steps whose losses must equal plain PyTorch's."""
+    """Number of first steps whose losses must equal plain PyTorch's."""
     checkpoint_every: int = 1
     """Steps between checkpoints."""
     read_bytes_per_s: int | None = None
@@ -49,7 +49,7 @@ def start_train(request: TrainRequest) -> ForegroundRun:
     manifest = read_manifest(request.bundle)
     if not 0 <= request.plan < len(manifest.plans):
         raise RequestError(
-            f"{request.bundle} has {len(manifest.plans)} plans, there is no plan {request.plan}; count from 0"
+            f"{request.bundle} has {len(manifest.plans)} plans, counted from 0; there is no plan {request.plan}"
         )
     options = TorchOptions(
         bundle=request.bundle,
@@ -68,7 +68,7 @@ def start_train(request: TrainRequest) -> ForegroundRun:
     )
     peak_bytes = manifest.plans[request.plan].peak_bytes
     worker = start_worker(torch_worker(options), limit_bytes=peak_bytes, threads=manifest.threads)
-    with contextlib.suppress(OSError):  # it has ended: its events say why
+    with contextlib.suppress(OSError):  # it has ended: its events give the reason
         limit_data_of(worker.process.pid, data_limit(peak_bytes))
     return ForegroundRun(worker, resident_max(peak_bytes))
 

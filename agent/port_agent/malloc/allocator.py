@@ -37,7 +37,7 @@ class AllocatorStats:
     peak_mapped_bytes: int
     """Highest `live_bytes + cached_bytes` since the last `reset_peak`."""
     limit_bytes: int | None
-    """The cache is trimmed to keep live + cached below this; None: no limit."""
+    """The cache is trimmed to keep live + cached blocks below this; None: no limit."""
     hard_limit_bytes: int | None
     """Requests that would lift `live_bytes` above this fail; None: no limit."""
     live_blocks: int
@@ -47,7 +47,7 @@ class AllocatorStats:
     reuses: int
     """Requests served from the cache."""
     splits: int
-    """Those of them that took a part of a larger block."""
+    """Number of them that took a part of a larger block."""
     assemblies: int
     """Requests served by moving pages of cached blocks together."""
     moved_bytes: int
@@ -70,7 +70,7 @@ class Allocator:
     """The budget-aware allocator that this process was started with; see `active`."""
 
     def __init__(self, process: ctypes.PyDLL, process_without_gil: ctypes.CDLL) -> None:
-        # Calls of a microsecond keep the GIL; those that unmap memory take milliseconds and let it go.
+        # calls of a microsecond keep the GIL; those that unmap memory take milliseconds and release it
         self._read = process.port_malloc_stats
         self._read_live = process.port_malloc_live_bytes
         self._read_live.restype = ctypes.c_uint64
@@ -118,11 +118,11 @@ class Allocator:
         return int(self._read_peak_live())
 
     def reset_peak(self) -> None:
-        """Begin a new measurement of both peaks at what is live and mapped now."""
+        """Restart both peaks at what is live and mapped now."""
         self._reset_peak()
 
     def set_limit(self, limit_bytes: int | None) -> None:
-        """Keep live + cached blocks below `limit_bytes` from now on, giving back what is above it at once."""
+        """Keep live + cached blocks below `limit_bytes` from now on, releasing any excess at once."""
         self._set_limit(_UNLIMITED if limit_bytes is None else limit_bytes)
 
     def set_hard_limit(self, limit_bytes: int | None) -> None:
@@ -130,28 +130,26 @@ class Allocator:
         self._set_hard_limit(_UNLIMITED if limit_bytes is None else limit_bytes)
 
     def trim(self, keep_bytes: int = 0) -> int:
-        """Give cached blocks back to the system until `keep_bytes` of them are left.
+        """Release cached blocks to the system until `keep_bytes` of them are left; return the bytes released.
 
-        Returns the bytes given back.
-
-        What glibc holds for small allocations is given back as well, and not counted in the result.
+        Memory that glibc holds for small allocations is released as well, and not counted in the result.
         """
         given_back = int(self._trim(keep_bytes))
         self._trim_glibc(0)
         return given_back
 
     def close_code(self) -> int:
-        """Make code that libraries generated read-only, so that RLIMIT_DATA counts none of what they mapped for it.
+        """Make code that libraries generated read-only, so that RLIMIT_DATA does not count its memory.
 
-        Returns the bytes; 0 where the object was built before there was this. To be called while no library writes code.
+        Returns the bytes; 0 if the library was built before this existed. Call it only while no library writes code.
         """
         return 0 if self._close_code is None else int(self._close_code())
 
     def allow_reservations(self) -> bool:
-        """Count address space that is reserved (MAP_NORESERVE) against RLIMIT_DATA as far as it is touched.
+        """Count reserved address space (MAP_NORESERVE) against RLIMIT_DATA only as far as it is touched.
 
-        The soft limit must be below the hard one for that. A process that touches more than its limit is killed. Returns
-        False where the object was built before there was this.
+        The soft limit must be below the hard one. A process that touches more than its limit is killed. Returns False
+        if the library was built before this existed.
         """
         if not hasattr(self._process, "port_malloc_allow_reservations"):
             return False
@@ -170,13 +168,11 @@ def active() -> Allocator | None:
 
 
 def thrifty_glibc() -> bool:
-    """Make glibc give freed blocks of 64 KiB and more back to the system.
+    """Make glibc release freed blocks of 64 KiB and more to the system; return False if that is impossible.
 
-    Returns False where that is impossible.
-
-    For a process that already runs, such as a notebook with `agent.budget`: from now on RSS follows what is allocated,
-    and every page of a new block costs a page fault. Free memory that glibc holds now is given back. Does nothing
-    on top of the preloaded allocator, which is thriftier already (the result is then True).
+    For a process that is already running, such as a notebook with `agent.budget`: from now on RSS follows what is
+    allocated, and every page of a new block costs a page fault. Free memory that glibc holds now is released. Does
+    nothing with the preloaded allocator, which is more frugal already (the result is then True).
     """
     if active() is not None:
         return True
@@ -192,7 +188,7 @@ def thrifty_glibc() -> bool:
 
 
 def release_free_memory() -> None:
-    """Give back what this process's malloc holds and nobody uses, as far as the platform can."""
+    """Release unused memory of this process's malloc, as far as the platform can."""
     allocator = active()
     if allocator is not None:
         allocator.trim()

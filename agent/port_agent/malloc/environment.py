@@ -15,7 +15,7 @@ from pathlib import Path
 from port_agent.malloc.allocator import INTERFACE_VERSION, SMALLEST_BLOCK_BYTES
 
 DRY_RUN_TIMEOUT_S = 20.0
-"""A Python that starts and ends takes 0.02 s here and a second on the slowest board."""
+"""A Python process that starts and ends takes 0.02 s here and a second on the slowest board."""
 _DRY_RUN = f"""
 import ctypes
 block = bytearray({SMALLEST_BLOCK_BYTES} * 2)
@@ -26,7 +26,7 @@ raise SystemExit(None if version == {INTERFACE_VERSION} else f"its interface is 
 
 
 class PreloadMode(enum.Enum):
-    """How a new process can be made thrifty here; the value says it to the user."""
+    """How a new process can be made frugal here; the value names it to the user."""
 
     PRELOAD = "budget-aware allocator (preloaded)"
     THRESHOLD = "glibc with a low mmap threshold: same peak memory, slower"
@@ -37,7 +37,7 @@ class PreloadMode(enum.Enum):
 
 
 def preload_path() -> Path | None:
-    """Return the built shared object, or None where the installation could not build it."""
+    """Return the built shared object, or None if the installation could not build it."""
     here = Path(__file__).resolve().parent
     candidates = (here / f"budget_malloc{suffix}" for suffix in EXTENSION_SUFFIXES)
     return next((path for path in candidates if path.is_file()), None)
@@ -53,12 +53,10 @@ def preload_mode() -> PreloadMode:
 
 
 def preload_trouble() -> str:
-    """Return why the allocator cannot be preloaded on a machine made for it, or nothing.
+    """Return why the allocator cannot be preloaded on a supported machine (Linux with glibc), or "".
 
-    Made for it: Linux with glibc.
-
-    The object is tried in a process of its own, once per file: one that was built for another machine or against
-    another C library would otherwise keep every worker from starting.
+    The object is tested in a separate process, once per file: one that was built for another machine or C library would
+    otherwise keep every worker from starting.
     """
     if sys.platform != "linux" or platform.libc_ver()[0] != "glibc":
         return ""
@@ -67,7 +65,7 @@ def preload_trouble() -> str:
         return "it was not built when this program was installed (no C compiler?)"
     # ld.so splits LD_PRELOAD at colons and LD_LIBRARY_PATH at colons and semicolons, without any way to quote.
     if ":" in str(path) or ";" in str(path):
-        return f"its path has a colon or a semicolon, which the loader cannot take: {path}"
+        return f"its path has a colon or a semicolon, which the loader does not accept: {path}"
     return _dry_run(path, path.stat().st_mtime_ns)
 
 

@@ -1,4 +1,4 @@
-"""A command that computes in its own process begins once more, with the preloaded allocator: that cannot be loaded later."""
+"""Restart a command that computes in its own process with the preloaded allocator, which cannot be loaded later."""
 
 import json
 import os
@@ -11,7 +11,7 @@ _BEFORE = "PORT_MALLOC_BEFORE"
 
 
 def begin_again_preloaded(limit_bytes: int) -> None:
-    """Replace this process by its own command with the allocator preloaded, once; return where it is, or cannot be.
+    """Replace this process by its own command with the allocator preloaded, once; return if it is loaded, or cannot be.
 
     The command must have done nothing yet. `limit_bytes`: of live and cached blocks together.
     """

@@ -92,22 +92,23 @@ def take_shard(samples: BoardSamples, shard: Shard) -> BoardSamples:
     """
     if len(samples) < shard.count:
         raise BoardJobError(
-            f"there are {len(samples)} samples to train on for {shard.count} boards; add samples, or name fewer boards"
+            f"there are only {len(samples)} samples to train on for {shard.count} boards; add samples, or name fewer boards"
         )
     return samples.part(np.arange(shard.number - 1, len(samples), shard.count))
 
 
 def keep_shard(folder: Path, shard: Shard, part: BoardSamples) -> None:
-    """Note in `folder` what a board's part is; a job that goes on there must find the same.
+    """Record a board's part in `folder`; a resumed job must find the same.
 
-    Raises BoardJobError where it is another part or its samples changed: some would be trained twice, others on no board.
+    Raises BoardJobError if it is another part or its samples changed, because some would be trained twice, others on no
+    board.
     """
     path = folder / SHARD_NAME
-    now = f"{shard} of the samples, {len(part)} in all, checksum {bytes_checksum(part.rows.tobytes() + part.labels.tobytes())}"
+    now = f"{shard} of the samples, {len(part)} in total, checksum {bytes_checksum(part.rows.tobytes() + part.labels.tobytes())}"
     if path.is_file() and (before := path.read_text().strip()) != now:
         raise BoardJobError(
-            f"this board began with part {before}; now it is part {now}. Put the data back as they were, or start all boards "
-            "over, each in a new state directory"
+            f"this board began with part {before}; now it is part {now}. Restore the data, or start all boards "
+            "again, each in a new state directory"
         )
     write_atomically(path, f"{now}\n".encode())
 
@@ -142,7 +143,7 @@ def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:
         raise BoardJobError(f"{path} has {count} samples and {len(labels)} labels; write as many of each")
     if labels.min() < 0 or labels.max() >= model.class_count:
         raise BoardJobError(
-            f"{path} has labels {labels.min()}..{labels.max()}, {model.name} has classes 0..{model.class_count - 1}; "
+            f"{path} has labels {labels.min()}..{labels.max()}, but {model.name} has classes 0..{model.class_count - 1}; "
             "check that data and model belong together"
         )
     quantized, clipped = _rows(rows, path, model)
@@ -155,8 +156,8 @@ def _rows(rows: NDArray[Any], path: Path, model: ModelDirectory) -> tuple[NDArra
     if model.input is not None and clipped > MAX_CLIPPED_SHARE * rows.size:
         low, high = model.input.limits
         raise BoardJobError(
-            f"{path}: {clipped / rows.size:.0%} of the values lie outside of {low:.3g} to {high:.3g}, which {model.name} was "
-            "calibrated to, and would be clipped; scale the data as those of the calibration"
+            f"{path}: {clipped / rows.size:.0%} of the values lie outside {low:.3g} to {high:.3g}, the range that "
+            f"{model.name} was calibrated for, and would be clipped; scale the data like the calibration data"
         )
     return model.quantize(rows), clipped
 

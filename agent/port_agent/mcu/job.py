@@ -27,12 +27,12 @@ from port_agent.worker.shard import Shard
 VERSION = 1
 DEFAULT_SIMULATED = "qemu-m4f"
 HELD_OUT_EVERY = 5
-"""Where nothing else is said, a fifth of the samples is for evaluation only."""
+"""By default a fifth of the samples is for evaluation only."""
 
 
 @dataclass(frozen=True, slots=True)
 class BoardJobSpec:
-    """What a job is, before anything is opened."""
+    """A job's description, before anything is opened."""
 
     model: Path
     data: Path | None = None
@@ -87,7 +87,7 @@ class _Head(msgspec.Struct):
 
 
 class _Settings(msgspec.Struct, forbid_unknown_fields=True):
-    """The fields of TrainSettings; what is not there keeps its default."""
+    """The fields of TrainSettings; missing ones keep their defaults."""
 
     epochs: int | msgspec.UnsetType = msgspec.UNSET
     learning_rate: float | msgspec.UnsetType = msgspec.UNSET
@@ -132,7 +132,7 @@ def _settings(given: _Settings) -> TrainSettings:
     if "rule" in settings:
         known = {rule.name.lower(): rule for rule in Rule}
         if settings["rule"] not in known:
-            raise BoardJobError(f"there is no rule {settings['rule']!r} of rounding; use {', '.join(known)}")
+            raise BoardJobError(f"there is no rounding rule {settings['rule']!r}; use {', '.join(known)}")
         settings["rule"] = known[settings["rule"]]
     return TrainSettings(**settings)
 
@@ -190,5 +190,5 @@ def open_job(
 
 
 def with_settings(spec: BoardJobSpec, **changes: Any) -> BoardJobSpec:
-    """Return the job with some of its settings replaced; None keeps what is there."""
+    """Return the job with some of its settings replaced; None keeps the existing one."""
     return replace(spec, settings=replace(spec.settings, **{k: v for k, v in changes.items() if v is not None}))

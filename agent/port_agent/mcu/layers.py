@@ -20,10 +20,10 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class OpLayer(msgspec.Struct, frozen=True):
-    """One op that has weights: its layers in the module, how their weights are laid out, and where it trains them.
+    """One op with weights: its layers in the module, the layout of its weights, and where it trains them.
 
-    `layer`, `norm`: paths in the module; "" where there is none. The op's weight is the layer's, reshaped to `extents`, with its
-    axes in `order`, reshaped to `shape`. Offsets count bytes of the parameters; None: frozen.
+    `layer`, `norm`: paths in the module; "" if there is none. The op's weight is the layer's, reshaped to `extents`,
+    with its axes in `order`, reshaped to `shape`. Offsets count bytes of the parameters; None: frozen.
     """
 
     name: str
@@ -45,11 +45,11 @@ class OpLayer(msgspec.Struct, frozen=True):
         return values if self.channels_last else values.reshape(-1, *[1] * (len(self.shape) - 1))
 
     def to_op(self, weight: NDArray[Any]) -> NDArray[Any]:
-        """Return a layer's weight as the op has it."""
+        """Return a layer's weight in the op's layout."""
         return weight.reshape(self.extents).transpose(self.order).reshape(self.shape)
 
     def to_layer(self, weight: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
-        """Return the op's weight as the layer has it, of that shape."""
+        """Return the op's weight in the layer's layout, with that shape."""
         moved = weight.reshape([self.extents[axis] for axis in self.order])
         return np.ascontiguousarray(moved.transpose(np.argsort(self.order)).reshape(shape))
 
@@ -62,7 +62,7 @@ class LayerTables:
     """The layers of a compiled model, from its directory."""
 
     def __init__(self, model: ModelDirectory) -> None:
-        """Read them. Raises BoardJobError where they are not there, or cannot be read."""
+        """Read the layers. Raises BoardJobError if they are missing or unreadable."""
         path = model.path / LAYERS
         try:
             with safe_open(path, "numpy") as file:
@@ -74,7 +74,7 @@ class LayerTables:
         self.model = model
 
     def codes(self, layer: OpLayer, parameters: bytes) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
-        """Return weight and bias of an op in codes, with what is trained of them; low bytes are fractions."""
+        """Return weight and bias of an op in codes, including their trained parts; low bytes are fractions."""
         weight = self.arrays[f"{layer.name}/weight"].astype(np.float32)
         bias = self.arrays[f"{layer.name}/bias"].astype(np.int32)
         if layer.weight_offset is not None:
@@ -94,9 +94,9 @@ class LayerTables:
         return weight * layer.along_channels(scale), bias * (layer.in_scale * scale.astype(np.float64))
 
     def state_dict(self, parameters: bytes) -> Arrays:
-        """Return the state_dict of the module with what the board learnt: the module then computes with the board's weights.
+        """Return the state_dict of the module with the board's weights, so that the module computes with them.
 
-        Layers that are frozen are as they were.
+        Frozen layers are unchanged.
         """
         state = {name.removeprefix(MODULE): a for name, a in self.arrays.items() if name.startswith(MODULE)}
         for layer in self.layers:
@@ -137,9 +137,9 @@ def _placed(layer: OpLayer, weight: NDArray[Any], shape: tuple[int, ...]) -> NDA
 def _unfolded(
     layer: OpLayer, state: Arrays, weight: NDArray[np.float32] | None, bias: NDArray[np.float64]
 ) -> dict[str, NDArray[np.float32]]:
-    """Return the entries of the module with which it computes with an op's weight (None: as it is) and bias.
+    """Return the entries of the module that make it compute with an op's weight (None: unchanged) and bias.
 
-    A batch norm behind a trained weight becomes one that only adds.
+    A batch norm after a trained weight becomes one that only adds.
     """
     found: dict[str, NDArray[Any]] = {}
     before = state.get(f"{layer.layer}.bias", np.zeros(1, np.float32)).astype(np.float64)

@@ -53,7 +53,7 @@ def library_files(model: ModelDirectory, framework: Framework) -> dict[str, str]
 
 
 def library_name(model: ModelDirectory) -> str:
-    """Return a name that every framework takes: letters, digits and underscores."""
+    """Return a name that every framework accepts: letters, digits and underscores."""
     return "port_" + re.sub(r"\W", "_", model.name).lower()
 
 
@@ -75,7 +75,7 @@ def _sources(root: Path, model: ModelDirectory) -> dict[str, str]:
 def _sample_header(model: ModelDirectory) -> str:
     form = model.input
     if form is None:
-        raise BoardJobError(f"{model.path} does not say the scale of its input; compile the model again")
+        raise BoardJobError(f"{model.path} does not give the scale of its input; compile the model again")
     return f"""/* The input of {model.name}: real values [{form.channels}][{form.height}][{form.width}]. */
 #ifndef PORT_SAMPLE_H
 #define PORT_SAMPLE_H

@@ -1,8 +1,8 @@
 """A project: one Python file that makes a model for a board, with its data.
 
 A directory with project.py, which defines `make_project() -> Project`. `port-agent mcu compile DIRECTORY` runs it and
-writes the compiled model and its data; `port-agent mcu simulate DIRECTORY` goes on and adapts the model on a
-simulated board. Only these two import torch; everything after them works on the files they wrote.
+writes the compiled model and its data; `port-agent mcu simulate DIRECTORY` continues and adapts the model on a
+simulated board. Only these two import torch; everything after them works on the files that they wrote.
 """
 
 import json
@@ -46,11 +46,10 @@ MAX_RATE_MACS = 2_000_000_000
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Project:
-    """What project.py gives: a compiled model, data in real units, and settings.
+    """The result of project.py: a compiled model, data in real units, and settings.
 
-    The model: port_planner.mcu.compile.CompiledModel.
-
-    `train_x` and `test_x` are float [N, C, H, W] or [N, C, W]; labels are class numbers.
+    The model is a port_planner.mcu.compile.CompiledModel. `train_x` and `test_x` are float [N, C, H, W] or [N, C, W];
+    labels are class numbers.
     """
 
     model: Any
@@ -63,7 +62,7 @@ class Project:
     settings: dict[str, Any] = field(default_factory=dict)
     """Fields of port_agent.mcu.trainer.TrainSettings."""
     note: str = ""
-    """One line that says what is learnt from what."""
+    """One line that says what is learnt from which data."""
 
 
 def load_project(folder: Path) -> Project:
@@ -84,12 +83,14 @@ def load_project(folder: Path) -> Project:
 
 
 def check_project(project: Project) -> None:
-    """Raise BoardJobError where a project's settings, samples or labels do not belong to its model."""
+    """Raise BoardJobError if a project's settings, samples or labels do not belong to its model."""
     find_board(project.board)
     read_settings(project.settings)
     graph = project.model.quantized.graph
     if project.classes and len(project.classes) != graph.classes:
-        raise BoardJobError(f"{len(project.classes)} names for {graph.classes} classes; name each, or none")
+        raise BoardJobError(
+            f"there are {len(project.classes)} names for {graph.classes} classes; name each class, or none"
+        )
     form = input_format(project)
     for name in ("train", "test"):
         x, y = np.asarray(getattr(project, f"{name}_x")), np.asarray(getattr(project, f"{name}_y"))
@@ -107,8 +108,8 @@ def check_project(project: Project) -> None:
             )
         if len(labels) and not 0 <= labels.min() <= labels.max() < graph.classes:
             raise BoardJobError(
-                f"{name}_y has labels {labels.min()}..{labels.max()}, the model has {graph.classes} outputs; number the classes "
-                "from 0"
+                f"{name}_y has labels {labels.min()}..{labels.max()}, but the model has {graph.classes} outputs; "
+                "number the classes from 0"
             )
 
 
@@ -121,9 +122,8 @@ def input_format(project: Project) -> InputFormat:
 def fit_project(
     project: Project, ram_bytes: int, progress: Callable[[int, int], None]
 ) -> tuple[Project, "FittedModel"]:
-    """Return the project with what it trains chosen by contribution analysis.
-
-    Within `ram_bytes` of model memory.
+    """Return the project with its trained parameters chosen by contribution analysis, within `ram_bytes` of model
+    memory.
 
     The analysis trains on the project's own `train_x` with the job's epochs and learning rate.
     """
@@ -151,7 +151,7 @@ def weigh_project(project: Project, path: Path) -> Project:
 
 
 def freeze_project(project: Project) -> Project:
-    """Return the project compiled for inference only: nothing is trained, and no memory is kept for it."""
+    """Return the project compiled for inference only: nothing is trained, and no memory is reserved for it."""
     from port_planner.mcu.autodiff import SparseScheme
     from port_planner.mcu.compile import compile_quantized
 
@@ -210,11 +210,11 @@ def value_project(
     page: str | None,
     progress: Callable[[int, int], None],
 ) -> tuple[Project, "Valuation"]:
-    """Return the project with what it trains chosen by accuracy per joule, planned as `hold_project` does.
+    """Return the project with its trained parameters chosen by accuracy per joule, planned as `hold_project` does.
 
-    Candidates are the scheme that the project has, those of a few layers and everything, each held to the same RAM by recomputation
-    and pages, and trained on the project's own `train_x` with the job's epochs and learning rate. Raises what `hold_project`
-    does where none fits.
+    Candidates are the project's scheme, those of a few layers and everything, each held to the same RAM by
+    recomputation and pages, and trained on the project's own `train_x` with the job's epochs and learning rate. Raises
+    what `hold_project` does if none fits.
     """
     from port_planner.mcu.schemes.value import value_candidates, value_schemes
 
@@ -249,7 +249,7 @@ def rate_project(project: Project, progress: Callable[[int, int], None]) -> tupl
     from port_planner.mcu.schemes.rate import choose_rate
 
     if not project.model.memory.parameters.size_bytes:
-        raise BoardJobError("the model trains nothing, so no learning rate suits it; give it a scheme")
+        raise BoardJobError("the model trains nothing, so it needs no learning rate; give it a scheme")
     found = choose_rate(
         project.model,
         project.model.quantize_input(project.train_x),
@@ -262,7 +262,9 @@ def rate_project(project: Project, progress: Callable[[int, int], None]) -> tupl
 
 
 def project_figures(project: Project) -> tuple["LayerFigures", ...]:
-    """Return what each layer takes, on every core whose instructions were counted, and loses on the project's `test_x`."""
+    """Return what each layer takes, on every core whose instructions were counted, and what it loses on the project's
+    `test_x`.
+    """
     from port_planner.mcu.core_costs import core_costs, counted_boards
     from port_planner.mcu.report import layer_figures
 
@@ -285,17 +287,19 @@ def int8_error(project: Project) -> float:
 
 
 def refuse_wear(project: Project, fitted: "FittedMemory") -> None:
-    """Raise BoardJobError where the job's samples would wear the page medium out: each writes the same blocks once."""
+    """Raise BoardJobError if the job's samples would wear the page medium out, because each writes the same blocks
+    once.
+    """
     costs, samples = fitted.page_costs, _training(project).epochs * len(project.train_x)
     if costs is not None and costs.endurance_cycles is not None and samples > costs.endurance_cycles:
         raise BoardJobError(
-            f"the job trains {samples:,} samples, each of which writes the same blocks of {costs.medium.value}, which last "
-            f"{costs.endurance_cycles:,.0f} times; train fewer samples, allow more RAM, or page to psram or sd"
+            f"the job trains {samples:,} samples, each of which writes the same blocks of {costs.medium.value}, which endure "
+            f"{costs.endurance_cycles:,.0f} writes; train fewer samples, allow more RAM, or page to psram or sd"
         )
 
 
 def _training(project: Project) -> TrainSettings:
-    """Return the settings of the project's job that a trial on the host follows."""
+    """Return the settings of the project's job that a test on the host follows."""
     return TrainSettings(**{k: v for k, v in project.settings.items() if k in ("epochs", "learning_rate")})
 
 
@@ -311,7 +315,7 @@ def _update_options(project: Project) -> "UpdateOptions":
     rule = str(project.settings.get("rule", "stochastic")).upper()
     if rule not in UpdateRounding.__members__:
         known = ", ".join(name.lower() for name in UpdateRounding.__members__)
-        raise BoardJobError(f"there is no rule {rule.lower()!r} of rounding; use {known}")
+        raise BoardJobError(f"there is no rounding rule {rule.lower()!r}; use {known}")
     return UpdateOptions(_training(project).learning_rate, UpdateRounding[rule], project.settings.get("scaling", True))
 
 

@@ -1,4 +1,6 @@
-"""The weights of a project's model: written beside its tables by the names of the module's layers, and taken from such a file."""
+"""The weights of a project's model: written beside its tables by the names of the module's layers, and read from such a
+file.
+"""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -58,10 +60,10 @@ def read_weights(path: Path) -> Arrays:
 
 
 def take_weights(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> "CompiledModel":
-    """Return the model with other weights, of a state_dict or of codes, in the scales that it was calibrated to.
+    """Return the model with other weights, from a state_dict or codes, in its calibrated scales.
 
-    What was exported from a board of the same project comes back to the bit. Raises BoardJobError where a layer is missing or
-    has another shape, and where a value differs that is in no layer of the board.
+    Weights exported from a board of the same project come back to the bit. Raises BoardJobError if a layer is missing
+    or has another shape, and if a value differs that is in no layer of the board.
     """
     from port_planner.mcu.compile import with_memory
 
@@ -74,13 +76,14 @@ def take_weights(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> "
 
 
 def _refuse_others(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> None:
-    """Raise BoardJobError where values differ that are part of the tables: the slope of a PReLU, say."""
+    """Raise BoardJobError if values differ that are part of the tables, such as the slope of a PReLU."""
     state, origins = model.quantized.graph.state, [op.op.origin for op in model.quantized.ops if op.op.origin]
     taken = {place for origin in origins for place in (origin.layer, origin.norm)}
     for name in sorted(state.keys() & given.keys()):
         if name.rpartition(".")[0] not in taken and not np.array_equal(state[name], given[name]):
             raise BoardJobError(
-                f"{name} differs from that of the project's module, and only layers take other weights; load the file in project.py"
+                f"{name} differs from that of the project's module, and only weights of layers can be replaced; load "
+                "the file in project.py"
             )
 
 
@@ -109,7 +112,7 @@ def _with_weights(op: "QuantizedOp", layer: OpLayer, given: Mapping[str, NDArray
 
 
 def _folded(layer: OpLayer, given: Mapping[str, NDArray[Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return weight and bias of an op as real numbers, from codes or from a state_dict. Raises KeyError, ValueError."""
+    """Return weight and bias of an op as real numbers, from codes or a state_dict. Raises KeyError, ValueError."""
     place = layer.layer or layer.norm
     if f"{place}.weight_scale" in given:
         codes = given[f"{place}.weight"].astype(np.float64)

@@ -43,7 +43,7 @@ class TrainingPosition:
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything a fresh device needs to go on."""
+    """Everything that a fresh device needs to continue."""
 
     model_sha256: bytes
     position: TrainingPosition
@@ -102,7 +102,7 @@ def read_snapshot(path: Path) -> Snapshot | None:
         head = msgspec.convert(json.loads(body[start : start + length]), _Head)
         model = bytes.fromhex(head.model)
     except ValueError as error:  # msgspec's too
-        raise SnapshotError(f"{path} is of another version ({error!r}); delete it to start the job again") from error
+        raise SnapshotError(f"{path} has another version ({error!r}); delete it to start the job again") from error
     return Snapshot(model, head.position, head.options, head.state, body[start + length :], head.accuracy)
 
 
@@ -124,7 +124,7 @@ def export_parameters(snapshot: Snapshot) -> bytes:
 
 
 def begin_round(folder: Path, number: int) -> None:
-    """Start round `number` of a job that waits for data: the weights go on, the position begins again.
+    """Start round `number` of a job that waits for data: the weights continue, the position restarts.
 
     The same number again (a resumed worker) changes nothing.
     """
@@ -136,7 +136,7 @@ def begin_round(folder: Path, number: int) -> None:
 
 
 def keep_weights_only(folder: Path) -> None:
-    """Let the weights of the newest snapshot be where another training begins: with other samples, another seed or rate."""
+    """Use the weights of the newest snapshot as the start of another training, with other samples, seed or rate."""
     snapshot = read_snapshot(folder / SNAPSHOT_NAME)
     (folder / MARK_NAME).unlink(missing_ok=True)
     if snapshot is not None:
@@ -146,16 +146,16 @@ def keep_weights_only(folder: Path) -> None:
 
 
 def keep_course(folder: Path, course: str) -> None:
-    """Note in `folder` what its position counts: samples in the order of a seed, each trained at a rate.
+    """Record in `folder` what its position counts: samples in the order of a seed, each trained at a rate.
 
-    Raises BoardJobError where there is a position already and it counts something else: it would mean nothing there.
+    Raises BoardJobError if an existing position counts something else, where it would be meaningless.
     """
     path = folder / COURSE_NAME
     began = any((folder / name).is_file() for name in (SNAPSHOT_NAME, MARK_NAME))
     if began and path.is_file() and (before := path.read_text().strip()) != course:
         raise BoardJobError(
-            f"{folder} has a training of {before}; now it is {course}. Put these back, give another --state-dir to begin "
-            "with the weights of the model, or give --keep-weights to train on from what is learnt"
+            f"{folder} has a training of {before}; now it is {course}. Restore these, give another --state-dir to start "
+            "with the weights of the model, or give --keep-weights to continue from the learnt weights"
         )
     write_atomically(path, f"{course}\n".encode())
 
@@ -166,7 +166,7 @@ def write_mark(path: Path, mark: PlaceMark) -> None:
 
 
 def read_mark(path: Path) -> PlaceMark | None:
-    """Return the place mark, None if there is none that can be used: the snapshot is then used instead."""
+    """Return the place mark, None if there is no usable one: the snapshot is then used instead."""
     try:
         return msgspec.convert(json.loads(path.read_bytes()), PlaceMark)
     except (FileNotFoundError, ValueError, RecursionError):

@@ -38,7 +38,7 @@ class _Line(msgspec.Struct):
 
 @dataclass(slots=True)
 class Recorded:
-    """What a recording has seen."""
+    """The totals of a recording."""
 
     samples: int = 0
     files: int = 0
@@ -95,7 +95,7 @@ def record(
 
 
 def read_line(line: bytes, model: ModelDirectory) -> Sample | None:
-    """Return one quantised sample and its label, None for a line that is none of this model."""
+    """Return one quantized sample and its label, None for a line that does not fit this model."""
     if len(line) > LINE_MAX:
         return None
     try:

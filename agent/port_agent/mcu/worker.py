@@ -32,16 +32,14 @@ from port_planner.base.errors import ExitCode
 from port_planner.base.process_memory import peak_resident_bytes
 
 LEAVE_S = 0.9
-"""A request in flight may take longer than the second that "leave" allows; then it is given up, and the next start
-goes back to the snapshot."""
+"""A request in flight may take longer than the second that "leave" allows; then it is abandoned, and the next start
+uses the snapshot.
+"""
 _LOOK_FOR_BOARD_S = 2.0
 
 
 class _AttachedBoard:
-    """The board's training as the control sees it.
-
-    It looks between two requests, so nothing interrupts one.
-    """
+    """The board's training as the control sees it, between two requests, so that nothing interrupts one."""
 
     def __init__(self) -> None:
         self.trainer: BoardTrainer | None = None
@@ -51,11 +49,11 @@ class _AttachedBoard:
         return 0 if self.trainer is None else self.trainer.position.step
 
     def interrupt(self) -> None:
-        """Do nothing: a request is short, and `Control.waits_for_trainer` is asked after each."""
+        """Do nothing: a request is short, and `Control.waits_for_trainer` is checked after each."""
 
 
 def report(emit: Emit, total_steps: Callable[[], int]) -> Callable[[Event], None]:
-    """Return the listener that tells the supervisor what happens to a trainer."""
+    """Return the listener that reports a trainer's events to the supervisor."""
     cpu = time.process_time()
     best = -1.0
 
@@ -123,11 +121,11 @@ def _connect(control: Control, emit: Emit, trainer: BoardTrainer) -> None:
                 raise
             emit(DeviceInterrupted(reason=str(error)))
             control.wait(_LOOK_FOR_BOARD_S)
-    raise LeftOnRequest("left before the board was there")
+    raise LeftOnRequest("left before the board was connected")
 
 
 def _obey(control: Control, trainer: BoardTrainer) -> None:
-    """Do what was asked for between two requests; raises LeftOnRequest to leave."""
+    """Execute the requests between two board requests; raises LeftOnRequest to leave."""
     if control.take_checkpoint() or control.stopping:
         with contextlib.suppress(McuError):
             trainer.take_snapshot()
@@ -156,7 +154,7 @@ def main(words: Sequence[str] | None = None) -> ExitCode:
 
 
 def _job(options: BoardOptions) -> BoardJobSpec:
-    """Return the job of the bundle, with what the command line gives in its place."""
+    """Return the job of the bundle, with the command line's values replacing its own."""
     given: dict[str, Any] = {
         "data": options.data,
         "test": options.test,

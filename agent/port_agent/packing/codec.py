@@ -24,7 +24,7 @@ _MAX_ITEMS = 2**48
 _UNSUITABLE_BECAUSE = {
     Codec.BITS: "a byte is neither 0 nor 1",
     Codec.PAIR: "a third value is among them",
-    Codec.INSIDE: "one is NaN, of which torch's own backward pass makes this or that",
+    Codec.INSIDE: "one is NaN, for which torch's own backward pass has no fixed result",
 }
 
 
@@ -33,11 +33,11 @@ class PackingError(PortError):
 
 
 class PackingUnavailableError(PackingError):
-    """The library is not there."""
+    """The packing library is missing."""
 
 
 class PackingOverflowError(PackingError):
-    """The packed form does not fit into what was reserved for it; the source is unchanged."""
+    """The packed form does not fit into the reserved memory; the source is unchanged."""
 
     def __init__(self, layout: "Layout", capacity_bytes: int) -> None:
         self.layout = layout
@@ -88,7 +88,7 @@ class Layout:
         if not 0 <= self.count < _MAX_ITEMS:
             raise PackingError(f"cannot pack {self.count} items; the number must lie between 0 and 2**48")
         if self.codec is Codec.BITMAP and self.item_bytes not in _BITMAP_ITEM_BYTES:
-            raise PackingError(f"cannot pack items of {self.item_bytes} bytes; 1, 2, 4 and 8 are possible")
+            raise PackingError(f"cannot pack items of {self.item_bytes} bytes; use 1, 2, 4 or 8")
 
     @property
     def source_bytes(self) -> int:
@@ -182,7 +182,7 @@ def unpack(layout: Layout, packed: int, size_bytes: int, target: int, *, level: 
         case Codec.PAIR:
             result = library.port_pair_unpack(level, packed, size_bytes, target, layout.count)
         case Codec.SIGN | Codec.INSIDE:
-            raise PackingError("signs do not give the values back; `select` is what they are for")
+            raise PackingError("signs do not restore the values; use `select` with them")
         case Codec.NARROW:
             result = library.port_narrow_unpack(level, packed, size_bytes, target, layout.count)
         case Codec.BITMAP:
@@ -203,11 +203,11 @@ def select(
     inverted: bool = False,
     level: int | None = None,
 ) -> None:
-    """Write the gradient (32-bit floats) of each item whose bit is set to `target`, +0 for the others; `layout` is one of SIGN, INSIDE or BITS.
+    """Write the gradient (32-bit floats) of each item whose bit is set to `target`, +0 for the others; `layout`: SIGN,
+    INSIDE or BITS.
 
-    `inverted`: of each whose bit is not set.
-
-    Raises CorruptPackingError, before anything is written, where sizes and bits contradict each other.
+    `inverted`: of each item whose bit is not set. Raises CorruptPackingError, before anything is written, if sizes and
+    bits contradict each other.
     """
     library, level = library_and_level(level)
     if library.port_sign_select(level, packed, size_bytes, gradients, target, layout.count, inverted) == _CORRUPT:
@@ -253,7 +253,7 @@ def _library_path() -> Path | None:
 
 
 def library_and_level(level: int | None) -> tuple[ctypes.CDLL, int]:
-    """Return the library and the level asked for, None for the best. Raises PackingError for one that is not here."""
+    """Return the library and the requested level, None for the best. Raises PackingError for an unavailable one."""
     best = best_level()
     if level is not None and not 0 <= level <= best:
         raise PackingError(f"this CPU has packing levels 0 to {best}, not {level}")
@@ -262,7 +262,7 @@ def library_and_level(level: int | None) -> tuple[ctypes.CDLL, int]:
 
 @cache
 def loaded_library() -> ctypes.CDLL:
-    """Return the library with its functions declared; raises PackingUnavailableError where it is not there."""
+    """Return the library with its functions declared; raises PackingUnavailableError if it is missing."""
     path = _library_path()
     if path is None:
         raise PackingUnavailableError(

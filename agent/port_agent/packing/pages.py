@@ -34,22 +34,25 @@ _FASTEST, _RAW_WINDOW, _MAX_MEMORY = 1, -15, 9
 _BITMAP = 0xFFFFFFFF
 _QUANTIZED = {Quantization.NF4: 0xFFFFFFFE, Quantization.INT8: 0xFFFFFFFD}
 _SPARSE = 0.8
-"""Of a page's size: a bitmap that takes no more is smaller than the planes of the same page, and made at memory speed."""
+"""Share of a page's size: a bitmap that takes no more is smaller than the planes of the same page, and made at memory
+speed.
+"""
 
 
 class DamagedPageError(PackingError):
-    """Bytes that are no packed page of this length."""
+    """Bytes that are not a packed page of this length."""
 
     def __init__(self, stored_bytes: int, page_bytes: int) -> None:
         super().__init__(
-            f"{stored_bytes} bytes are no packed page of {page_bytes}; the medium may be failing: restore the last checkpoint"
+            f"{stored_bytes} bytes are not a valid packed page of {page_bytes}; the medium may be failing: restore "
+            "the last checkpoint"
         )
 
 
 def pack_page(address: int, nbytes: int, item_bytes: int, target: bytearray) -> int:
-    """Pack a page into `target`; return the bytes it takes there, 0 where the page would not get smaller.
+    """Pack a page into `target`; return its bytes there, or 0 if the page would not get smaller.
 
-    `target` has room for `nbytes`. Raises PackingUnavailableError where the library is not there.
+    `target` has space for `nbytes`. Raises PackingUnavailableError if the library is missing.
     """
     if item_bytes not in ITEM_BYTES or nbytes % item_bytes or nbytes <= _HEADER_BYTES:
         return 0
@@ -58,7 +61,7 @@ def pack_page(address: int, nbytes: int, item_bytes: int, target: bytearray) -> 
 
 
 def unpack_page(stored: memoryview, address: int, nbytes: int, item_bytes: int) -> None:
-    """Restore a page at `address`. Raises DamagedPageError, before anything is written there, where it is none."""
+    """Restore a page at `address`. Raises DamagedPageError for an invalid one, before anything is written there."""
     form = int.from_bytes(stored[:_HEADER_BYTES], "little")
     quantization = next((quantization for quantization, number in _QUANTIZED.items() if number == form), None)
     if quantization is not None:
@@ -111,7 +114,7 @@ def _pack_bitmap(address: int, nbytes: int, item_bytes: int, target: bytearray) 
     room = (ctypes.c_char * (_HEADER_BYTES + size)).from_buffer(target)
     try:
         pack(layout, address, ctypes.addressof(room) + _HEADER_BYTES, size)
-    except PackingOverflowError:  # someone writes to it meanwhile: what is on flash is not read then
+    except PackingOverflowError:  # something writes to it meanwhile; its page on flash is then not read
         return 0
     target[:_HEADER_BYTES] = _BITMAP.to_bytes(_HEADER_BYTES, "little")
     return _HEADER_BYTES + size

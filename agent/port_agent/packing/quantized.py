@@ -1,4 +1,4 @@
-"""Weights on a grid: a code for each, a scale in 32 bits for each block of a row; decoded to floats by address."""
+"""Quantized weights: a code for each, a 32-bit scale for each block of a row; decoded to floats by address."""
 
 import ctypes
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from port_agent.packing.codec import PackingError, library_and_level, loaded_lib
 
 
 class Quantization(StrEnum):
-    """Which values a block of weights may take, up to its scale."""
+    """The values that a block of weights may take, up to its scale."""
 
     NF4 = "nf4"
     """The 16 quantiles of the normal distribution of QLoRA (arXiv 2305.14314, appendix E): 4.5 bits a weight."""
@@ -22,7 +22,7 @@ class Quantization(StrEnum):
 
     @property
     def code_bits(self) -> int:
-        """Return the bits of a code. Of two in a byte the first is the low half."""
+        """Return the bits of a code. Of two codes in a byte the first is the low half."""
         return 4 if self is Quantization.NF4 else 8
 
     @property
@@ -43,9 +43,11 @@ _LEVELS = (ctypes.c_float * len(NF4_LEVELS))(*NF4_LEVELS)
 def encode_quantized(
     quantization: Quantization, address: int, count: int, item_bytes: int, codes: int, scales: int
 ) -> bool:
-    """Write codes and scales of the items at `address`, bfloat16 (`item_bytes` 2) or floats (4), where they lie on a grid.
+    """Write codes and scales of the items at `address`, bfloat16 (`item_bytes` 2) or floats (4), if they are exactly
+    quantized.
 
-    `decode` gives them back to the bit then. False, with undefined contents, where they do not, or are no whole blocks.
+    `decode` then restores them to the bit. Returns False, with undefined contents, if they are not, or are not whole
+    blocks.
     """
     levels = ctypes.addressof(_LEVELS) if quantization is Quantization.NF4 else None
     return bool(loaded_library().port_grid_encode(address, count, item_bytes, levels, codes, scales) >= 0)
@@ -53,13 +55,13 @@ def encode_quantized(
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """Where a matrix on a grid lies: codes and scales by address, both row by row."""
+    """The place of a quantized matrix: codes and scales by address, both row by row."""
 
     quantization: Quantization
     codes: int
     scales: int
     row_items: int
-    """A multiple of the grid's block."""
+    """A multiple of the block size."""
 
 
 def decode(
@@ -78,6 +80,6 @@ def decode(
     )  # fmt: skip
     if written < 0:
         raise PackingError(
-            f"columns {columns.start} to {columns.stop} of rows of {matrix.row_items} are no whole blocks of {matrix.quantization.block} "
-            f"items, or {item_bytes} bytes are no item"
+            f"columns {columns.start} to {columns.stop} of rows of {matrix.row_items} are not whole blocks of "
+            f"{matrix.quantization.block} items, or {item_bytes} bytes are not an item"
         )

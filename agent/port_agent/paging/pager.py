@@ -48,7 +48,7 @@ _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 _STACK_BYTES = 1 << 20
-"""Of the page thread: the system's 8 MiB would count against RLIMIT_DATA."""
+"""Stack of the page thread: the system's 8 MiB would count against RLIMIT_DATA."""
 
 
 class PageError(PortError):
@@ -80,7 +80,9 @@ class PageFile:
     """
 
     def __init__(self, path: Path, *, direct: bool = True, read_only: bool = False) -> None:
-        """`read_only`: a file of the user's, which is there and stays as it is; no block of it begins with a tensor, so that it is not `direct`."""
+        """`read_only`: an existing file of the user's that is never changed; its blocks do not align with tensors, so
+        it is not `direct`.
+        """
         self.path = path
         own = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         flags = os.O_CLOEXEC | (os.O_RDONLY | os.O_NONBLOCK if read_only else own)
@@ -133,7 +135,7 @@ class PageFile:
 
 
 def make_directory(path: Path) -> None:
-    """Make a directory for page files if there is none; raises PageError with the remedy."""
+    """Create a directory for page files if there is none; raises PageError with the remedy."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -141,9 +143,9 @@ def make_directory(path: Path) -> None:
 
 
 def unnamed_page_file(directory: Path) -> PageFile:
-    """Return a new page file in `directory` that has no name: nothing is left however the process ends.
+    """Return a new unnamed page file in `directory`: nothing is left however the process ends.
 
-    Raises PageError where none can be made.
+    Raises PageError if it cannot be created.
     """
     try:
         handle, name = tempfile.mkstemp(prefix=".port-agent-pages-", dir=directory)
@@ -158,16 +160,16 @@ def unnamed_page_file(directory: Path) -> PageFile:
             return file
     except OSError as error:
         raise PageError(
-            f"no page file can be made in {directory}: {os.strerror(error.errno or 0)}; choose another --page-dir "
+            f"no page file can be created in {directory}: {os.strerror(error.errno or 0)}; choose another --page-dir "
             "(page_dir=)",
             error.errno,
         ) from error
 
 
 def page_error(error: OSError, path: Path, verb: str, nbytes: int) -> PageError:
-    """Return what a system call said of a file that could not be `verb`, with the remedy.
+    """Return the error for a file that could not be `verb`, with the system's reason and the remedy.
 
-    `nbytes` 0 is not told.
+    An `nbytes` of 0 is omitted.
     """
     remedy = {
         errno.ENOSPC: "free space there or choose another --page-dir",
@@ -195,16 +197,16 @@ class Slot:
         """`item_bytes`: size of the floating-point numbers in it where its chunks are packed; 0: they are not."""
         self.file, self.offset, self.nbytes, self.item_bytes = file, offset, nbytes, item_bytes
         self.sums: list[int | None] = sums or [None] * -(-nbytes // CHUNK)
-        """Of what lies on the medium."""
+        """Of the bytes on the medium."""
         self.packed_bytes: list[int] = [0] * len(self.sums)
-        """Per chunk: what it takes on the medium packed; 0: it lies there as it is; `ZEROS`: nothing."""
+        """Per chunk: its packed bytes on the medium; 0: it is not packed; `ZEROS`: nothing is stored."""
 
 
 @dataclass(slots=True)
 class Transfer:
-    """One transfer under way: `nbytes` from byte `start` of a slot. `keep` holds whatever owns the memory.
+    """One transfer in progress: `nbytes` from byte `start` of a slot. `keep` holds whatever owns the memory.
 
-    `device`: the other end, where that is no memory of the host's; `address` is nothing then.
+    `device`: the other end, if it is not host memory; `address` is then unused.
     """
 
     slot: Slot
@@ -223,7 +225,7 @@ class Transfer:
         return self.finished.is_set()
 
     def join(self) -> None:
-        """Return when the transfer is done; raise what it failed with, a PageError for all that flash can do."""
+        """Return when the transfer is done; raise its failure, a PageError for everything that flash can cause."""
         self.finished.wait()
         if self.error is not None:
             raise self.error
@@ -301,11 +303,13 @@ class Pager:
         return self._submit(Transfer(slot, address, start, slot.nbytes if nbytes is None else nbytes, False, keep))
 
     def send(self, slot: Slot, contents: "torch.Tensor", start: int = 0) -> Transfer:
-        """Queue a write of these bytes, wherever they lie, to byte `start` of a slot; the transfer holds them until it is done."""
+        """Queue a write of these bytes, on whatever device, to byte `start` of a slot; the transfer holds them until it
+        is done.
+        """
         return self._submit(self._transfer(slot, contents, start, contents.numel(), write=True))
 
     def receive(self, slot: Slot, into: "torch.Tensor", start: int = 0, nbytes: int | None = None) -> Transfer:
-        """Queue a read from byte `start` of a slot into these bytes, wherever they lie; `arrived` says when they may be used."""
+        """Queue a read from byte `start` of a slot into these bytes, on whatever device; `arrived` makes them usable."""
         return self._submit(self._transfer(slot, into, start, slot.nbytes if nbytes is None else nbytes, write=False))
 
     def _transfer(self, slot: Slot, memory: "torch.Tensor", start: int, nbytes: int, *, write: bool) -> Transfer:
@@ -316,7 +320,7 @@ class Pager:
         return Transfer(slot, 0, start, nbytes, write, memory, self.staging.side(memory))
 
     def arrived(self, transfer: Transfer) -> None:
-        """Let what the device computes from now on find what a finished transfer read."""
+        """Let the device's later computations see what a finished transfer read."""
         if transfer.landed is not None and self.staging is not None:
             self.staging.backend.wait(transfer.landed)
 
@@ -335,7 +339,7 @@ class Pager:
             self.stats.stall_seconds += time.perf_counter() - begin
 
     def close(self) -> None:
-        """Finish what is queued and stop the thread."""
+        """Finish queued transfers and stop the thread."""
         with self._wake:
             self._queue.append(None)
             self._wake.notify()
@@ -356,7 +360,7 @@ class Pager:
                 transfer.error = _transfer_error(error, transfer)
             except (
                 Exception
-            ) as error:  # whatever it is: it belongs to whoever waits for this transfer, who else waits for ever
+            ) as error:  # pass any error to the thread that waits for this transfer, which would otherwise wait forever
                 transfer.error = error
             if transfer.write:
                 self.stats.write_seconds += time.perf_counter() - begin
@@ -364,7 +368,9 @@ class Pager:
                 self.stats.read_seconds += time.perf_counter() - begin
             if transfer.device is not None:
                 transfer.landed = transfer.device.landed
-            transfer.keep = transfer.device = None  # before anyone hears of it: who waits may need the memory at once
+            transfer.keep = transfer.device = (
+                None  # release before signalling: a waiter may need this memory immediately
+            )
             transfer.finished.set()
 
     def _move(self, transfer: Transfer, begin: float) -> None:
@@ -400,7 +406,7 @@ class Pager:
             self.stats.read_bytes += stored
 
     def _move_whole(self, transfer: Transfer, place: int, address: int, size: int) -> int:
-        """Move bytes as they are, at most a chunk where they bounce; return how many."""
+        """Move bytes unpacked, at most a chunk if a bounce buffer is needed; return how many."""
         slot, memory = transfer.slot, _memory(address, size)
         if transfer.write:
             for start, checksum in _checksums(memory, place):
@@ -413,9 +419,9 @@ class Pager:
         return size
 
     def _move_packed(self, transfer: Transfer, place: int, address: int, size: int) -> int:
-        """Move one chunk packed, or as it is where that is no larger; return the bytes that went to or came from the medium.
+        """Move one chunk packed, or unpacked if that is no larger; return the bytes moved to or from the medium.
 
-        A checksum is one of the bytes on the medium, so what is unpacked is what was written.
+        The checksum is over the bytes on the medium, so what is unpacked is what was written.
         """
         slot, chunk = transfer.slot, place // CHUNK
         if transfer.write:
@@ -464,7 +470,7 @@ class Pager:
 def _transfer_error(error: OSError, transfer: Transfer) -> PageError:
     verb, slot = "written" if transfer.write else "read", transfer.slot
     failed = page_error(error, slot.file.path, verb, transfer.nbytes)
-    if error.errno == errno.EIO and not transfer.write:  # how a controller says that a block has rotted
+    if error.errno == errno.EIO and not transfer.write:  # how a controller reports a decayed block
         return CorruptPageError(slot.file.path, slot.offset + transfer.start, str(failed), error.errno)
     return failed
 
@@ -497,7 +503,7 @@ def _alike(transfer: Transfer, place: int, address: int, size: int) -> tuple[boo
 
 
 def _all_zeros(address: int, nbytes: int) -> bool:
-    """Return whether each byte is like the one after it, and the first is 0: looks no further than the first that is not."""
+    """Return whether each byte equals the next one, and the first is 0: stops at the first that does not."""
     return ctypes.c_ubyte.from_address(address).value == 0 and not _memcmp(address, address + 1, nbytes - 1)
 
 
@@ -519,13 +525,13 @@ def _verify(slot: Slot, place: int, checksum: int) -> None:
 
 
 def _read_fully(file: PageFile, into: list[memoryview], offset: int) -> None:
-    """Fill the pieces one after the other. Raises CorruptPageError where the file ends before."""
+    """Fill the parts one after another. Raises CorruptPageError if the file ends early."""
     left = [piece for piece in into if len(piece)]
     while left:
         count = os.preadv(file.fd, left, offset)
         if count == 0:
             raise CorruptPageError(
-                file.path, offset, f"{file.path} ends at offset {offset}; it was cut off or replaced"
+                file.path, offset, f"{file.path} ends at offset {offset}; it was truncated or replaced"
             )
         offset += count
         while left and count >= len(left[0]):

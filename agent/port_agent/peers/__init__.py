@@ -1,4 +1,4 @@
-"""Other agents on the local network: who is there.
+"""Other agents on the local network: which are present.
 
 Presence only: nothing is trusted, and nothing else is exchanged.
 """

@@ -1,9 +1,7 @@
-"""What an agent says of itself on the network.
+"""An agent's announcement on the network: a DNS-SD TXT record, written and read (RFC 6763, section 6).
 
-A DNS-SD TXT record, written and read (RFC 6763, section 6).
-
-Read records come from anybody in the network. Every length has a cap, characters that could play tricks on a terminal
-are dropped, and what does not fit is no announcement.
+Records may come from anybody on the network. Every length has a cap, characters that could affect a terminal are
+dropped, and what does not fit is not an announcement.
 """
 
 import re
@@ -16,7 +14,7 @@ from port_agent.peers.state import PublicState
 FORMAT = "1"
 """Of the keys below; others are ignored, so keys can be added."""
 NAME_LIMIT, BOARD_LIMIT, VERSION_LIMIT = 40, 60, 20
-"""Characters: what a line of a table has room for."""
+"""Most characters: what fits on a line of a table."""
 TEXT_LIMIT_BYTES = 512
 """Ours has 250 at most; more is not read."""
 _STRING_LIMIT_BYTES = 255
@@ -32,13 +30,13 @@ class Announcement:
     version: str
     state: PublicState | None
     protocol: int = 0
-    """The newest version of what it speaks with paired devices; 0 for an agent that pairs with none."""
+    """The newest version of its protocol for paired devices; 0 for an agent without pairing."""
     pairing_port: int = 0
     """Where it shows a code now; 0 while it shows none."""
 
 
 class AnnouncementError(ValueError):
-    """A record that is no announcement."""
+    """A record that is not an announcement."""
 
 
 def to_text(announcement: Announcement) -> bytes:
@@ -58,7 +56,7 @@ def to_text(announcement: Announcement) -> bytes:
 
 
 def from_text(data: bytes) -> Announcement:
-    """Return what a TXT record says; raises AnnouncementError."""
+    """Return the announcement in a TXT record; raises AnnouncementError."""
     values: dict[bytes, bytes] = {}
     for string in _strings(data):
         key, _, value = string.partition(b"=")
@@ -89,7 +87,7 @@ def _shown(values: dict[bytes, bytes], key: bytes, limit: int) -> str:
 
 
 def _number(values: dict[bytes, bytes], key: bytes) -> int:
-    """Return a number of 16 bits, 0 for anything else."""
+    """Return a 16-bit number, 0 for anything else."""
     text = values.get(key, b"")
     return int(text) if re.fullmatch(rb"[0-9]{1,5}", text) and int(text) < 1 << 16 else 0
 
@@ -102,6 +100,6 @@ def _strings(data: bytes) -> Iterator[bytes]:
     while at < len(data):
         end = at + 1 + data[at]
         if end > len(data):
-            raise AnnouncementError(f"a string ends {end - len(data)} bytes behind the record")
+            raise AnnouncementError(f"a string ends {end - len(data)} bytes beyond the record")
         yield data[at + 1 : end]
         at = end

@@ -20,7 +20,7 @@ _FOLDERS = re.compile(r"(?<![\w.])/(?=\S)(?:[^/\n'\"]*[^/\s'\"]/)+")
 
 
 def public_reason(error: Exception) -> str:
-    """Return an error as another device is told it: of an absolute path no more than the last name."""
+    """Return an error in a form for another device: only the last name of an absolute path."""
     text = (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
     return _FOLDERS.sub("", text)[:REASON_LIMIT]
 
@@ -29,7 +29,7 @@ class PeerCodec(Generic[T]):
     """Messages of one kind, a struct or a union of structs."""
 
     def __init__(self, kind: Any, refused: Callable[[str], Exception], what: str) -> None:
-        """`refused` makes an error of the reason for which bytes are no message; `what` is how that begins."""
+        """`refused` makes an error from the reason why bytes are not a message; `what` is its beginning."""
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
         self._refused, self._what = refused, what
 
@@ -38,12 +38,12 @@ class PeerCodec(Generic[T]):
         return msgspec.msgpack.encode(message)
 
     def decode(self, content: bytes) -> T:
-        """Return the message that `content` is; raises the error of this kind for anything else."""
+        """Decode a message; raises the error of this kind for anything else."""
         try:
             return self._decoder.decode(content)
         except (
             msgspec.MsgspecError,
             RecursionError,
             UnicodeDecodeError,
-        ) as error:  # a deep nest, a text that is no UTF-8
+        ) as error:  # deep nesting, text that is not UTF-8
             raise self._refused(f"{self._what} ({len(content)} bytes): {error}") from error

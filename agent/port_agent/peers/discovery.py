@@ -33,17 +33,17 @@ from port_agent.peers.state import PublicState
 
 TYPE = "_port-agent._tcp.local."
 LOOK_S = 60.0
-"""How often to look for other network interfaces, and to try again after a failure."""
+"""How often to check for other network interfaces, and to try again after a failure."""
 NO_NETWORK_LOOK_S = 10.0
-"""How often to look while there is none: at boot the agent is up before the network."""
+"""How often to check while there is none: at boot the agent starts before the network."""
 ANNOUNCE_EVERY_S = 15.0
 """A state is announced no sooner than this after the last; RFC 6762, section 8.4 allows ten updates a minute."""
 ADDRESS_LIMIT = 4
-"""Addresses of one device that are kept."""
+"""Addresses that are kept for a device."""
 MAX_CACHED = 1000
-"""Records that zeroconf keeps, of 9 kB at most; a home's devices need a few dozen, and its own bound is ten times this."""
+"""Records that zeroconf keeps, of 9 kB at most; a home's devices need a few dozen, and its own limit is ten times this."""
 _ASK_MS = 3000
-"""Until whoever has this device's id has said where it is."""
+"""Time for whoever has this device's id to give its address."""
 _QUERY, _IN, _TEXT, _SERVER = 0, 1, 16, 33
 """Flags of a question, class IN, types TXT and SRV (RFC 1035, RFC 2782)."""
 
@@ -57,9 +57,9 @@ class _IdTakenError(Exception):
 
 
 class Discovery:
-    """One agent's presence; `report` gets what is wrong, or an empty string once it works.
+    """One agent's presence; `report` receives problems, or an empty string once it works.
 
-    `where_key_is` returns at which of some addresses, and a port, somebody proves to hold this device's key, or nothing.
+    `where_key_is` returns at which of some addresses, and a port, somebody proves to hold this device's key, or "".
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class Discovery:
         self._port = 0
         self._announced = self._news
         self.on_received: Callable[[], None] = lambda: None
-        """Called after announcements were heard."""
+        """Called after announcements were received."""
         self.interfaces: tuple[Interface, ...] = ()
         """Where it announces and listens now."""
 
@@ -96,15 +96,15 @@ class Discovery:
             self._changed.set()
 
     def peers(self, now_s: float) -> tuple[Peer, ...]:
-        """Return the agents that are there."""
+        """Return the agents on the network."""
         return self._sightings.peers(now_s)
 
     async def run(self) -> None:
-        """Announce and listen until cancelled; a network that comes, changes or goes is followed."""
+        """Announce and listen until cancelled, following networks that appear, change or vanish."""
         while True:
             interfaces = multicast_interfaces()
             if not interfaces:
-                self._report("")  # a device without a network is no trouble
+                self._report("")  # a device without a network is not a problem
                 await asyncio.sleep(NO_NETWORK_LOOK_S)
                 continue
             try:
@@ -120,7 +120,7 @@ class Discovery:
 
     @contextlib.asynccontextmanager
     async def _present_on(self, interfaces: tuple[Interface, ...]) -> AsyncIterator[AsyncZeroconf]:
-        """Be announced while inside; afterwards the others are told goodbye."""
+        """Be announced while inside; afterwards say goodbye to the others."""
         is_ipv6 = any(interface.is_ipv6 for interface in interfaces)
         is_ipv4 = any(not interface.is_ipv6 for interface in interfaces)
         node = AsyncZeroconf(
@@ -154,16 +154,16 @@ class Discovery:
             raise _IdTakenError(tuple(other.parsed_scoped_addresses()[:ADDRESS_LIMIT]), other.port or 0) from error
 
     async def _judged(self, claim: "_IdTakenError") -> str:
-        """Return what is wrong where another device is announced by this one's id, and what to do."""
+        """Return what is wrong if another device announces this one's id, and what to do."""
         where = await self._where_key_is(claim.addresses, claim.port)
         if where:
             return (
-                f"the device at {where} has this one's key, as a copy of its state directory has: stop its agent, delete identity.pem there, and "
-                "pair it anew"
+                f"the device at {where} has this one's key, probably by a copy of its state directory; stop its "
+                "agent, delete identity.pem there, and pair it again"
             )
         return (
-            f"another device in the network claims the id {self._own.id} of this one, which anybody can, and does not prove to have its key. "
-            "Paired devices still find this one where they met it last"
+            f"another device on the network claims this one's id {self._own.id}, which anybody can do, but does not "
+            "prove to have its key. Paired devices still find this one where they met it last"
         )
 
     async def _attend(self, node: AsyncZeroconf, interfaces: tuple[Interface, ...]) -> None:
@@ -212,14 +212,14 @@ class Discovery:
 
 
 class _AnnouncementListener(RecordUpdateListener):
-    """Hears every announcement, also those that say nothing new: they tell that a device is still there."""
+    """Receives all announcements; repeats serve as keep-alives."""
 
     def __init__(self, zeroconf: Zeroconf, sightings: Sightings, on_received: Callable[[], None]) -> None:
         self._zeroconf, self._sightings, self._on_received = zeroconf, sightings, on_received
         self._received: dict[str, bytes] = {}
 
     def async_update_records(self, zc: Zeroconf, now: float, records: list[RecordUpdate]) -> None:
-        """Note the announcements in a packet; `now` is in milliseconds."""
+        """Handle the announcements in a packet; `now` is in milliseconds."""
         for record in (update.new for update in records):
             label = _label(record.name)
             if label is not None and isinstance(record, DNSText) and not record.is_expired(now):
@@ -240,7 +240,7 @@ class _AnnouncementListener(RecordUpdateListener):
     def _bound_cache(self) -> None:
         """Empty the cache after a flood of made-up records.
 
-        Who is there stays among the sightings, and is heard again when asked.
+        Known agents stay among the sightings, and answer when queried.
         """
         cache = self._zeroconf.cache
         if sum(map(len, cache.cache.values())) > MAX_CACHED:
@@ -265,7 +265,7 @@ def _label(name: str) -> str | None:
 
 
 def _query(zeroconf: Zeroconf, labels: list[str]) -> None:
-    """Ask everybody for the announcements of these devices; the answers are heard by all."""
+    """Query everybody for the announcements of these devices; all receive the answers."""
     if not labels:
         return
     question = DNSOutgoing(_QUERY)

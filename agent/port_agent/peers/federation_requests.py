@@ -1,9 +1,9 @@
-"""Requests of the device that leads a federation, and what the others answer: MessagePack, everything with a cap.
+"""Requests of a federation's leader, and the members' answers: MessagePack, everything with a cap.
 
-The leader asks, the others answer: `MembershipRequest` which jobs it may lead, `Invitation` whether a device takes part now, `MessageChunk`
-brings a message of Flower piece by piece, `ReplyRequest` fetches the reply when it is there, `RoundEnd` says that nobody waits for it any
-more. A message is known by its hash, so a part or a request that is sent again does nothing twice. A job's name goes to its members only:
-a device names those that the asking one may lead, and only these are spoken of.
+`MembershipRequest` asks which jobs the leader may lead, `Invitation` whether a device takes part now, `MessageChunk`
+sends a Flower message part by part, `ReplyRequest` fetches the reply when it exists, `RoundEnd` says that nobody waits
+for it any longer. A message is identified by its hash, so repeating a part or a request has no effect. A job's name
+only goes to its members: a device names those that the asking one may lead, and only these are mentioned.
 """
 
 import hashlib
@@ -17,7 +17,7 @@ from port_agent.peers.transfer import CHUNK_BYTES
 from port_planner.base.errors import PortError
 
 MAX_MESSAGE_BYTES = 4 << 30
-"""Weights of a billion parameters in 32 bits; a device takes less, by what its job federates."""
+"""Weights of a billion parameters in 32 bits; a device accepts less, depending on what its job federates."""
 
 MAX_MEMBERSHIPS = 100
 """Jobs that one device may lead on another."""
@@ -27,7 +27,7 @@ _SIZE = Annotated[int, msgspec.Meta(ge=0, le=MAX_MESSAGE_BYTES)]
 
 
 class FederationMessageError(PortError):
-    """Bytes that are no request or answer of a federation."""
+    """Bytes that are not a request or answer of a federation."""
 
 
 class MembershipRequest(msgspec.Struct, tag_field="kind", tag="memberships", frozen=True):
@@ -45,7 +45,7 @@ class Invitation(FederationRequest, tag="invitation", frozen=True, kw_only=True)
     """Whether the device would take part in a round now."""
 
     tensors: Sha256
-    """Names, types and shapes of what is averaged."""
+    """Hash of names, types and shapes of the averaged tensors."""
 
 
 class MessageChunk(FederationRequest, tag="part", frozen=True, kw_only=True):
@@ -57,9 +57,9 @@ class MessageChunk(FederationRequest, tag="part", frozen=True, kw_only=True):
     offset: _SIZE
     data: Annotated[bytes, msgspec.Meta(min_length=1, max_length=CHUNK_BYTES)]
     number: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
-    """Of the round."""
+    """Number of the round."""
     lease_s: Annotated[float, msgspec.Meta(gt=0.0, le=LONGEST_ROUND_S)]
-    """A leader that is not heard of for so long is gone, and nothing is done for it any more."""
+    """A leader that is silent for longer is gone, and nothing is done for it any longer."""
 
 
 class ReplyRequest(FederationRequest, tag="reply", frozen=True, kw_only=True):
@@ -80,20 +80,20 @@ Request = MembershipRequest | Invitation | MessageChunk | ReplyRequest | RoundEn
 
 
 class TaskState(StrEnum):
-    """How a device stands to a message."""
+    """The state of a message on a device."""
 
     READY = "ready"
     """It would take part."""
     REFUSED = "refused"
-    """It does not take part now, for the reason that is given."""
+    """It does not take part now, for the given reason."""
     RECEIVING = "receiving"
     """It has the first `size` bytes of the message."""
     WORKING = "working"
-    """It has the message, and the reply is not there yet."""
+    """It has the message, but no reply yet."""
     DONE = "done"
-    """The reply has `size` bytes, of which `data` are some."""
+    """The reply has `size` bytes, of which `data` is a part."""
     FAILED = "failed"
-    """There will be no reply, for the reason that is given."""
+    """There will be no reply, for the given reason."""
     UNKNOWN = "unknown"
     """It has no such message; it may be sent again."""
 
@@ -106,13 +106,15 @@ class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
     size: _SIZE = 0
     data: Annotated[bytes, msgspec.Meta(max_length=CHUNK_BYTES)] = b""
     sha256: Sha256 | None = None
-    """Of a whole reply; None from a device whose agent is older."""
+    """Hash of the complete reply; None from a device whose agent is older."""
     jobs: Annotated[tuple[_JOB, ...], msgspec.Meta(max_length=MAX_MEMBERSHIPS)] = ()
     """Those that the leader may lead."""
 
 
-FEDERATION_REQUESTS: "PeerCodec[Request]" = PeerCodec(Request, FederationMessageError, "no request of a federation")
-FEDERATION_ANSWERS: "PeerCodec[TaskAnswer]" = PeerCodec(TaskAnswer, FederationMessageError, "no answer of a federation")
+FEDERATION_REQUESTS: "PeerCodec[Request]" = PeerCodec(Request, FederationMessageError, "not a request of a federation")
+FEDERATION_ANSWERS: "PeerCodec[TaskAnswer]" = PeerCodec(
+    TaskAnswer, FederationMessageError, "not an answer of a federation"
+)
 
 
 def node_number(device_id: str) -> int:

@@ -1,4 +1,4 @@
-"""The network interfaces on which others can be heard."""
+"""The network interfaces on which others can be reached."""
 
 import contextlib
 import socket
@@ -10,15 +10,12 @@ import psutil
 
 _INTERFACES = Path("/sys/class/net")
 _ELSEWHERE = ("192.0.2.1", 9)
-"""An address that is nobody's (RFC 5737): nothing is sent to it, the route there is asked for."""
+"""A reserved address (RFC 5737): nothing is sent to it, only the route is looked up."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Interface:
-    """A network interface and the address that stands for it.
-
-    Its first IPv4 one, or an IPv6 one if it has no other.
-    """
+    """A network interface and its address: its first IPv4 one, or an IPv6 one if it has no other."""
 
     name: str
     index: int
@@ -27,7 +24,7 @@ class Interface:
 
 
 def own_addresses() -> list[str]:
-    """Return the addresses of this device by which others of the local network may reach it, the likeliest first."""
+    """Return the addresses by which others on the local network may reach this device, the likeliest first."""
     found = [interface.address for interface in multicast_interfaces()]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.connect(_ELSEWHERE)
@@ -37,7 +34,9 @@ def own_addresses() -> list[str]:
 
 
 def elsewhere(addresses: Sequence[str]) -> tuple[str, ...]:
-    """Return the addresses of another device that are not this one's, too, as those of container bridges are; all where none is left."""
+    """Return another device's addresses that are not also this one's, as those of container bridges are; all if none is
+    left.
+    """
     return foreign(addresses) or tuple(addresses)
 
 

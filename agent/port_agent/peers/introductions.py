@@ -1,4 +1,4 @@
-"""What a device that introduces others answers: those that chose it, too, with the certificates by which they are known. MessagePack."""
+"""An introducer's answer: the other devices that chose it, with their certificates. MessagePack."""
 
 from typing import Annotated
 
@@ -11,11 +11,11 @@ from port_planner.base.errors import PortError
 _CERTIFICATE_BYTES = 4000
 _HOST_LIMIT = 255
 _MOST = 100
-"""As many as a device may be paired with."""
+"""As many devices as may be paired."""
 
 
 class IntroductionError(PortError):
-    """Bytes that introduce nobody."""
+    """Bytes that are not an introduction."""
 
 
 class Introduced(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,4 +39,4 @@ class Introductions(msgspec.Struct, frozen=True):
     devices: Annotated[tuple[Introduced, ...], msgspec.Meta(max_length=_MOST)]
 
 
-INTRODUCTIONS: "PeerCodec[Introductions]" = PeerCodec(Introductions, IntroductionError, "no introductions")
+INTRODUCTIONS: "PeerCodec[Introductions]" = PeerCodec(Introductions, IntroductionError, "not a list of introductions")

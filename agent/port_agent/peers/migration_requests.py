@@ -1,8 +1,9 @@
-"""Requests of the device that owns a job, and what the device that trains it answers: MessagePack, everything with a cap.
+"""Requests of a job's owner, and the answers of the device that trains it: MessagePack, everything with a cap.
 
-A job is known by its token, 128 random bits that its owner draws for each journey. `Offer` asks whether the device would take it,
-`Bring` announces its files and `Part` brings them, `Begin` hands it over, `Look` asks how it fares, `Stop` ends its training, `Fetch`
-reads its files, `Close` has the device forget it. Each may be sent again and does nothing twice.
+A job is identified by its token, 128 random bits that its owner draws for each migration. `Offer` asks whether the
+device would take it, `Bring` announces its files and `Part` sends them, `Begin` hands it over, `Look` asks for its
+state, `Stop` ends its training, `Fetch` reads its files, `Close` makes the device forget it. Repeating any of them has
+no effect.
 """
 
 from enum import StrEnum
@@ -16,7 +17,7 @@ from port_agent.peers.transfer import CHUNK_BYTES, IncomingFile
 from port_planner.base.errors import PortError
 
 MAX_FILES = 2000
-"""What is said of so many fits into one question."""
+"""A list of this many files fits into one question."""
 _MAX_FILE_BYTES = 1 << 40
 _PATH_LIMIT = 255
 _MAX_COUNT = 1 << 53
@@ -30,7 +31,7 @@ _PATH = Annotated[str, msgspec.Meta(max_length=_PATH_LIMIT, pattern=r"^([^/\x00.
 
 
 class MigrationMessageError(PortError):
-    """Bytes that are no request or answer about a job that moves."""
+    """Bytes that are not a request or answer about a migrating job."""
 
 
 class MigratedFile(msgspec.Struct, frozen=True):
@@ -49,7 +50,7 @@ _FILES = Annotated[tuple[MigratedFile, ...], msgspec.Meta(max_length=MAX_FILES)]
 
 
 class MigratedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner asked for, and how far the job is."""
+    """What the owner asked for, and the job's progress."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
     epochs: _COUNT | None = None
@@ -67,19 +68,19 @@ class MigrationRequest(msgspec.Struct, tag_field="kind", frozen=True, kw_only=Tr
 
 
 class Offer(MigrationRequest, tag="offer", frozen=True, kw_only=True):
-    """Whether the device would take a job now. Nothing is promised by the answer."""
+    """Whether the device would take a job now. The answer promises nothing."""
 
     nbytes: _SIZE
-    """Of all files."""
+    """Bytes of all files."""
     least_bytes: _SIZE
-    """Of memory, without which it cannot run."""
+    """Memory without which it cannot run."""
     device_kind: Annotated[str, msgspec.Meta(max_length=20)]
     machine: Annotated[str, msgspec.Meta(max_length=64)] = ""
     """The kind of machine on which it began; empty for one that has not."""
 
 
 class Bring(MigrationRequest, tag="bring", frozen=True, kw_only=True):
-    """The job comes; its files follow."""
+    """Announces the job; its files follow."""
 
     job: MigratedJob
     files: _FILES
@@ -113,35 +114,35 @@ class Fetch(MigrationRequest, tag="fetch", frozen=True, kw_only=True):
 
 
 class Close(MigrationRequest, tag="close", frozen=True, kw_only=True):
-    """The owner has what it wants; forget the job."""
+    """The owner has what it needs; forget the job."""
 
 
 Request = Offer | Bring | Part | Begin | Look | Stop | Fetch | Close
 
 
 class MigrationState(StrEnum):
-    """How a device stands to a job."""
+    """The state of a job on a device."""
 
     WELCOME = "welcome"
     """It would take it now."""
     REFUSED = "refused"
-    """It does not take it, for the reason that is given."""
+    """It does not take it, for the given reason."""
     RECEIVING = "receiving"
     """It has the files before `file`, and `offset` bytes of that one; a number past the last: all."""
     WORKING = "working"
     """The job is in line there."""
     STOPPING = "stopping"
-    """Its worker leaves."""
+    """Its worker is leaving."""
     STOPPED = "stopped"
     """It will not train there any more; `files` are its checkpoint."""
     FAILED = "failed"
-    """It was given up there; `files` are its checkpoint."""
+    """It failed there; `files` are its checkpoint."""
     DONE = "done"
     """It is trained; `files` is its result."""
     PART = "part"
-    """`data` is what was asked for."""
+    """`data` is the requested part."""
     CLOSED = "closed"
-    """There is nothing left of it."""
+    """Nothing of it is left."""
     UNKNOWN = "unknown"
     """There is no such job."""
 
@@ -152,7 +153,7 @@ class MigrationAnswer(msgspec.Struct, frozen=True, kw_only=True):
     state: MigrationState
     reason: Reason = ""
     pace: _PACE = 1.0
-    """How much longer steps take there than planned here, where it has measured that."""
+    """Factor by which steps take longer there than planned here, if measured."""
     joules_pace: _PACE = 1.0
     file: Annotated[int, msgspec.Meta(ge=0, le=MAX_FILES)] = 0
     offset: _SIZE = 0
@@ -166,5 +167,7 @@ class MigrationAnswer(msgspec.Struct, frozen=True, kw_only=True):
     data: Annotated[bytes, msgspec.Meta(max_length=CHUNK_BYTES)] = b""
 
 
-MOVE_REQUESTS: "PeerCodec[Request]" = PeerCodec(Request, MigrationMessageError, "no request about a job")
-MOVE_ANSWERS: "PeerCodec[MigrationAnswer]" = PeerCodec(MigrationAnswer, MigrationMessageError, "no answer about a job")
+MOVE_REQUESTS: "PeerCodec[Request]" = PeerCodec(Request, MigrationMessageError, "not a request about a job")
+MOVE_ANSWERS: "PeerCodec[MigrationAnswer]" = PeerCodec(
+    MigrationAnswer, MigrationMessageError, "not an answer about a job"
+)

@@ -18,7 +18,7 @@ _POINTER, _IN = 12, 1
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How the test ended on one interface; `trouble` is empty when the packet came back."""
+    """The test's result on one interface; `trouble` is empty if the packet came back."""
 
     interface: Interface
     trouble: str
@@ -33,10 +33,7 @@ def probe() -> list[Probe]:
 
 
 def _trouble(interface: Interface) -> str:
-    """Send a question for agents and return why it did not come back.
-
-    The machine's own firewall sees it too.
-    """
+    """Send a query for agents and return why it did not come back; the machine's own firewall sees it, too."""
     family = socket.AF_INET6 if interface.is_ipv6 else socket.AF_INET
     question = _HEADER.pack(0, 0, 1, 0, 0, 0) + _NAME + struct.pack(">2H", _POINTER, _IN)
     try:

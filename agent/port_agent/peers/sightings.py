@@ -1,7 +1,4 @@
-"""Which agents were heard of, and when: a table that forgets.
-
-It knows no network, and time is passed in.
-"""
+"""Which agents were seen, and when: a table that forgets. It knows no network, and time is passed in."""
 
 from dataclasses import dataclass, replace
 
@@ -10,17 +7,19 @@ from port_agent.peers.announcement import Announcement, AnnouncementError, from_
 TTL_S = 120
 """How long an announcement holds; the usual time of a host's records in mDNS (RFC 6762, section 10)."""
 GONE_S = 150.0
-"""A device that nobody heard of for this long is gone: after four questions without an answer."""
+"""A device that was not seen for this long is gone: after four queries without an answer."""
 FORGET_S = 1800.0
-"""Until then it is asked for, ever more rarely: a switch that was off for a while takes nobody from the list for good."""
+"""Until then it is queried ever more rarely, so that a switch that was off for a while does not remove anybody for
+good.
+"""
 QUERY_INTERVAL_S = 15.0
 LIMIT = 100
-"""Agents at most; a flood of made-up ones costs no more memory than this, and those who are there stay."""
+"""Most agents; a flood of made-up ones costs no more memory than this, and real ones stay."""
 
 
 @dataclass(frozen=True, slots=True)
 class Peer:
-    """An agent that was heard of. `addresses` are what it claims; `received_s` is on the monotonic clock."""
+    """An agent that was seen. `addresses` are its claims; `received_s` is on the monotonic clock."""
 
     announcement: Announcement
     addresses: tuple[str, ...]
@@ -32,16 +31,16 @@ class Peer:
 
 
 class Sightings:
-    """The agents heard of, by id, without this device itself."""
+    """The agents seen, by id, without this device itself."""
 
     def __init__(self, own_id: str) -> None:
         self._own_id = own_id
         self._after_s = 0.7 * TTL_S + int(own_id, 16) % QUERY_INTERVAL_S
-        """Each device asks a little earlier or later: whoever is first gets an answer that all others hear too."""
+        """Each device queries a little earlier or later, so that all others receive the first one's answer."""
         self._peers: dict[str, Peer] = {}
 
     def received(self, label: str, text: bytes, addresses: tuple[str, ...], now_s: float, port: int = 0) -> bool:
-        """Note an announcement that came under the name `label`; returns whether it is one and is kept."""
+        """Record an announcement under the name `label`; return whether it is valid and kept."""
         try:
             announcement = from_text(text)
         except AnnouncementError:
@@ -58,11 +57,11 @@ class Sightings:
         return True
 
     def gone(self, label: str) -> None:
-        """Note that an agent said goodbye."""
+        """Record that an agent said goodbye."""
         self._peers.pop(label, None)
 
     def to_query(self, now_s: float) -> list[str]:
-        """Return the ids to ask for now; those that stay silent come again, and in the end are forgotten."""
+        """Return the ids to query now; silent ones are repeated, and finally forgotten."""
         self._forget(now_s, FORGET_S)
         due = [label for label, peer in self._peers.items() if peer.query_s <= now_s]
         for label in due:
@@ -72,11 +71,11 @@ class Sightings:
         return due
 
     def next_s(self) -> float | None:
-        """Return the moment of the next question, None while nobody is known."""
+        """Return the time of the next query, None while nobody is known."""
         return min((peer.query_s for peer in self._peers.values()), default=None)
 
     def peers(self, now_s: float) -> tuple[Peer, ...]:
-        """Return who is there now, by name."""
+        """Return the agents present now, by name."""
         there = [peer for peer in self._peers.values() if now_s - peer.received_s < GONE_S]
         return tuple(sorted(there, key=lambda peer: (peer.announcement.name, peer.announcement.id)))
 

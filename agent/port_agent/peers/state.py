@@ -1,6 +1,6 @@
-"""What others may know of what an agent does.
+"""What others may know about an agent's activity.
 
-A module of its own: the supervisor carries it even with discovery off.
+This is a separate module because the supervisor loads it even with discovery off.
 """
 
 from enum import Enum

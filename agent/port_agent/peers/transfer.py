@@ -12,12 +12,12 @@ from functools import lru_cache
 from pathlib import Path
 
 CHUNK_BYTES = 768 << 10
-"""Of a file in one question or answer; below the limits of both."""
+"""Bytes of a file in one question or answer; below the limits of both."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingFile:
-    """A file that arrives: where it is put, how long it will be and its hash; None where the other device gives none."""
+    """A file that arrives: its destination, length and hash; None if the other device gives none."""
 
     path: Path
     nbytes: int
@@ -25,16 +25,19 @@ class IncomingFile:
 
     @property
     def received(self) -> int:
-        """Bytes that are there."""
+        """Bytes received."""
         return file_bytes(self.path)
 
     @property
     def is_whole(self) -> bool:
-        """Whether all bytes are there."""
+        """Whether all bytes were received."""
         return self.received >= self.nbytes
 
     def take(self, offset: int, data: bytes) -> None:
-        """Add the part that begins at `offset`, if that is the next one; raises OSError, and then the file has none of it."""
+        """Add the part that begins at `offset`, if that is the next one.
+
+        Raises OSError, after which the file has none of it.
+        """
         if offset == self.received:
             _append(self.path, data[: max(0, self.nbytes - offset)])
 
@@ -48,20 +51,20 @@ class IncomingFile:
 
 @dataclass(frozen=True, slots=True)
 class FileTransfer:
-    """Files that arrive one after the other."""
+    """Files that arrive one after another."""
 
     files: Sequence[IncomingFile]
 
     @property
     def position(self) -> tuple[int, int]:
-        """The number of the file of which a part comes next, and where in it that begins; a number past the last: all are there."""
+        """The number of the file of the next part, and the part's offset; a number past the last: all are complete."""
         for number, file in enumerate(self.files):
             if not file.is_whole:
                 return number, file.received
         return len(self.files), 0
 
     def prepare(self) -> None:
-        """Make the folders of the files, and those without bytes; removes what is longer than announced. Raises OSError."""
+        """Create the directories of the files, and empty files; remove what is longer than announced. Raises OSError."""
         for file in self.files:
             file.path.parent.mkdir(parents=True, exist_ok=True)
             if file.received > file.nbytes:
@@ -69,12 +72,14 @@ class FileTransfer:
             file.path.touch()
 
     def verify(self) -> IncomingFile | None:
-        """Return the first file that is not the one that was announced, which is to come anew; None: all are. Raises OSError."""
+        """Return the first file that differs from the announcement, to be sent again; None: all are correct. Raises
+        OSError.
+        """
         return next((file for file in self.files if not file.verify()), None)
 
 
 def file_hash(file: Path) -> str:
-    """Return the hash of a file that is asked for more than once: it is read again where its size or time is another. Raises OSError."""
+    """Return the hash of a file, read again only if its size or time has changed. Raises OSError."""
     status = file.stat()
     return _kept_hash(file, status.st_size, status.st_mtime_ns)
 
@@ -91,7 +96,7 @@ def sha256_of(file: Path) -> str:
 
 
 def file_bytes(file: Path) -> int:
-    """Return how much of a file is there."""
+    """Return the bytes of a file that exist."""
     return file.stat().st_size if file.exists() else 0
 
 

@@ -14,7 +14,7 @@ def write_atomically(path: Path, content: bytes) -> None:
     Raises OSError; the old file is then untouched.
     """
     temporary = path.with_name(f".{path.name}.new")
-    temporary.unlink(missing_ok=True)  # what a cut left, or a link that somebody put there
+    temporary.unlink(missing_ok=True)  # left by an interruption, or a link that somebody put there
     descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         view = memoryview(content)
@@ -29,11 +29,9 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_stream(path: Path, nbytes: int) -> Iterator[BinaryIO]:
-    """Give a stream whose content becomes `path` when the block is left, durably.
+    """Yield a stream whose content becomes `path` when the block ends, durably; space for `nbytes` is reserved first.
 
-    Room for `nbytes` is taken first.
-
-    Raises OSError; whatever is raised in the block or here, the old file is untouched and nothing is left beside it.
+    Raises OSError; after any exception, in the block or here, the old file is untouched and nothing is left beside it.
     """
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)
@@ -55,13 +53,14 @@ def atomic_stream(path: Path, nbytes: int) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path, *, replaced: bool = False) -> Iterator[Path]:
-    """Give a directory to fill, which becomes `path` when the block is left, durably; `replaced`: in the place of what is there.
+    """Yield a directory to fill, which becomes `path` when the block ends, durably; `replaced`: in place of an existing
+    one.
 
-    Raises OSError, also where `path` is there and not empty and nothing is to be replaced; whatever is raised in the block or here, nothing is left
-    of what was made, and what was there stays.
+    Raises OSError, also if `path` exists, is not empty and is not to be replaced; after any exception, nothing of the
+    new directory is left, and the old one stays.
     """
     building = path.with_name(f".{path.name}.new")
-    shutil.rmtree(building, ignore_errors=True)  # what a cut left
+    shutil.rmtree(building, ignore_errors=True)  # left by an interruption
     try:
         building.mkdir()
         yield building
@@ -78,9 +77,9 @@ def atomic_directory(path: Path, *, replaced: bool = False) -> Iterator[Path]:
 
 
 def _exchange(building: Path, path: Path) -> None:
-    """Put a directory in the place of what is there, and remove that."""
+    """Replace an existing directory by a new one, and remove the old one."""
     old = path.with_name(f".{path.name}.old")
-    shutil.rmtree(old, ignore_errors=True)  # what a cut left
+    shutil.rmtree(old, ignore_errors=True)  # left by an interruption
     path.rename(old)
     try:
         building.rename(path)

@@ -36,7 +36,7 @@ class CgroupError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class WorkerLimits:
-    """What one worker may take. None leaves the kernel's default."""
+    """Limits of one worker. None leaves the kernel's default."""
 
     memory_bytes: int | None = None
     cpu_percent: float = 100.0
@@ -89,12 +89,12 @@ class WorkerGroup:
         return tuple(missing)
 
     def memory_events(self) -> MemoryEvents:
-        """Return the counters; zeros when the group is gone."""
+        """Return the counters; zeros if the group is gone."""
         values = _pairs(self.path / "memory.events")
         return MemoryEvents(oom=values.get("oom", 0), oom_kill=values.get("oom_kill", 0))
 
     def cpu_s(self) -> float | None:
-        """Return the CPU seconds used in this group, or None when the file is not there."""
+        """Return the CPU seconds used in this group, or None if the file does not exist."""
         usage_us = _pairs(self.path / "cpu.stat").get("usage_usec")
         return None if usage_us is None else usage_us / 1e6
 
@@ -107,7 +107,7 @@ class WorkerGroup:
             _write(self.path / "cgroup.kill", "1")
 
     def remove(self) -> None:
-        """Remove the group; one that still dies is left for the next start to remove."""
+        """Remove the group; one that is still dying is left for the next start to remove."""
         with contextlib.suppress(OSError):
             self.path.rmdir()
 
@@ -169,10 +169,7 @@ def delegated_tree(proc: Path = Path("/proc"), mount: Path | None = None) -> Del
 
 
 def cgroup2_mount(proc: Path) -> Path:
-    """Return where the unified hierarchy is mounted; raises CgroupError where it is not.
-
-    Raises CgroupError where the unified hierarchy is not mounted.
-    """
+    """Return the mount point of the unified hierarchy; raises CgroupError if it is not mounted."""
     try:
         lines = (proc / "self/mounts").read_text().splitlines()
     except OSError as error:
@@ -216,9 +213,8 @@ def _move_to_leaf(base: Path) -> None:
 
 
 def _enable(base: Path, controllers: list[str]) -> None:
-    """Enable controllers for the children one by one.
-
-    A missing io controller must not cost the memory limit.
+    """Enable controllers for the children one at a time, because a missing io controller must not cost the memory
+    limit.
     """
     for name in controllers:
         try:

@@ -1,4 +1,4 @@
-"""CRC-32 of what lies on disk, in hexadecimal: it sees every flipped bit and every burst of up to 32."""
+"""CRC-32 of data on disk, in hexadecimal: it detects every flipped bit and every burst of up to 32."""
 
 import json
 import zlib
@@ -8,17 +8,17 @@ _CHUNK_BYTES = 1 << 20
 
 
 class RunningChecksum:
-    """The checksum of content that comes piece by piece."""
+    """The checksum of content that arrives in parts."""
 
     def __init__(self) -> None:
         self._crc = 0
 
     def update(self, piece: bytes | memoryview) -> None:
-        """Take in the next piece."""
+        """Add the next part."""
         self._crc = zlib.crc32(piece, self._crc)
 
     def text(self) -> str:
-        """Return the checksum of all pieces so far: eight digits."""
+        """Return the checksum of all parts so far: eight digits."""
         return f"{self._crc:08x}"
 
 

@@ -8,7 +8,7 @@ CLOCK_SET_AFTER_S = 1735689600.0
 """2025-01-01 in Unix time: this program is younger, so an earlier date is an unset clock."""
 
 LONGEST_PAUSE_S = 366 * 86400.0
-"""What somebody may want not to train, or to train, for; longer is without an end."""
+"""Longest requested time of a pause or of training now; anything longer has no end."""
 
 _SLEEPLESS = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux: CLOCK_BOOTTIME. On macOS CLOCK_MONOTONIC itself counts sleep (`time.monotonic` there does not)."""
@@ -24,7 +24,7 @@ class Clock(Protocol):
         """Return Unix time, which NTP or a person may set at any moment."""
 
     def uptime_s(self) -> float:
-        """Return seconds that never jump and go on while the machine sleeps."""
+        """Return seconds that never jump and continue while the machine sleeps."""
 
 
 class SystemClock:
@@ -50,12 +50,12 @@ def now_s() -> float:
 
 def slept_s() -> float:
     """Return how many seconds this machine has been suspended since it booted."""
-    # Linux: CLOCK_MONOTONIC stands still meanwhile. macOS: `time.monotonic` does.
+    # Linux: CLOCK_MONOTONIC stops meanwhile. macOS: `time.monotonic` does.
     return now_s() - time.monotonic()
 
 
 def zone_changed() -> bool:
-    """Return whether the time zone is another one than at the last call; the C library looks for a new one only when told to."""
+    """Return whether the time zone changed since the last call; the C library only checks when told to."""
     before = (time.timezone, time.altzone, time.tzname)
     time.tzset()
     return before != (time.timezone, time.altzone, time.tzname)
@@ -83,8 +83,5 @@ def day_start_s(wall_s: float) -> float:
 
 
 def local_clock_s(wall_s: float) -> int:
-    """Return what a clock on the wall shows, in seconds as if it showed UTC.
-
-    Dates of tables are multiples of a day.
-    """
+    """Return the local wall time, in seconds as if it were UTC; dates in tables are multiples of a day."""
     return int(local_time(wall_s).replace(microsecond=0, tzinfo=UTC).timestamp())

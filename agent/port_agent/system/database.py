@@ -21,7 +21,7 @@ _COMPANIONS = ("-wal", "-shm", "-journal")
 
 
 class DamagedDatabaseError(PortError):
-    """What stands in a database is not what was written."""
+    """The contents of a database differ from what was written."""
 
 
 def is_damage(error: sqlite3.Error | DamagedDatabaseError) -> bool:
@@ -57,7 +57,7 @@ def open_database(
         check_content(connection, schema)
     except UnicodeDecodeError as error:  # SQLite's own message, which cites the damaged table
         connection.close()
-        raise DamagedDatabaseError("its tables' names are no text") from error
+        raise DamagedDatabaseError("its tables' names are not text") from error
     except (sqlite3.Error, DamagedDatabaseError):
         connection.close()
         raise
@@ -65,9 +65,9 @@ def open_database(
 
 
 def check_content(connection: sqlite3.Connection, schema: str) -> None:
-    """Compare every page with SQLite's rules and the tables with those that `schema` makes.
+    """Check every page against SQLite's rules and the tables against those of `schema`.
 
-    A database that is not made yet (`user_version` 0) or of another version than the schema's keeps its own tables.
+    A database that is not created yet (`user_version` 0) or of another version than the schema's keeps its own tables.
     Raises DamagedDatabaseError, sqlite3.Error.
     """
     found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(3)")]
@@ -77,13 +77,13 @@ def check_content(connection: sqlite3.Connection, schema: str) -> None:
     try:
         model.executescript(schema)
         if _version(connection) == _version(model) and (lacking := _layout(model) - _layout(connection)):
-            raise DamagedDatabaseError(f"its tables are not those that were made: {sorted(lacking)[0]}")
+            raise DamagedDatabaseError(f"its tables are not those that were created: {sorted(lacking)[0]}")
     finally:
         model.close()
 
 
 def read_sealed_values(connection: sqlite3.Connection, table: str) -> dict[str, str] | None:
-    """Return the values of a table of keys and values as `seal_values` left them; None where they are not. Raises sqlite3.Error."""
+    """Return the values of a key-value table as `seal_values` left them; None if they changed. Raises sqlite3.Error."""
     rows = connection.execute(f"SELECT CAST(key AS BLOB), CAST(value AS BLOB) FROM {table}").fetchall()
     try:
         values = {key.decode(): value.decode() for key, value in rows}
@@ -100,7 +100,7 @@ def seal_values(connection: sqlite3.Connection, table: str) -> None:
 
 
 def set_aside(path: Path, name: str) -> Path:
-    """Rename a damaged database to `name` beside it, its log with it; return its new path. Raises OSError."""
+    """Rename a damaged database to `name` beside it, with its log; return its new path. Raises OSError."""
     aside = path.with_name(name)
     path.rename(aside)
     for suffix in _COMPANIONS:
@@ -115,10 +115,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _layout(connection: sqlite3.Connection) -> set[tuple[str, str]]:
-    """Return columns, types and constraints of each table, and what the indices cover.
-
-    Spelled as SQLite reads them.
-    """
+    """Return columns, types and constraints of each table, and what the indices cover, as SQLite spells them."""
     layout = set()
     for kind, name in connection.execute("SELECT type, name FROM sqlite_master").fetchall():
         pragma = "table_info" if kind == "table" else "index_info"

@@ -14,7 +14,7 @@ from typing import BinaryIO, Self
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _REGULAR_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Without waiting: a pipe that somebody put there would be opened only once somebody writes."""
+"""Without blocking: opening a pipe would otherwise wait until somebody writes."""
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -35,22 +35,20 @@ class DirectoryHandle:
         return cls(path, os.open(path, _DIRECTORY))
 
     def below(self, name: str, *, make: bool = False) -> "DirectoryHandle":
-        """Return a handle of a directory in this one, made first if `make` and it is missing. Raises OSError."""
+        """Return a handle of a directory in this one, created if `make` and it is missing. Raises OSError."""
         if make:
-            with contextlib.suppress(FileExistsError):  # opening it says whether it is a directory
+            with contextlib.suppress(FileExistsError):  # opening it shows whether it is a directory
                 os.mkdir(_entry(name), dir_fd=self.descriptor)
         try:
             found = os.open(_entry(name), _DIRECTORY | os.O_NOFOLLOW, dir_fd=self.descriptor)
         except OSError as error:
             if error.errno in (errno.ELOOP, errno.ENOTDIR):  # a link is either, by system
-                raise OSError(
-                    error.errno, "not a directory of its own, or a link, which is not followed", name
-                ) from error
+                raise OSError(error.errno, "not a directory, or a link, which is not followed", name) from error
             raise
         return DirectoryHandle(self.path / name, found)
 
     def create(self, name: str) -> BinaryIO:
-        """Open a file that was not there for writing. Raises OSError, FileExistsError also where a link lies."""
+        """Create a file and open it for writing. Raises OSError, FileExistsError also if there is a link."""
         return os.fdopen(os.open(_entry(name), _NEW_FILE, 0o666, dir_fd=self.descriptor), "wb")
 
     def read(self, name: str) -> BinaryIO:
@@ -66,7 +64,7 @@ class DirectoryHandle:
         os.rename(_entry(name), _entry(to), src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a link and not what it points to. Raises OSError."""
+        """Remove a file, or a link and not its target. Raises OSError."""
         os.unlink(_entry(name), dir_fd=self.descriptor)
 
     def link(self, name: str, target: "DirectoryHandle") -> None:
@@ -91,7 +89,7 @@ class DirectoryHandle:
         os.fsync(self.descriptor)
 
     def close(self) -> None:
-        """Let go of the directory."""
+        """Close the directory."""
         os.close(self.descriptor)
 
     def __enter__(self) -> Self:

@@ -1,7 +1,7 @@
-"""Become a worker: take the limits first, then exec the worker's command.
+"""Become a worker: set the limits first, then exec the worker's command.
 
-A process of its own instead of code between fork and exec: the limits hold before the worker's first allocation, and
-nothing runs in a half-copied interpreter. Uses the standard library only.
+This is a separate process instead of code between fork and exec: the limits hold before the worker's first allocation,
+and nothing runs in a half-copied interpreter. Uses the standard library only.
 """
 
 import argparse
@@ -20,7 +20,7 @@ _IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "armv7l": 314, "riscv64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_IDLE = 3 << 13
 _OOM_SCORE_ADJ = 800
-"""When the whole machine runs out of memory, the worker goes before anything of the user's."""
+"""If the whole machine runs out of memory, the worker is killed before any of the user's processes."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -37,13 +37,13 @@ def main(argv: Sequence[str]) -> int:
         _, hard = resource.getrlimit(resource.RLIMIT_DATA)
         limit = arguments.data_limit if hard == resource.RLIM_INFINITY else min(arguments.data_limit, hard)
         resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core of 400 MB on an SD card helps nobody
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # a core dump of 400 MB on an SD card helps nobody
     lower_priority()
     os.execvp(command[0], command)
 
 
 def lower_priority() -> None:
-    """Give way to everything else on the machine; what the system refuses is left as it is."""
+    """Give way to everything else on the machine; what the system rejects stays unchanged."""
     try:
         os.nice(10)
     except OSError as error:

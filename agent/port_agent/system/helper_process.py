@@ -1,7 +1,8 @@
-"""Processes of ours that do one thing beside the one that starts them, and how the two speak: a JSON object a line, both ways.
+"""Helper processes that do one thing beside their starter, and their communication: a JSON object per line, both ways.
 
-What is sent are msgspec structs. Either a process is asked once and its output is the answer (`run_helper`, `ask_helper`), or requests and
-events go to and fro (`Helper`, `AsyncHelper`). One that ends otherwise than it should is a HelperError with its last line of errors.
+Messages are msgspec structs. Either a process gets one request and its output is the answer (`run_helper`,
+`ask_helper`), or requests and events are exchanged (`Helper`, `AsyncHelper`). One that ends unexpectedly is a
+HelperError with the last line of its errors.
 """
 
 import asyncio
@@ -27,19 +28,19 @@ T = TypeVar("T")
 
 
 class HelperError(PortError):
-    """A helper process ended with an exit code, or did not in time. Its text goes on after what that process was to do."""
+    """A helper process failed, or took too long. Its text continues a sentence that names the process's task."""
 
     def __init__(self, code: int | None, errors: bytes, text: str = "") -> None:
-        """`errors`: what it wrote to standard error; `text`: what is said instead of both."""
+        """`errors`: its standard error; `text`: the message instead of both."""
         self.code, self.last_line = code, errors.decode(errors="replace").strip().rpartition("\n")[2]
         super().__init__(text or f"ended with exit code {code}: {self.last_line}")
 
 
 @dataclass(frozen=True, slots=True)
 class HelperCommand:
-    """A module that is run, with its arguments and environment, in a directory; None: where this process stands.
+    """A module to run, with its arguments and environment, in a directory; None: the working directory.
 
-    `data_bytes`: of data that it may hold (RLIMIT_DATA), and it runs below everything else; None: as it likes.
+    `data_bytes`: limit of its data (RLIMIT_DATA), with the lowest priority; None: no limit.
     """
 
     module: str
@@ -71,12 +72,12 @@ class HelperCommand:
 def run_helper(
     command: HelperCommand, content: bytes = b"", *, within_s: float | None = None, inherited: tuple[int, ...] = ()
 ) -> bytes:
-    """Return what a process answers to `content`, which has descriptors `inherited`; raises HelperError, OSError."""
+    """Return a process's answer to `content`, with descriptors `inherited`; raises HelperError, OSError."""
     with command.start(pass_fds=inherited, **_PIPES) as process:
         try:
             output, errors = process.communicate(content, within_s)
         except subprocess.TimeoutExpired as error:
-            raise HelperError(None, b"", f"is not done within {within_s:.0f} s") from error
+            raise HelperError(None, b"", f"did not finish within {within_s:.0f} s") from error
         finally:
             process.kill()
     if process.returncode:
@@ -91,7 +92,7 @@ async def ask_helper(command: HelperCommand, content: bytes = b"", *, within_s: 
         async with asyncio.timeout(within_s):
             output, errors = await process.communicate(content)
     except TimeoutError:
-        raise HelperError(None, b"", f"is not done within {within_s:.0f} s") from None
+        raise HelperError(None, b"", f"did not finish within {within_s:.0f} s") from None
     finally:
         _kill(process)
         await process.wait()
@@ -106,7 +107,7 @@ def _kill(process: asyncio.subprocess.Process) -> None:
 
 
 class Helper(Generic[T]):
-    """A process that takes requests and answers each with events, one after the other."""
+    """A process that takes requests and answers each with events, one after another."""
 
     def __init__(self, command: HelperCommand, events: "msgspec.json.Decoder[T]") -> None:
         """Start it; raises OSError."""
@@ -119,7 +120,7 @@ class Helper(Generic[T]):
             self._opened = opened.pop_all()
 
     def ask(self, request: msgspec.Struct) -> Iterator[T]:
-        """Send a request and yield events until the process ends; whoever has the last one for the request breaks off."""
+        """Send a request and yield events until the process ends; the caller stops after the last one for the request."""
         if self.process.stdin is None or self.process.stdout is None:
             return
         with contextlib.suppress(BrokenPipeError):
@@ -129,7 +130,7 @@ class Helper(Generic[T]):
                 yield self._events.decode(line)
 
     def close(self) -> HelperError:
-        """Let it end, and return how it did."""
+        """End it, and return how it ended."""
         with self._opened:
             with contextlib.suppress(BrokenPipeError):  # a request that it did not read
                 self.process.communicate()
@@ -146,7 +147,7 @@ class AsyncHelper(Generic[T]):
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
+        """Whether it is still running."""
         return self._process.returncode is None
 
     def send(self, request: msgspec.Struct) -> None:
@@ -155,7 +156,7 @@ class AsyncHelper(Generic[T]):
             self._process.stdin.write(msgspec.json.encode(request) + b"\n")
 
     async def event(self) -> T | None:
-        """Return the next event; None at the end, or for a line that is none."""
+        """Return the next event; None at the end, or for an invalid line."""
         if self._process.stdout is not None:
             with contextlib.suppress(ValueError, msgspec.MsgspecError):
                 return self._events.decode(await self._process.stdout.readline())
@@ -166,7 +167,7 @@ class AsyncHelper(Generic[T]):
         _kill(self._process)
 
     async def close(self) -> HelperError:
-        """End it, unless it has closed its output and ends by itself, and return how it did."""
+        """End it, unless it has closed its output and ends by itself, and return how it ended."""
         if self._process.stdout is None or not self._process.stdout.at_eof():
             self.kill()
         await self._process.wait()
@@ -183,7 +184,7 @@ async def start_helper(
 
 
 async def _tail(stream: asyncio.StreamReader | None) -> bytes:
-    """Return the end of what comes on a stream."""
+    """Return the end of a stream's content."""
     held = b""
     while stream is not None and (piece := await stream.read(_ERRORS_READ_BYTES)):
         held = (held + piece)[-_ERRORS_READ_BYTES:]
@@ -191,18 +192,18 @@ async def _tail(stream: asyncio.StreamReader | None) -> bytes:
 
 
 def requests(kind: "msgspec.json.Decoder[T]") -> Iterator[T]:
-    """Yield, in such a process, the requests that come on standard input, until it ends."""
+    """Yield, in such a process, the requests on standard input, until it ends."""
     return map(kind.decode, sys.stdin)
 
 
 def send_event(event: msgspec.Struct) -> None:
-    """Send an event to whoever started this process."""
+    """Send an event to the process that started this one."""
     sys.stdout.write(msgspec.json.encode(event).decode() + "\n")
     sys.stdout.flush()
 
 
 def helper_exit_code(work: Callable[[], object]) -> int:
-    """Return 0 once `work` is done; 1 where it raised PortError or OSError, whose text goes to standard error."""
+    """Return 0 once `work` is done; 1 if it raised PortError or OSError, whose text goes to standard error."""
     try:
         work()
     except (PortError, OSError) as error:

@@ -40,16 +40,16 @@ class LockFile:
         return True
 
     def write(self, text: str) -> None:
-        """Note who holds it, for messages."""
+        """Record the holder, for messages."""
         os.ftruncate(self.descriptor, 0)
         os.pwrite(self.descriptor, text.encode(), 0)
 
     def read(self) -> str:
-        """Return what the holder noted."""
+        """Return what the holder recorded."""
         return os.pread(self.descriptor, 64, 0).decode("ascii", "replace").strip()
 
     def close(self) -> None:
-        """Let go of the descriptor; a child that inherited it still holds the lock."""
+        """Close the descriptor; a child that inherited it still holds the lock."""
         os.close(self.descriptor)
 
 

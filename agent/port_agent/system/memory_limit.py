@@ -74,7 +74,7 @@ def widen_data_limit(nbytes: int) -> None:
     if soft == resource.RLIM_INFINITY:
         return
     wanted = soft + nbytes if hard == resource.RLIM_INFINITY else min(soft + nbytes, hard)
-    with contextlib.suppress(ValueError, OSError):  # macOS refuses to lower it below what is in use
+    with contextlib.suppress(ValueError, OSError):  # macOS does not allow lowering it below the memory in use
         resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
 
 
@@ -87,7 +87,7 @@ def untouched_library_bytes() -> int:
         return 0
     untouched, of_library = 0, False
     for line in Path("/proc/self/smaps").read_text(errors="replace").splitlines():
-        words = line.split(None, 5)  # "VmFlags:" of qemu-user may stand alone
+        words = line.split(None, 5)  # qemu-user may print "VmFlags:" without a value
         if not words[0].endswith(":"):  # addresses, access, offset, device, inode, path
             of_library = words[1][1] == "w" and words[1][3] == "p" and words[-1].startswith("/")
         elif of_library and words[0] == "Size:":

@@ -1,10 +1,10 @@
-"""What kind of file system a path lies on."""
+"""The kind of file system of a path."""
 
 from pathlib import Path
 
 _IN_RAM = ("tmpfs", "ramfs")
 _COMPRESSED_RAM = "/dev/zram"
-"""What the kernel's compressed block devices in RAM begin with (Documentation/admin-guide/blockdev/zram.rst)."""
+"""Prefix of the kernel's compressed block devices in RAM (Documentation/admin-guide/blockdev/zram.rst)."""
 
 
 def file_system(path: Path, proc: Path = Path("/proc")) -> str:
@@ -18,12 +18,12 @@ def file_system(path: Path, proc: Path = Path("/proc")) -> str:
 
 
 def in_ram(directory: Path) -> bool:
-    """Return whether what is kept in `directory` is kept in RAM."""
+    """Return whether files in `directory` are kept in RAM."""
     return file_system(directory) in _IN_RAM
 
 
 def worn_by_writing(path: Path, proc: Path = Path("/proc")) -> bool:
-    """Return whether what is written to `path` wears a medium: all but RAM, compressed or not."""
+    """Return whether writing to `path` wears a medium out: everything except RAM, compressed or not."""
     kind, source = _kind_and_source(path, proc)
     return kind not in _IN_RAM and not source.startswith(_COMPRESSED_RAM)
 
@@ -35,7 +35,7 @@ def _kind_and_source(path: Path, proc: Path) -> tuple[str, str]:
     except OSError:
         return "", ""
     wanted = f"{device >> 8 & 0xFFF}:{device & 0xFF | device >> 12 & 0xFFF00}"  # makedev(3), glibc
-    for line in reversed(lines):  # the mount made last lies on top
+    for line in reversed(lines):  # the latest mount is on top
         words, _, kind = line.partition(" - ")
         if words.split()[2] == wanted:
             described = kind.split()

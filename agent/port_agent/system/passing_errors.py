@@ -1,4 +1,4 @@
-"""Errors of files that pass by themselves: whoever meets one tries again instead of giving up."""
+"""Errors of files that pass by themselves, after which the operation is retried."""
 
 import errno
 
@@ -15,7 +15,7 @@ PASSING = frozenset(
         errno.ENOTCONN,
     }
 )
-"""Too many open files, a cable or a card that lost contact, a file server that was away."""
+"""Too many open files, a cable or a card that lost contact, a file server that was offline."""
 
 
 def is_passing(error: BaseException) -> bool:

@@ -10,31 +10,32 @@ from pathlib import Path
 from port_planner.base.source_roots import SOURCE_ROOTS
 
 NEUTRAL_DIRECTORY = Path("/")
-"""Where a process stands that opens nothing by a relative path; only root may put a file there."""
+"""Working directory of a process that opens nothing by a relative path; only root may put a file there."""
 _X86 = frozenset({"x86_64"})
 """Where torch computes with MKL."""
 _WAITING_IS_SET_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _MAX_KERNELS = "32"
-"""A step of a transformer has fewer shapes, and each takes a millisecond to be made once more."""
+"""A step of a transformer has fewer shapes, and each takes a millisecond to be made again."""
 _X86_SPINS = "30000"
-"""How often a thread of libgomp looks whether its partners are done before it sleeps: 0.4 ms, where each look is a `pause` of x86.
-
-The default is 300,000 for all processors, whatever a look takes. Where a partner has no core, as beside a busy user, threads spin
-instead of making room: small steps of two threads left with one core took 39.7 s by default, 5.8 s by this, 2.2 s with 10,000.
-With a core for each, this takes 0.75 to 1.0 of the default's time, 10,000 up to 1.25, and sleeping at once twice that time.
+"""How often a thread of libgomp checks whether its partners are done before it sleeps: 0.4 ms, where each check is a
+`pause` of x86. The default is 300,000 for all processors, whatever a check takes. If a partner has no core, as beside a
+busy user, threads spin instead of yielding: small steps of two threads left with one core took 39.7 s by default, 5.8 s
+with this, 2.2 s with 10,000. With a core for each, this takes 0.75 to 1.0 of the default's time, 10,000 up to 1.25, and
+sleeping at once twice that time.
 """
 
 
 def module_command(module: str) -> tuple[str, ...]:
-    """Return the words that run a module of ours; `-P` keeps the working directory off its import path."""
+    """Return the command that runs one of our modules; `-P` keeps the working directory off its import path."""
     return (sys.executable, "-P", "-m", module)
 
 
 def threads_environment(threads: int) -> dict[str, str]:
-    """Return what makes torch compute with so many threads, and numpy's own OpenBLAS, which computes nothing here, with one.
+    """Return variables that make torch compute with `threads` threads, and numpy's own OpenBLAS, which computes nothing
+    here, with one.
 
-    OpenBLAS maps 32 MiB for each thread and touches none of it, which RLIMIT_DATA counts. On ARM torch itself computes with one.
-    Threads that wait for each other make room for others soon, unless the environment says how long they wait.
+    OpenBLAS maps 32 MiB for each thread and touches none of it, which RLIMIT_DATA counts. On ARM torch itself computes
+    with it. Threads that wait for each other yield soon, unless the environment sets how long they spin.
     """
     x86 = os.uname().machine in _X86
     blas = {"OPENBLAS_NUM_THREADS": "1"} if threads == 1 or x86 else {}
@@ -45,10 +46,11 @@ def threads_environment(threads: int) -> dict[str, str]:
 
 
 def few_kernels_environment() -> dict[str, str]:
-    """Return what has torch and oneDNN keep few of the kernels that they make for each shape, unless the environment says how many.
+    """Return variables that make torch and oneDNN keep few of the kernels that they make for each shape, unless the
+    environment sets it.
 
-    By default both keep 1,024, of half a MiB each. The experts of a mixture meet other shapes in each step: one of 6 layers with 4
-    experts grew by 50 MiB a step, and by 4 in all with this.
+    By default both keep 1,024, of half a MiB each. The experts of a mixture meet other shapes in each step: one of 6
+    layers with 4 experts grew by 50 MiB per step, and by 4 in total with this.
     """
     names = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
     return {name: _MAX_KERNELS for name in names if name not in os.environ}

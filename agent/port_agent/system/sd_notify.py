@@ -17,7 +17,7 @@ class Notifier:
         ours = not pid or pid == str(os.getpid())
         usec = values.pop("WATCHDOG_USEC", "")
         self.watchdog_s = int(usec) / 1e6 if usec.isdigit() and int(usec) > 0 and ours else None
-        """How often systemd wants to hear from us; None when it does not watch."""
+        """Seconds between the reports that systemd expects; None if it does not watch."""
 
     def send(self, **fields: object) -> None:
         """Send one message, such as `send(READY=1, STATUS="waiting")`.

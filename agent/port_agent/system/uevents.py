@@ -20,7 +20,7 @@ class UeventListener:
 
     @classmethod
     def open(cls, on_power: Callable[[], None]) -> "UeventListener | None":
-        """Return a listener, or None where the kernel or the sandbox offers none: polling goes on anyway."""
+        """Return a listener, or None if the kernel or the sandbox offers none: polling continues anyway."""
         if sys.platform != "linux":
             return None
         try:
@@ -40,7 +40,7 @@ class UeventListener:
         self._socket.close()
 
     def _read(self) -> None:
-        with contextlib.suppress(OSError):  # ENOBUFS: events were lost, the next look sees the state anyway
+        with contextlib.suppress(OSError):  # ENOBUFS: events were lost, but the next look sees the state anyway
             message = self._socket.recv(8192)
             if b"SUBSYSTEM=power_supply" in message.split(b"\0"):
                 self._on_power()

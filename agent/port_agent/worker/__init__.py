@@ -1,1 +1,1 @@
-"""What a supervisor and a worker process say to each other, and how a worker is started."""
+"""The protocol between supervisor and worker process, and how a worker is started."""

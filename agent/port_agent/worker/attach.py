@@ -24,7 +24,7 @@ _ANSWER_TIMEOUT_S = 30.0
 
 
 class AttachError(PortError):
-    """The daemon does not take the program, or none is there (`status` is None then)."""
+    """The daemon rejects the program, or is not running (`status` is then None)."""
 
     def __init__(self, message: str, status: int | None = None) -> None:
         self.status = status
@@ -39,7 +39,7 @@ class Refusal(msgspec.Struct, frozen=True):
 
 
 class AttachRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """What a program says of itself. `job`: the number it had before the daemon was lost."""
+    """A program's description of itself. `job`: the number it had before the daemon was lost."""
 
     name: str
     ram_bytes: Annotated[int, msgspec.Meta(gt=0)]
@@ -58,11 +58,11 @@ class AttachedLine:
 
 
 def read_request(content: bytes) -> AttachRequest:
-    """Return what a program says of itself; raises AttachError."""
+    """Return a program's description of itself; raises AttachError."""
     try:
         return msgspec.json.decode(content, type=AttachRequest)
     except msgspec.DecodeError as error:
-        raise AttachError(f"no program can be attached by this request: {error}", 400) from error
+        raise AttachError(f"this request cannot attach a program: {error}", 400) from error
 
 
 def attach(path: Path, request: AttachRequest) -> AttachedLine:
@@ -102,7 +102,7 @@ def _read_head(line: socket.socket) -> tuple[int, dict[str, str]]:
     while not head.endswith(b"\r\n\r\n"):
         byte = line.recv(1)
         if not byte or len(head) >= _HEAD_LIMIT_BYTES:
-            raise ConnectionResetError(f"it closed after {len(head)} bytes of its answer")
+            raise ConnectionResetError(f"the agent closed the connection after {len(head)} bytes of its answer")
         head += byte
     first, *lines = head.decode("latin-1").split("\r\n")
     headers = {name.lower(): value.strip() for name, colon, value in (text.partition(":") for text in lines) if colon}

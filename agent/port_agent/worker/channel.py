@@ -1,6 +1,4 @@
-"""The line between a worker and who started it, over one end of a socket pair.
-
-Events up, commands down.
+"""The connection between a worker and its starter, over one end of a socket pair: events up, commands down.
 
 Torch-free: both sides use it. A message that this version does not know is skipped.
 """
@@ -32,16 +30,16 @@ class Channel:
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
         self._lock = threading.RLock()
-        """Reentrant: a second Ctrl-C comes while the handler of the first one sends."""
+        """Reentrant: a second Ctrl-C may arrive while the first one's handler sends."""
 
     def send(self, message: Event | Command) -> None:
-        """Send one message; a peer that is gone is not an error here, the reading side sees it."""
+        """Send one message; a peer that is gone is not an error here, because the reading side sees it."""
         data = encode_message(message)
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
 
     def events(self) -> Iterator[Event]:
-        """Yield what the worker says until it closes the line."""
+        """Yield the worker's events until it closes the connection."""
         for line in self._lines():
             try:
                 event = decode_event(line)
@@ -50,7 +48,7 @@ class Channel:
             yield event
 
     def commands(self) -> Iterator[Command]:
-        """Yield what the supervisor says until it closes the line."""
+        """Yield the supervisor's commands until it closes the connection."""
         for line in self._lines():
             try:
                 command = decode_command(line)
@@ -59,9 +57,11 @@ class Channel:
             yield command
 
     def commands_on_line(self) -> Iterator[Command]:
-        """Yield what the supervisor says until it closes the line. Each stays there, for others to see, until the next is asked for.
+        """Yield the supervisor's commands until it closes the connection.
 
-        Nothing is taken while this thread waits for the interpreter.
+        Each stays there, visible to others, until the next is requested.
+
+        Nothing is consumed while this thread waits for the interpreter.
         """
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
@@ -78,7 +78,7 @@ class Channel:
                 self._socket.recv(len(line) + 1)
 
     def listen(self, handle: Callable[[Command], None], gone: Callable[[], None]) -> threading.Thread:
-        """Call `handle` for each command in a thread of its own, `gone` when the supervisor has closed."""
+        """Call `handle` for each command in a thread of its own, `gone` when the supervisor has closed the connection."""
 
         def run() -> None:
             for command in self.commands():
@@ -90,7 +90,7 @@ class Channel:
         return thread
 
     def shut(self) -> None:
-        """End the line both ways: whoever waits on either end sees it."""
+        """End the connection both ways: both ends notice it."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 

@@ -1,7 +1,4 @@
-"""What the supervisor wants of a worker, between the thread that hears it and the one that trains.
-
-Torch-free.
-"""
+"""The supervisor's commands, between the thread that receives them and the one that trains. Torch-free."""
 
 import threading
 from collections.abc import Callable
@@ -23,14 +20,14 @@ from port_agent.worker.protocol import (
 from port_planner.base.errors import PortError
 
 ORPHAN_COMMIT_S = 1.0
-"""For a last commit where the supervisor is gone: the next one waits two seconds for the worker that was left behind."""
+"""Time for a last commit after the supervisor is gone: the next one waits two seconds for the old worker."""
 
 Emit = Callable[[Event], None]
 """Sends an event to the supervisor."""
 
 
 class LeftOnRequest(PortError):
-    """The run was left as asked; what the last checkpoint holds stands."""
+    """The run ended on request; the last checkpoint is valid."""
 
 
 class Training(Protocol):
@@ -41,13 +38,13 @@ class Training(Protocol):
         """Steps done in this round."""
 
     def interrupt(self) -> None:
-        """Have the gate called soon."""
+        """Make the gate be called soon."""
 
 
 class Control:
-    """What the supervisor wants; set by the thread that hears it, obeyed between two instructions.
+    """The supervisor's commands; set by the receiving thread, executed between two instructions.
 
-    `abandon` ends the process. It is called to leave while there is no trainer, and so nothing to lose; and, where
+    `abandon` ends the process. It is called to leave while there is no trainer, and so nothing to lose; and, if
     `leave_patience_s` is given, when a trainer has not left by then.
     """
 
@@ -63,7 +60,7 @@ class Control:
         """How long a last commit may take."""
 
     def handle(self, command: Command) -> None:
-        """Take in what the supervisor says."""
+        """Handle a command of the supervisor."""
         with self._changed:
             match command:
                 case PauseTraining():
@@ -86,25 +83,25 @@ class Control:
             self._interrupt()
 
     def leave(self) -> None:
-        """Have the worker end: it was told to, or the supervisor is gone."""
+        """Make the worker end: it was told to, or the supervisor is gone."""
         self.handle(LeaveNow(within_s=ORPHAN_COMMIT_S))
 
     def attach(self, trainer: Training) -> None:
-        """Let what was heard so far, and what comes, hold for this trainer."""
+        """Apply earlier and later commands to this trainer."""
         with self._changed:
             self._trainer = trainer
             self._interrupt()
 
     @property
     def waits_for_trainer(self) -> bool:
-        """Whether something was asked for that the trainer must come out of its work to do."""
+        """Whether a command requires the trainer to interrupt its work."""
         with self._changed:
             return self._paused or self.leaving or self.stopping or self._checkpoint
 
     def gate(self, finishes_first: Callable[[float], bool] = lambda within_s: False) -> None:
         """Wait while paused; raise LeftOnRequest to leave.
 
-        Does not raise where `finishes_first` says that the step at hand is better finished in the seconds there are.
+        Does not raise if `finishes_first` says that the current step is better finished in the remaining seconds.
         """
         with self._changed:
             if self._paused and not self.leaving:
@@ -117,7 +114,7 @@ class Control:
                 raise LeftOnRequest("left on request")
 
     def take_work(self) -> tuple[str, ...]:
-        """Wait for what is to be done, and return it; raise LeftOnRequest to leave."""
+        """Wait for a task and return it; raise LeftOnRequest to leave."""
         with self._changed:
             self._changed.wait_for(lambda: self._work is not None or self.leaving)
             if self._work is None:
@@ -137,7 +134,7 @@ class Control:
             return switch
 
     def take_checkpoint(self) -> bool:
-        """Return whether a checkpoint was asked for since the last call."""
+        """Return whether a checkpoint was requested since the last call."""
         with self._changed:
             wanted, self._checkpoint = self._checkpoint, False
             return wanted

@@ -25,11 +25,13 @@ CONTROL_FD_PLACE = "{control_fd}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """What every worker is told when it starts; None leaves a choice to the worker."""
+    """The start options of every worker; None leaves a choice to the worker."""
 
     bundle: Path = field(metadata={"help": "the bundle, or what describes a board's job"})
     state_dir: Path = field(metadata={"help": "checkpoints, from which the next run resumes"})
-    control_fd: int | None = field(default=None, metadata={"help": "the inherited end of the line to the supervisor"})
+    control_fd: int | None = field(
+        default=None, metadata={"help": "inherited descriptor of the connection to the supervisor"}
+    )
     plan: int | None = field(
         default=None, metadata={"help": "which plan of the bundle; a board has one, its firmware, and passes over this"}
     )
@@ -40,11 +42,11 @@ class WorkerOptions:
         default=None, metadata={"help": "passes over the data, counted from the beginning of the round"}
     )
     steps: int | None = field(default=None, metadata={"help": "batches (for a board: samples) instead of epochs"})
-    out: Path | None = field(default=None, metadata={"help": "where the trained weights go"})
+    out: Path | None = field(default=None, metadata={"help": "file for the trained weights"})
     checkpoint_every: int | None = field(
         default=None, metadata={"help": "steps (for a board: samples) between checkpoints"}
     )
-    round: int | None = field(default=None, metadata={"help": "a new number counts epochs anew, weights go on"})
+    round: int | None = field(default=None, metadata={"help": "a new number restarts epochs with the current weights"})
     user: str | None = field(
         default=None, metadata={"help": "whose rights a fine-tuning takes where it was started with root's"}
     )
@@ -86,10 +88,10 @@ class WorkerOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TorchOptions(WorkerOptions):
-    """What the worker of a training bundle is told beside that.
+    """The additional options of a training bundle's worker.
 
-    With `weights`, as in each round of a federation, round 1 and later begin in the data where the rounds before ended, and with
-    masks of their own.
+    With `weights`, as in each round of a federation, round 1 and later continue in the data where the rounds before
+    ended, with masks of their own.
     """
 
     page_dir: Path | None = field(
@@ -101,12 +103,12 @@ class TorchOptions(WorkerOptions):
     )
     weights: Path | None = field(
         default=None,
-        metadata={"help": "begin with the tensors of this file in place of the bundle's of the same names"},
+        metadata={"help": "begin with the tensors of this file instead of the bundle's of the same names"},
     )
-    verify: int = field(default=0, metadata={"help": "compare the first losses, so many, with plain PyTorch's"})
+    verify: int = field(default=0, metadata={"help": "number of first losses to compare with plain PyTorch's"})
     referee: bool = field(
         default=False,
-        metadata={"help": "train as the script did alone where the bundle was planned, and compare with that instead"},
+        metadata={"help": "repeat the script's lone run from planning, and compare with that instead"},
     )
     digest: bool = field(default=False, metadata={"help": "report a checksum over all persistent tensors at the end"})
     revision: Path | None = field(
@@ -115,7 +117,7 @@ class TorchOptions(WorkerOptions):
     probe_packing: bool = field(
         default=False, metadata={"help": "report at the end what packing the step's tensors would take"}
     )
-    discard: bool = field(default=False, metadata={"help": "commit no step: what is trained is thrown away"})
+    discard: bool = field(default=False, metadata={"help": "commit no step: the trained weights are discarded"})
     read_limit: int | None = field(
         default=None, metadata={"help": "throttle reads to this many bytes per second", "type": parse_bytes}
     )
@@ -126,7 +128,7 @@ class TorchOptions(WorkerOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinetuneWorkerOptions(WorkerOptions):
-    """What the worker of a fine-tuning is told beside that."""
+    """The additional options of a fine-tuning's worker."""
 
     weights: Path | None = field(
         default=None,
@@ -138,10 +140,7 @@ class FinetuneWorkerOptions(WorkerOptions):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoardOptions(WorkerOptions):
-    """What the worker of a microcontroller job is told beside that.
-
-    Each overrides what the job's file says.
-    """
+    """The additional options of a microcontroller job's worker; each overrides the job's file."""
 
     test: Path | None = field(default=None, metadata={"help": "samples that are held out"})
     board: str | None = field(default=None, metadata={"help": "the board's name"})
@@ -154,13 +153,15 @@ class BoardOptions(WorkerOptions):
 
 
 def page_words(page_dirs: Sequence[str]) -> tuple[str, ...]:
-    """Return the words that tell a torch worker where its pages go: `TorchOptions.page_dir`, then `scratch_dirs`."""
+    """Return the arguments that give a torch worker its page directories: `TorchOptions.page_dir`, then `scratch_dirs`."""
     names = ("page_dir", *["scratch_dirs"] * (len(page_dirs) - 1))
     return tuple(word for name, folder in zip(names, page_dirs, strict=False) for word in (_flag(name), folder))
 
 
 def weights_words(weights: Path | None) -> tuple[str, ...]:
-    """Return the words that tell a worker what to begin with: `TorchOptions.weights`, `FinetuneWorkerOptions.weights`."""
+    """Return the arguments that give a worker its initial weights: `TorchOptions.weights`,
+    `FinetuneWorkerOptions.weights`.
+    """
     return () if weights is None else (_flag("weights"), str(weights))
 
 

@@ -1,10 +1,8 @@
-"""What a worker and its supervisor say to each other.
+"""The protocol of a worker and its supervisor: frozen events and commands, one JSON object per line, both ways.
 
-Frozen events and commands, one JSON object a line, both ways.
-
-A line carries the version beside the message: `{"v":1,"event":"paused","step":7}`. Fields that the reader does not
-know are skipped; a line that is not a valid message of this version is refused with ProtocolError, and the reader goes on.
-Figures that are not finite (a loss that ran away) travel as null.
+A line has the version beside the message: `{"v":1,"event":"paused","step":7}`. Unknown fields are skipped; a line that
+is not a valid message of this version is rejected with ProtocolError, and the reader continues. Figures that are not
+finite (a diverged loss) are sent as null.
 """
 
 from enum import StrEnum
@@ -30,7 +28,7 @@ class FailureCause(StrEnum):
     """What a failure means for the job."""
 
     OUT_OF_MEMORY = "out-of-memory"
-    """It outgrew its plan: the next run takes a smaller one."""
+    """It outgrew its plan: the next run uses a smaller one."""
     IMPOSSIBLE = "impossible"
     """It can never run as it is."""
     DIVERGED = "diverged"
@@ -75,20 +73,20 @@ class StepDone(_EventMessage, frozen=True, kw_only=True, tag="step"):
     paged_in_bytes: int = 0
     paged_out_bytes: int = 0
     unworn_bytes: int = 0
-    """Of those paged out, the bytes to compressed RAM, which writing does not wear."""
+    """Of those paged out, the bytes to compressed RAM, which writing does not wear out."""
     packed_bytes: int = 0
-    """What tensors took while they lay packed in RAM; `packed_from_bytes`: what they are unpacked."""
+    """Bytes of packed tensors in RAM; `packed_from_bytes`: their unpacked size."""
     packed_from_bytes: int = 0
     packing_overflows: int = 0
-    """Tensors that needed more room packed than the plan has for them, and went to flash instead."""
+    """Tensors that needed more memory when packed than the plan reserves, and went to flash instead."""
     transfer_s: float = 0.0
     hidden_s: float = 0.0
-    """Of the transfers, what ran beside compute."""
+    """The part of the transfers that overlapped with compute."""
     peak_rss_bytes: int | None = None
     device_peak_bytes: int | None = None
-    """Of the device's memory, by tensors, context and libraries; None where the step computes on the CPU."""
+    """Peak of the device's memory, for tensors, context and libraries; None if the step computes on the CPU."""
     device_excess_bytes: int = 0
-    """By how much tensors have passed what the plan leaves them of the device's memory, which no kernel may have stopped."""
+    """Bytes by which tensors exceeded their planned share of the device's memory, which no kernel may have stopped."""
     planned_s: float | None = None
     planned_compute_s: float | None = None
     planned_joules: float | None = None
@@ -117,16 +115,16 @@ class CheckpointWritten(_EventMessage, frozen=True, kw_only=True, tag="checkpoin
 
 
 class PackingProbed(_EventMessage, frozen=True, kw_only=True, tag="packing"):
-    """What packing the tensors of a graph would take, as the steps of a trial showed; one of several for a large graph."""
+    """What packing the tensors of a graph would take, as measured in a dry run; one of several for a large graph."""
 
     graph: str
     costs: tuple[PackingCost, ...]
 
 
 class StateRecovered(_EventMessage, frozen=True, kw_only=True, tag="recovered"):
-    """A part of the state was damaged; the run goes on from the commit at `step`.
+    """A part of the state was damaged; the run continues from the commit at `step`.
 
-    `lost_steps` are trained again; None where nobody knows how many there were.
+    `lost_steps` are trained again; None if their number is unknown.
     """
 
     step: int
@@ -142,19 +140,16 @@ class PlanSwitched(_EventMessage, frozen=True, kw_only=True, tag="plan"):
 
 
 class WorkerPaused(_EventMessage, frozen=True, kw_only=True, tag="paused", omit_defaults=True):
-    """No instruction runs until the supervisor says so; the memory stays."""
+    """No instruction runs until the supervisor allows it; the memory stays."""
 
     step: int
     operator: str | None = None
-    """Of an attached program: the operator that it was in when it was told, which ended `waited_s` later."""
+    """For an attached program: the operator that was running when it was told, which ended `waited_s` later."""
     waited_s: float = 0.0
 
 
 class MemoryReleased(_EventMessage, frozen=True, kw_only=True, tag="released"):
-    """An attached program computes nothing, and what it had in memory lies in its page file.
-
-    `wall_s`: after it was told.
-    """
+    """An attached program computes nothing, and its tensors are in its page file; `wall_s`: after it was told."""
 
     step: int
     resident_bytes: int
@@ -164,19 +159,19 @@ class MemoryReleased(_EventMessage, frozen=True, kw_only=True, tag="released"):
 
 
 class WorkerResumed(_EventMessage, frozen=True, kw_only=True, tag="resumed"):
-    """The run goes on after a pause."""
+    """The run continues after a pause."""
 
     step: int
 
 
 class WorkerLeaving(_EventMessage, frozen=True, kw_only=True, tag="leaving"):
-    """No instruction runs any more; what is finished is committed if there is time, then the process ends."""
+    """No instruction runs any longer; finished steps are committed if there is time, then the process ends."""
 
     step: int
 
 
 class DeviceInterrupted(_EventMessage, frozen=True, kw_only=True, tag="interrupted"):
-    """The device that trains went away (`step` is None while it is waited for) or is back at `step`."""
+    """The training device was disconnected (`step` is None while it is waited for) or is back at `step`."""
 
     reason: str
     step: int | None = None
@@ -226,19 +221,17 @@ class ResumeTraining(_CommandMessage, frozen=True, kw_only=True, tag="resume", o
     """Go on after a pause."""
 
     cpu_percent: float = 100.0
-    """Of an attached program: how much of all CPUs it may take; workers are limited by their cgroups."""
+    """For an attached program: its share of all CPUs; workers are limited by their cgroups."""
 
 
 class ReleaseMemory(_CommandMessage, frozen=True, kw_only=True, tag="release"):
-    """To an attached program: stop between two operators, give the memory back and wait for `resume`."""
+    """For an attached program: stop between two operators, release the memory and wait for `resume`."""
 
     reason: str = ""
 
 
 class LeaveNow(_CommandMessage, frozen=True, kw_only=True, tag="leave", omit_defaults=True):
-    """End and give the memory back.
-
-    At once, or after a commit of the finished steps that takes less than `within_s`.
+    """End and release the memory, at once or after a commit of the finished steps that takes less than `within_s`.
 
     An attached program gets Ctrl-C.
     """
@@ -290,7 +283,7 @@ def encode_message(message: Event | Command) -> bytes:
 
 
 def plain_values(message: Event | Command) -> dict[str, Any]:
-    """Return what the line of a message says, as plain values."""
+    """Return the content of a message's line, as plain values."""
     values: dict[str, Any] = msgspec.to_builtins(message)
     return {"v": VERSION, **values}
 
@@ -310,7 +303,7 @@ def _decode(decoder: "msgspec.json.Decoder[M]", line: bytes) -> M:
         _head.decode(line)
         return decoder.decode(line)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise ProtocolError(f"no message of version {VERSION} ({error}): {line[:200]!r}") from error
+        raise ProtocolError(f"not a message of version {VERSION} ({error}): {line[:200]!r}") from error
 
 
 class LineSplitter:
@@ -323,5 +316,5 @@ class LineSplitter:
         """Return the lines that are whole now; raises ProtocolError when one does not end."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
-            raise ProtocolError(f"a line of more than {MAX_LINE_BYTES} bytes; the other side is broken")
+            raise ProtocolError(f"a line has more than {MAX_LINE_BYTES} bytes; the other side is defective")
         return lines

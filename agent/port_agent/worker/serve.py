@@ -15,7 +15,7 @@ from port_agent.worker.protocol import Event, FailureCause, TrainingFailed
 from port_planner.base.errors import ExitCode, PortError
 
 Work = Callable[[Control, Emit], None]
-"""Trains until it is done; raises LeftOnRequest when it left as asked, and any error it cannot go on with."""
+"""Trains until it is done; raises LeftOnRequest when it left on request, and any fatal error."""
 
 _CAUSES: Mapping[int, FailureCause] = {
     ExitCode.IMPOSSIBLE: FailureCause.IMPOSSIBLE,
@@ -28,11 +28,11 @@ _OUT_OF_MEMORY = (
     "can't start new thread",
     "MPS backend out of memory",
     "CUDA error: out of memory",
-    "NVML_SUCCESS == r",  # of CUDA's allocator on a Jetson, which asserts where it cannot ask why (pytorch#185240)
+    "NVML_SUCCESS == r",  # of CUDA's allocator on a Jetson, which asserts if it cannot determine the reason (pytorch#185240)
 )
 """Words of plain RuntimeErrors."""
 _DEVICE_FULL = "OutOfMemoryError"
-"""Of torch, which is not imported here."""
+"""Name of an exception of torch, which is not imported here."""
 
 
 def serve(control_fd: int | None, work: Work, *, leave_patience_s: float | None = None) -> ExitCode:
@@ -55,13 +55,13 @@ def serve(control_fd: int | None, work: Work, *, leave_patience_s: float | None 
         work(control, emit)
     except LeftOnRequest:
         return ExitCode.LEFT
-    except Exception as error:  # whatever ends the work is said in one line, to whoever waits for it
+    except Exception as error:  # whatever ends the work is reported in one line
         return _failed(error, emit if channel is not None else None)
     return ExitCode.DONE
 
 
 def failure_cause(error: Exception) -> FailureCause:
-    """Return what an error means for the job it ended."""
+    """Return what an error means for the job that it ended."""
     if is_passing(error):
         return FailureCause.OTHER
     if isinstance(error, PortError):
@@ -82,7 +82,7 @@ def _sentence(error: Exception) -> str:
         return str(error) or "out of memory"
     place = traceback.extract_tb(error.__traceback__)[-1:]
     where = "".join(f" ({Path(frame.filename).name}, line {frame.lineno})" for frame in place)
-    return f"{type(error).__name__}: {error}{where}; plan the job again, and report this if it stays"
+    return f"{type(error).__name__}: {error}{where}; plan the job again, and report this if it persists"
 
 
 def _failed(error: Exception, emit: Emit | None) -> ExitCode:

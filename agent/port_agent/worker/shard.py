@@ -16,7 +16,7 @@ class Shard:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """Return the shard that a text such as 2/3 names; raises ValueError for anything else."""
+        """Parse a shard such as 2/3; raises ValueError for anything else."""
         found = _TEXT.fullmatch(text)
         if found is None or int(found[1]) > int(found[2]):
             raise ValueError(f"{text!r} is not a valid shard; write it as 2/3: the second of three")

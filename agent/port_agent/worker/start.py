@@ -1,4 +1,4 @@
-"""Start a worker with the environment it needs, and follow what it says. Torch-free."""
+"""Start a worker with the environment that it needs, and follow its events. Torch-free."""
 
 import resource
 import socket
@@ -26,7 +26,7 @@ class Worker:
         self.process.wait()
 
     def send(self, command: Command) -> None:
-        """Report it what is wanted."""
+        """Send it a command."""
         self.channel.send(command)
 
 

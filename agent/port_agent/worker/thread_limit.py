@@ -1,4 +1,4 @@
-"""Whether the threads of a bundle's operators have room here."""
+"""Whether the threads of a bundle's operators fit into memory here."""
 
 import mmap
 import os
@@ -8,19 +8,19 @@ import sys
 from port_planner.base.errors import ExitCode, PortError
 
 _DEFAULT_STACK_BYTES = 8 << 20
-"""Of a thread where the process's own stack has no limit."""
+"""Stack of a thread if the process's own stack has no limit."""
 _MAP_NORESERVE = 0x4000
-"""Of Linux; Python names it from 3.13 on. Only the process's limit counts such memory, and it is never touched."""
+"""Linux' constant; Python names it from 3.13 on. Only the process's limit counts such memory, and it is never touched."""
 
 
 class ThreadLimitError(PortError):
-    """More threads than there is room for."""
+    """More threads than memory allows."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 def usable_core_numbers() -> frozenset[int] | None:
-    """Return the numbers of the cores that this process may run on, None where the system does not tell."""
+    """Return the numbers of the cores that this process may run on, None if the system does not report them."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
@@ -30,11 +30,11 @@ def usable_cores() -> int:
 
 
 def check_thread_limit(count: int) -> None:
-    """Raise ThreadLimitError where the process's memory limit (RLIMIT_DATA, on Linux) has no room for so many threads.
+    """Raise ThreadLimitError if the process's memory limit (RLIMIT_DATA, on Linux) does not allow so many threads.
 
-    The OpenMP library would end the process where one cannot start: so as much as their stacks take is mapped for a
-    moment. After an operator that takes fewer threads the library ends the others; where they are more than the cores,
-    they may still be there when the next set starts, and there must be room for both.
+    The OpenMP library would end the process if one cannot start, so memory for their stacks is briefly mapped. After an
+    operator that takes fewer threads the library ends the others; if they are more than the cores, they may still exist
+    when the next set starts, and both must fit.
     """
     if count == 1 or sys.platform != "linux":
         return
@@ -46,6 +46,6 @@ def check_thread_limit(count: int) -> None:
         mmap.mmap(-1, threads * stack_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE).close()
     except OSError as error:
         raise ThreadLimitError(
-            f"there is no room for the bundle's {count} threads on {cores} cores; plan it again with fewer `--threads`, or "
+            f"the bundle's {count} threads on {cores} cores do not fit into memory; plan it again with fewer `--threads`, or "
             "with more --ram"
         ) from error

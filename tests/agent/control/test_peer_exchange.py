@@ -42,7 +42,7 @@ def test_what_one_shares_the_other_has_and_a_plan_is_the_same_as_here(tmp_path: 
             PeerExchange(cellar, "any").solved(problem.name, pack_problem(problem), 5.0)
         ask.accuse(found.device, "its plan does not fit")
         until(lambda: not row(cellar)["is_connected"])
-        assert "attic: cut off for 5 minutes: its plan does not fit" in history(cellar)
+        assert "attic: blocked for 5 minutes: its plan does not fit" in history(cellar)
         with pytest.raises(NotAnsweredError, match="attic: it is not connected"):
             ask.solved(NAME, b"a problem", 1.0)
         with pytest.raises(NotAnsweredError, match="no paired device is connected"):

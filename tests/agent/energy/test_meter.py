@@ -337,7 +337,7 @@ def test_drift_raises_one_event_with_factors(tmp_path: Path) -> None:
     assert event.correction is not None
     assert event.correction.time_factor == pytest.approx(1.25)
     assert event.correction.energy_factor is None  # 1.6 % off
-    assert "profile corrected (time x1.25)" in event.text and "frontier" in event.text
+    assert "profile corrected (time x1.25)" in event.text and "plans are compared again" in event.text
     bench.meter.close(bench.now_s)
     assert bench.rows("SELECT code FROM event WHERE code = 'profile-corrected'")
 

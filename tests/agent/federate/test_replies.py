@@ -51,7 +51,7 @@ def test_metrics_are_those_that_were_asked_for(metrics: dict[str, Any], refusal:
 
 
 def test_a_reply_without_metrics_is_refused() -> None:
-    with pytest.raises(FlowerMessageError, match="asked for: none"):
+    with pytest.raises(FlowerMessageError, match="requested ones: none"):
         check_metrics(Message(RecordDict(), 1, "train"), LOSS)
 
 

@@ -26,5 +26,5 @@ def test_it_trains_to_the_bits_of_the_command(tmp_path: Path) -> None:
 
 
 def test_a_plan_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RequestError, match="there is no plan 9; count from 0"):
+    with pytest.raises(RequestError, match="plans, counted from 0; there is no plan 9"):
         train(TrainRequest(bundle=small_bundle(), plan=9, state_dir=tmp_path))

@@ -63,7 +63,7 @@ def test_data_of_a_directory_in_the_order_of_names(floating: ModelDirectory, tmp
         ({"x": np.zeros((2, 2, 3, 4), complex), "y": np.array([0, 1])}, "samples of type complex128"),
         (
             {"x": np.full((2, 2, 3, 4), 200, np.uint8), "y": np.array([0, 1])},
-            "100% of the values lie outside of -62.5 to 65",
+            "100% of the values lie outside -62.5 to 65",
         ),
         ({"x": np.zeros(()), "y": np.array([0, 1])}, "no array of samples"),
         ({"x": np.zeros((2, 2, 3, 4)), "y": np.array([0, 1.9])}, "the label 1.9 at sample 1"),
@@ -129,5 +129,5 @@ def test_a_part_that_changed_since_its_board_began_is_refused(tmp_path: Path) ->
     with pytest.raises(BoardJobError, match="now it is part 3/3"):
         keep_shard(tmp_path, Shard(3, 3), take_shard(whole, Shard(3, 3)))
     other = BoardSamples(whole.rows, whole.labels[::-1])
-    with pytest.raises(BoardJobError, match="Put the data back as they were"):
+    with pytest.raises(BoardJobError, match="Restore the data"):
         keep_shard(tmp_path, Shard(2, 3), take_shard(other, Shard(2, 3)))

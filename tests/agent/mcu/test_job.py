@@ -56,7 +56,7 @@ def test_a_directory_is_its_job_or_a_model_with_the_defaults(tmp_path: Path) -> 
         ({"settings": {"scaling": "no"}}, "Expected `bool`"),
         (
             {"settings": {"rule": "random"}},
-            "there is no rule 'random' of rounding; use stochastic, nearest, truncate, q88",
+            "there is no rounding rule 'random'; use stochastic, nearest, truncate, q88",
         ),
         ({"settings": {"epochs": 0}}, "epochs is 0; give at least 1"),
         ({"settings": {"steps": -1}}, "steps is -1; give at least 1"),

@@ -192,7 +192,7 @@ def test_kernels_that_the_model_does_not_use_stay_out(
 
 def test_what_a_library_cannot_be_made_of_is_refused(tmp_path: Path) -> None:
     folder = write_model(tmp_path)
-    with pytest.raises(BoardJobError, match="does not say the scale of its input"):
+    with pytest.raises(BoardJobError, match="does not give the scale of its input"):
         write_library(read_model(folder), Framework.ARDUINO, tmp_path / "out")
     header = folder / "model.h"
     header.write_text(header.read_text() + '#define PORT_MODEL_MEDIUM "psram"\n')

@@ -403,5 +403,5 @@ def board_pages(model: CompiledModel, tensor: str, medium: str) -> CompiledModel
 
 def test_a_board_without_the_medium_is_refused_at_build(job: Job, tmp_path: Path) -> None:
     assert page_medium(job.folder) == "psram"
-    with pytest.raises(BuildError, match="pages to psram, qemu-m0 has nothing to page to"):
+    with pytest.raises(BuildError, match="pages to psram, but qemu-m0 has no external memory"):
         build_firmware(find_board("qemu-m0"), job.folder, tmp_path)

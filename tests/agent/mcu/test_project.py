@@ -48,7 +48,7 @@ def test_a_script_finds_what_lies_beside_it(tmp_path: Path) -> None:
     [
         ({"settings": {"epoch": 3}}, "unknown field `epoch`"),
         ({"settings": {"learning_rate": -1.0}}, "learning_rate is -1.0"),
-        ({"board": "pdp-11"}, "no board is called 'pdp-11'"),
+        ({"board": "pdp-11"}, "there is no board 'pdp-11'"),
         ({"classes": ("one",)}, "1 names for 3 classes"),
         ({"train_x": np.zeros((88, 64, 6))}, r"train_x has shape \[88, 64, 6\] .* real values \[N, 6, 1, 64\]"),
         ({"test_x": np.full((2, 6, 64), np.nan)}, "test_x has values that are NaN"),

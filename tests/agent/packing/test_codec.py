@@ -264,7 +264,7 @@ def test_signs_do_not_come_back_and_damaged_ones_are_refused(level: int) -> None
     array = np.ones(10, np.float32)
     layout, packed, target = layout_of(Codec.SIGN, array), np.zeros(2, np.uint8), np.full(40, GUARD, np.uint8)
     size = pack(layout, array.ctypes.data, packed.ctypes.data, 2, level=level)
-    with pytest.raises(PackingError, match="signs do not give the values back"):
+    with pytest.raises(PackingError, match="signs do not restore the values"):
         unpack(layout, packed.ctypes.data, size, target.ctypes.data, level=level)
     with pytest.raises(PackingOverflowError):
         pack(layout, array.ctypes.data, packed.ctypes.data, 1, level=level)

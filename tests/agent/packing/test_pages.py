@@ -118,6 +118,6 @@ def test_damaged_pages_are_refused_before_anything_is_written() -> None:
     ]
     for damaged in wrong:
         target = np.full(page.size, 0xA5, np.uint8)
-        with pytest.raises(DamagedPageError, match="no packed page of 4000"):
+        with pytest.raises(DamagedPageError, match="not a valid packed page of 4000"):
             unpack_page(memoryview(damaged), target.ctypes.data, page.size, 4)
         assert (target == 0xA5).all()

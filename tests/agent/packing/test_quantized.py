@@ -63,8 +63,8 @@ def test_parts_of_blocks_are_refused(quantization: Quantization) -> None:
         range(quantization.block // 2),
         range(quantization.block, 6 * quantization.block),
     ):
-        with pytest.raises(PackingError, match="no whole blocks"):
+        with pytest.raises(PackingError, match="not whole blocks"):
             decode(matrix, range(ROWS), columns, 4, target.data_ptr())
-    with pytest.raises(PackingError, match="3 bytes are no item"):
+    with pytest.raises(PackingError, match="3 bytes are not an item"):
         decode(matrix, range(ROWS), range(quantization.block), 3, target.data_ptr())
     assert not target.any()

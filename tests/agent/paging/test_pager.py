@@ -141,7 +141,7 @@ def test_a_packed_chunk_that_was_damaged_is_named(pager: Pager, tmp_path: Path, 
         slot.packed_bytes[0] -= BLOCK
         slot.sums[0] = None
     with pytest.raises(
-        CorruptPageError, match="not what was written" if rotten else "no packed page of 1048576"
+        CorruptPageError, match="not what was written" if rotten else "not a valid packed page of 1048576"
     ) as caught:
         pager.wait(pager.receive(slot, made_up(data.numel())))
     assert (caught.value.path, caught.value.offset) == (tmp_path / "pages", 0)
@@ -430,7 +430,7 @@ def test_a_page_file_is_no_link_and_a_temporary_one_has_no_name(tmp_path: Path) 
     file.reserve(1 << 20)
     file.close()
     assert (tmp_path / "victim").read_bytes() == b"kept" and len(list(tmp_path.iterdir())) == 2
-    with pytest.raises(PageError, match=r"no page file can be made in .*nowhere: No such file"):
+    with pytest.raises(PageError, match=r"no page file can be created in .*nowhere: No such file"):
         unnamed_page_file(tmp_path / "nowhere")
 
 
@@ -448,7 +448,7 @@ def test_a_medium_that_becomes_read_only_while_a_page_file_is_made(
         close(file)
 
     monkeypatch.setattr(PageFile, "close", note)
-    with pytest.raises(PageError, match=r"no page file can be made in .*: Read-only file system") as caught:
+    with pytest.raises(PageError, match=r"no page file can be created in .*: Read-only file system") as caught:
         unnamed_page_file(tmp_path)
     assert caught.value.errno == errno.EROFS and len(closed) == 1
 

@@ -221,7 +221,7 @@ def test_a_copied_state_directory_is_reported(monkeypatch: pytest.MonkeyPatch) -
 def test_nobody_is_told_to_delete_an_identity_for_a_claim() -> None:
     claim = discovery._IdTakenError(("10.0.0.5",), 9478)
     text = asyncio.run(Discovery(OWN, lambda text: None, nowhere)._judged(claim))
-    assert "claims the id 0123456789ab" in text and "delete" not in text
+    assert "claims this one's id 0123456789ab" in text and "delete" not in text
 
 
 def run_until_reported(monkeypatch: pytest.MonkeyPatch, interfaces: tuple[Interface, ...]) -> list[str]:

@@ -17,7 +17,7 @@ def test_they_come_back_as_they_went_and_have_bounds() -> None:
         Introductions((Introduced(certificate=b"x", name="a", address=("", 9478)),)),
         Introductions((Introduced(certificate=b"x", name="a", address=("10.0.0.2", 70_000)),)),
     ):
-        with pytest.raises(IntroductionError, match="no introductions"):
+        with pytest.raises(IntroductionError, match="not a list of introductions"):
             INTRODUCTIONS.decode(INTRODUCTIONS.encode(wrong))
 
 

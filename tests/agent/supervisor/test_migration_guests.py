@@ -108,7 +108,9 @@ def test_refused_for_every_reason_there_is(tmp_path: Path) -> None:
             here.context.admission.facts = replace(here.context.admission.facts, total_memory_bytes=1 << 30)
             assert "grants" in await refusal(Offer(token=TOKEN, nbytes=1, least_bytes=1 << 40, device_kind="cpu"))
             assert "cuda" in await refusal(Offer(token=TOKEN, nbytes=1, least_bytes=1, device_kind="cuda"))
-            assert "its disk has" in await refusal(Offer(token=TOKEN, nbytes=1 << 40, least_bytes=1, device_kind="cpu"))
+            assert "its disk can give" in await refusal(
+                Offer(token=TOKEN, nbytes=1 << 40, least_bytes=1, device_kind="cpu")
+            )
             began: dict[str, Any] = {"token": TOKEN, "nbytes": 1, "least_bytes": 1, "device_kind": "cpu"}
             assert "another kind of machine" in await refusal(Offer(**began, machine="other"))
             assert (await here.ask(Offer(**began, machine=machine_kind()))).state is MigrationState.WELCOME

@@ -177,7 +177,7 @@ async def test_a_paused_job_stays_until_it_is_resumed(tmp_path: Path) -> None:
         assert (await service.resume_job("1")).state == "queued"
         assert len(made.context.store.history(job.id)) == 2, "a job that is not held has nothing to resume"
         put(made, job, JobState.FINISHED)
-        with pytest.raises(JobRequestError, match=r"job 1 \(birds\) is over \(finished\); nothing to pause"):
+        with pytest.raises(JobRequestError, match=r"job 1 \(birds\) has ended \(finished\); there is nothing to pause"):
             await service.pause_job("1")
 
 

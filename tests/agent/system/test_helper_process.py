@@ -64,11 +64,11 @@ def test_how_one_ended_is_said_with_its_last_line() -> None:
 
 def test_one_that_takes_too_long_or_is_given_up_is_gone() -> None:
     sleeping = echo("sleep")
-    with pytest.raises(HelperError, match=r"^is not done within 0 s$"):
+    with pytest.raises(HelperError, match=r"^did not finish within 0 s$"):
         run_helper(sleeping, within_s=0.05)
 
     async def work() -> None:
-        with pytest.raises(HelperError, match=r"^is not done within 0 s$"):
+        with pytest.raises(HelperError, match=r"^did not finish within 0 s$"):
             await ask_helper(sleeping, within_s=0.05)
         asking = asyncio.create_task(ask_helper(sleeping))
         await asyncio.sleep(0)

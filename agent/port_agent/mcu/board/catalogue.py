@@ -39,7 +39,7 @@ class UsbId:
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """A QEMU machine that stands in for a board."""
+    """A QEMU machine that imitates a board."""
 
     name: str
     arguments: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class FirmwareBoard:
     payload_bytes: int
     ring_bytes: int
     stack_bytes: int
-    """The least the linker leaves for the stack."""
+    """The least that the linker reserves for the stack."""
     ram_origin: int = 0x2000_0000
     flash_origin: int = 0
     """Where the image starts: behind the boot loader, if there is one."""
@@ -77,7 +77,7 @@ class FirmwareBoard:
     """Snapshot slots outside the flash; None: the last pages of the flash."""
     defines: dict[str, int] = field(default_factory=dict)
     media: dict[str, dict[str, int]] = field(default_factory=dict)
-    """External memory that a model's pages can go to (psram, nor, sd), each with what the port has to know of it."""
+    """External memory for a model's pages (psram, nor, sd), each with the settings that the port needs."""
     usb: tuple[UsbId, ...] = ()
     methods: tuple[FlashMethod, ...] = ()
     probe_target: str | None = None
@@ -85,7 +85,7 @@ class FirmwareBoard:
     uf2_family: int | None = None
     machine: Machine | None = None
     figures: str = "nrf52840"
-    """The file in planner/port_planner/ir/board_files whose clock and watts stand for this board in estimates."""
+    """The file in planner/port_planner/ir/board_files whose clock and watts represent this board in estimates."""
 
 
 M0 = ("-mcpu=cortex-m0",)
@@ -225,7 +225,7 @@ def find_board(name: str) -> FirmwareBoard:
     for board in BOARDS:
         if board.name == name:
             return board
-    raise BoardJobError(f"no board is called {name!r}; known are {', '.join(board.name for board in BOARDS)}")
+    raise BoardJobError(f"there is no board {name!r}; the known boards are {', '.join(board.name for board in BOARDS)}")
 
 
 def boards_with_usb(vendor: int, product: int) -> tuple[FirmwareBoard, ...]:

@@ -21,11 +21,13 @@ class MessageError(McuError):
 class DisconnectedError(McuError):
     """The port is gone: unplugged, the simulator ended, or the system closed it.
 
-    Every exception of pyserial and every OSError of a port becomes this one error.
+    Every exception of pyserial and every OSError of a port becomes this error.
     """
 
     def __init__(self, port: str, reason: str) -> None:
-        super().__init__(f"lost the connection to {port}: {reason}; plug the board in again, the job goes on by itself")
+        super().__init__(
+            f"lost the connection to {port}: {reason}; plug the board in again, and the job continues by itself"
+        )
         self.port, self.reason = port, reason
 
 
@@ -66,12 +68,12 @@ class RefusedError(McuError):
     """The device answered with an error status."""
 
     def __init__(self, request: str, status: str, remedy: str) -> None:
-        super().__init__(f"the device refused {request}: {status}; {remedy}")
+        super().__init__(f"the device rejected {request}: {status}; {remedy}")
         self.request, self.status = request, status
 
 
 class PagesFailedError(RefusedError):
-    """External memory that the model's pages go to failed in a step: restore a snapshot before going on."""
+    """External memory for the model's pages failed during a step: restore a snapshot before continuing."""
 
 
 class IncompatibleError(McuError):
@@ -99,7 +101,7 @@ class FirmwareWriteError(McuError):
 
 
 class PortNotFoundError(McuError):
-    """No port matches what was asked for."""
+    """No port matches the request."""
 
 
 class SimulatorError(McuError):

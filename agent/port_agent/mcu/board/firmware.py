@@ -1,4 +1,4 @@
-"""Builds the firmware of one model for one board, and says how much memory it takes.
+"""Build the firmware of one model for one board, and report how much memory it takes.
 
 The sources are `firmware/` of a checkout, and data of `port_agent` in an installed wheel.
 A model is a directory with model.c and model.h as port_planner.mcu writes them.
@@ -53,7 +53,7 @@ def source_root() -> Path:
 
 
 def find_compiler(board: FirmwareBoard) -> str:
-    """Return the compiler for `board`; raise BuildError with the way to get it."""
+    """Return the compiler for `board`; raise BuildError with the way to install it."""
     name = CROSS_COMPILER if board.cpu else HOST_COMPILER
     found = shutil.which(name)
     if found is None:
@@ -63,7 +63,7 @@ def find_compiler(board: FirmwareBoard) -> str:
             if board.cpu
             else "install a C compiler"
         )
-        raise BuildError(f"{name} is not on this machine; {remedy}")
+        raise BuildError(f"{name} is not installed; {remedy}")
     return found
 
 
@@ -112,7 +112,7 @@ def parameter_bytes(model: Path) -> int:
 
 
 def kernel_kinds(model: Path) -> int:
-    """Return the kinds of ops that a compiled model has, a bit each; all where its header does not say."""
+    """Return the kinds of ops of a compiled model, one bit each; all if its header does not list them."""
     match = re.search(r"^#define\s+PORT_MODEL_KINDS\s+(0x[0-9a-f]+)u", (model / "model.h").read_text(), re.MULTILINE)
     return int(match[1], 16) if match else 0xFFFF_FFFF
 
@@ -126,9 +126,9 @@ def page_medium(model: Path) -> str | None:
 def _check_medium(board: FirmwareBoard, model: Path) -> None:
     medium = page_medium(model)
     if medium is not None and medium not in board.media:
-        has = " and ".join(board.media) or "nothing to page to"
+        has = " and ".join(board.media) or "no external memory"
         raise BuildError(
-            f"the model pages to {medium}, {board.name} has {has}; compile it with another --page, or for another board"
+            f"the model pages to {medium}, but {board.name} has {has}; compile it with another --page, or for another board"
         )
 
 
@@ -226,7 +226,7 @@ def _sizes(elf: Path, board: FirmwareBoard) -> tuple[int, int]:
 
 
 def _write_image(board: FirmwareBoard, elf: Path, out: Path) -> Path:
-    """Write the file that the board's first flash method takes, beside a plain .hex."""
+    """Write the file for the board's first flash method, beside a plain .hex."""
     binary = out / f"{board.name}.bin"
     subprocess.run([CROSS_COMPILER.replace("gcc", "objcopy"), "-O", "binary", str(elf), str(binary)], check=True)
     data = binary.read_bytes()

@@ -1,4 +1,4 @@
-"""Writes an image to a board with the tool its family keeps, or says exactly which command does.
+"""Write an image to a board with the tool of its family, or say exactly which command does.
 
 The tools are optional: adafruit-nrfutil, stm32loader and pyocd come with `pip install port-agent[flash]`, bossac from the
 system's packages. Copying to a boot loader's drive (UF2, DAPLink) needs none.
@@ -147,7 +147,7 @@ def find_drive(method: FlashMethod, drives: Iterable[Path]) -> Path | None:
             if (path / DRIVE_MARKS[method]).is_file():
                 return path
         except OSError:
-            continue  # a drive that went away while we looked
+            continue  # a drive that was removed while we looked
     return None
 
 

@@ -1,4 +1,4 @@
-"""Writes the image formats that boot loaders take: Intel HEX and UF2."""
+"""Write the image formats that boot loaders accept: Intel HEX and UF2."""
 
 import struct
 from pathlib import Path

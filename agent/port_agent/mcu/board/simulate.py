@@ -25,10 +25,10 @@ START_S = 30.0
 
 
 def find_qemu() -> str:
-    """Return the path of QEMU; raise BuildError with the way to get it."""
+    """Return the path of QEMU; raise BuildError with the way to install it."""
     found = shutil.which(QEMU)
     if found is None:
-        raise BuildError(f"{QEMU} is not on this machine; apt install qemu-system-arm, or use --board posix")
+        raise BuildError(f"{QEMU} is not installed; apt install qemu-system-arm, or use --board posix")
     return found
 
 
@@ -132,5 +132,5 @@ class Simulator:
         self.kill()
         raise SimulatorError(
             f"{self.firmware.board.name} did not start: {seen.decode(errors='replace').strip() or 'no output'}; "
-            f"run it by hand: {' '.join(command_line(self.firmware.board, self.firmware.elf, self._storage))}"
+            f"run it manually: {' '.join(command_line(self.firmware.board, self.firmware.elf, self._storage))}"
         )

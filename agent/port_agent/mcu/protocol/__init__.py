@@ -1,1 +1,1 @@
-"""What host and board say over the serial line: frames, messages, sessions, exactly once."""
+"""The protocol of host and board over the serial line: frames, messages, sessions, each effect exactly once."""

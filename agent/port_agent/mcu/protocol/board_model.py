@@ -1,7 +1,7 @@
 """A compiled model as the agent sees it: a directory with model.c, model.h and model.json.
 
-model.json says what the C tables do not: the shape and scale of the input, and the names of the classes. A directory
-without it takes int8 samples only.
+model.json gives what the C tables do not: the shape and scale of the input, and the names of the classes. A directory
+without it accepts int8 samples only.
 """
 
 import json
@@ -69,11 +69,11 @@ class ModelDirectory:
     classes: tuple[str, ...]
 
     def quantize(self, samples: NDArray[Any]) -> NDArray[np.int8]:
-        """Return samples as int8 rows [N, input_bytes], in the order the device takes.
+        """Return samples as int8 rows [N, input_bytes], in the device's order.
 
-        int8 samples are such rows already, whatever their values would be in real units; all others are real values
-        [N, channels, height, width], or without the axes behind the channels where these are 1. Raises BoardJobError for
-        samples of another shape, and for values that are no finite real numbers.
+        int8 samples are such rows already, whatever their values would be in real units; all others are real values [N,
+        channels, height, width], or without the axes after the channels if these are 1. Raises BoardJobError for
+        samples of another shape, and for values that are not finite real numbers.
         """
         if samples.dtype == np.int8:
             if samples.shape[1:] != (self.input_bytes,):
@@ -89,7 +89,7 @@ class ModelDirectory:
         return rows
 
     def count_clipped(self, samples: NDArray[Any]) -> int:
-        """Return how many values lie outside of the range that the model was calibrated to, by more than rounding.
+        """Return how many values lie outside the calibrated range by more than rounding.
 
         Raises BoardJobError as `quantize` does.
         """
@@ -100,7 +100,7 @@ class ModelDirectory:
         return int(((reals < low - form.scale) | (reals > high + form.scale)).sum())
 
     def describe_input(self) -> str:
-        """Return the input as a person would say it."""
+        """Return the input's description for people."""
         rows = f"int8 rows [N, {self.input_bytes}]"
         return rows if self.input is None else f"{rows}, or real values {['N', *self.input.shapes[0]]}".replace("'", "")
 
@@ -123,7 +123,7 @@ class ModelDirectory:
 
 
 def read_model(path: Path) -> ModelDirectory:
-    """Return the model in directory `path`; raise BoardJobError with what is missing."""
+    """Return the model in directory `path`; raise BoardJobError that names what is missing."""
     header, source = path / "model.h", path / "model.c"
     if not header.is_file() or not source.is_file():
         raise BoardJobError(f"{path} holds no compiled model (model.c, model.h); make one with: port-agent mcu compile")

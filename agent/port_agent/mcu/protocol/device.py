@@ -44,7 +44,7 @@ class Device:
 
     @property
     def info(self) -> DeviceInfo:
-        """Return what the device said of itself."""
+        """Return the device's description of itself."""
         return self.session.info
 
     @property
@@ -57,7 +57,7 @@ class Device:
         return self.session.request(Status())
 
     def pages(self) -> DevicePages | None:
-        """Return what the device says of its pages; None from firmware that does not page."""
+        """Return the device's page figures; None from firmware that does not page."""
         try:
             found = self.session.request(Pages())
         except RefusedError as error:
@@ -116,7 +116,7 @@ class Device:
             )
 
     def samples_per_request(self, labelled: bool = True) -> int:
-        """Return how many samples fit one request; 0: a sample has to be pushed in pieces."""
+        """Return how many samples fit one request; 0: a sample has to be pushed in parts."""
         per_sample = self.info.input_bytes + (2 if labelled else 0)
         return (self.info.max_payload - 4) // per_sample
 
@@ -127,15 +127,15 @@ class Device:
             self.session.request(Push(at, sample[at : at + piece]))
 
     def train(self, labels: tuple[int, ...], samples: bytes) -> LearnResult:
-        """Train on one request's worth of samples (`samples_per_request`, at least 1)."""
+        """Train on one request of samples (`samples_per_request`, at least 1)."""
         return self._learn(Train, labels, samples)
 
     def evaluate(self, labels: tuple[int, ...], samples: bytes) -> LearnResult:
-        """Evaluate one request's worth of samples."""
+        """Evaluate one request of samples."""
         return self._learn(Eval, labels, samples)
 
     def infer(self, samples: bytes) -> tuple[int, ...]:
-        """Return the predicted classes of one request's worth of samples."""
+        """Return the predicted classes of one request of samples."""
         count = len(samples) // self.info.input_bytes
         pushed = self.samples_per_request(labelled=False) == 0
         request = Infer(count, None if pushed else samples)

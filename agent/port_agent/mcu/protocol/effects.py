@@ -57,7 +57,7 @@ class TrainingOptions:
 
 @dataclass(frozen=True, slots=True)
 class TrainingState:
-    """What a snapshot needs beside parameters and options."""
+    """What a snapshot needs besides parameters and options."""
 
     generator: int
     steps: int
@@ -89,7 +89,7 @@ def _read_training(payload: bytes, name: str) -> DeviceTraining:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Set what is given, read all."""
+    """Set the given options, read all."""
 
     options: TrainingOptions | None = None
     state: TrainingState | None = None
@@ -109,7 +109,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Write part of the input tensor; pieces in order, offset 0 starts again."""
+    """Write part of the input tensor; parts in order, offset 0 starts again."""
 
     offset: int
     data: bytes
@@ -152,7 +152,7 @@ def _read_learn(payload: bytes, name: str) -> LearnResult:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Train on samples laid out one after the other, or (`samples` None, one label) on the pushed input."""
+    """Train on samples in sequence, or (`samples` None, one label) on the pushed input."""
 
     labels: tuple[int, ...]
     samples: bytes | None
@@ -181,7 +181,7 @@ class Eval:
 
 
 INFER_MAX = 31
-"""Samples per INFER: the reply has to fit the device's reply cache of 64 bytes."""
+"""Samples per INFER: the reply must fit the device's reply cache of 64 bytes."""
 
 
 @dataclass(frozen=True, slots=True)

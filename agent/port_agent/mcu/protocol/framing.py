@@ -13,8 +13,11 @@ from port_agent.mcu.board.errors import FramingError
 
 CRC_BYTES = 4
 CONTENT_MAX = 8192
-"""Largest frame content a host accepts. Devices say their own limit in HELLO (512 to 4096); twice the largest leaves
-room for a newer one and keeps a babbling port from filling the memory."""
+"""Largest frame content that a host accepts.
+
+Devices state their own limit in HELLO (512 to 4096); twice the largest allows for a newer one and keeps a babbling port
+from filling the memory.
+"""
 ENCODED_MAX = CONTENT_MAX + CRC_BYTES + (CONTENT_MAX + CRC_BYTES) // 254 + 1
 """COBS adds one byte per 254, and one."""
 DELIMITER = b"\0"
@@ -39,7 +42,7 @@ def cobs_encode(data: bytes) -> bytes:
 
 
 def cobs_decode(encoded: bytes) -> bytes:
-    """Return the data of one COBS string; raise FramingError where it is none."""
+    """Return the data of one COBS string; raise FramingError for an invalid one."""
     data = bytearray()
     at = 0
     while at < len(encoded):
@@ -60,15 +63,12 @@ def encode_frame(content: bytes) -> bytes:
     Raises FramingError for a payload that is too long.
     """
     if len(content) > CONTENT_MAX:
-        raise FramingError(f"frame content of {len(content)} bytes, the limit is {CONTENT_MAX}; send smaller pieces")
+        raise FramingError(f"frame content of {len(content)} bytes, but the limit is {CONTENT_MAX}; send smaller parts")
     return cobs_encode(content + zlib.crc32(content).to_bytes(CRC_BYTES, "little")) + DELIMITER
 
 
 def decode_frame(encoded: bytes) -> bytes:
-    """Return the content of one frame given without its delimiter.
-
-    Raises FramingError if it is damaged.
-    """
+    """Return the content of one frame given without its delimiter; raises FramingError if it is damaged."""
     data = cobs_decode(encoded)
     if len(data) < CRC_BYTES:
         raise FramingError(f"frame of {len(data)} bytes, shorter than its CRC")
@@ -81,7 +81,7 @@ def decode_frame(encoded: bytes) -> bytes:
 
 @dataclass(slots=True)
 class FrameCounters:
-    """What a decoder has seen so far."""
+    """What a decoder has received so far."""
 
     frames: int = 0
     damaged: int = 0
@@ -89,10 +89,7 @@ class FrameCounters:
 
 
 class FrameDecoder:
-    """Turns received bytes, in any pieces, into frame contents.
-
-    Damaged frames are counted and skipped.
-    """
+    """Turns received bytes, however divided, into frame contents; damaged frames are counted and skipped."""
 
     def __init__(self) -> None:
         self.counters = FrameCounters()

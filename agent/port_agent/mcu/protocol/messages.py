@@ -100,7 +100,7 @@ def encode_request(sequence: int, nonce: int, request: Request[object]) -> bytes
 
 
 def decode_reply(content: bytes) -> tuple[ReplyHeader, bytes]:
-    """Return header and payload of a reply; raise MessageError if it is none."""
+    """Return header and payload of a reply; raise MessageError if it is not one."""
     if len(content) < HEADER.size:
         raise MessageError(f"reply of {len(content)} bytes, shorter than its header of {HEADER.size}")
     sequence, kind, status, nonce = HEADER.unpack_from(content)
@@ -121,6 +121,6 @@ def unpack_reply(layout: struct.Struct, payload: bytes, name: str) -> tuple[Any,
 
 
 def expect_empty(payload: bytes, name: str) -> None:
-    """Raise MessageError if a reply holds anything."""
+    """Raise MessageError if a reply is not empty."""
     if payload:
         raise MessageError(f"{name} reply of {len(payload)} bytes, expected none: {payload[:_SHOWN].hex()}")

@@ -82,7 +82,7 @@ def _simulated(folder: Path) -> Iterable[PortInfo]:
 
 
 def selector_of(port: PortInfo) -> PortSelector:
-    """Return what will find this port again after a replug: never its path, if it has an identity."""
+    """Return a selector that finds this port again after it is replugged: never its path, if it has an identity."""
     if port.serial is not None:
         return PortSelector(usb=port.usb, serial=port.serial)
     return PortSelector(path=port.path, usb=port.usb)

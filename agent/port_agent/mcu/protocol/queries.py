@@ -1,4 +1,4 @@
-"""Requests that change nothing, with their replies: who is there, its counters and pages, and bytes of its memory.
+"""Requests that change nothing, with their replies: identity, counters and pages, and bytes of the memory.
 
 The other end: firmware/src/queries.c.
 """
@@ -16,7 +16,7 @@ _UNKNOWN = 0xFFFFFFFF
 
 
 class MemoryRegion(enum.IntEnum):
-    """What READ and CRC look at."""
+    """What READ and CRC access."""
 
     PARAMETERS = 0
     LOGITS = 1
@@ -41,7 +41,7 @@ def _text(field: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """What a device says of itself in HELLO. Sizes in bytes."""
+    """A device's description of itself in HELLO. Sizes in bytes."""
 
     protocol: int
     oldest_protocol: int
@@ -79,9 +79,9 @@ class DeviceInfo:
 
 @dataclass(frozen=True, slots=True)
 class Hello:
-    """Ask who is there.
+    """Ask a device for its identity.
 
-    `token` is random: a device without entropy draws its boot nonce from it.
+    `token` is random: a device without entropy derives its boot nonce from it.
     """
 
     token: int
@@ -92,7 +92,7 @@ class Hello:
         return struct.pack("<I", self.token)
 
     def read_reply(self, payload: bytes) -> DeviceInfo:
-        """Return what the device says of itself.
+        """Return the device's description of itself.
 
         Raises MessageError for a reply of another length.
         """
@@ -109,7 +109,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """Counters since boot; None where the board cannot tell."""
+    """Counters since boot; None if the board does not have one."""
 
     frames: int
     bad_crc: int
@@ -191,7 +191,7 @@ class Pages:
         return b""
 
     def read_reply(self, payload: bytes) -> DevicePages:
-        """Return what the device says of its pages.
+        """Return the device's page figures.
 
         Raises MessageError for a reply of another length.
         """
@@ -231,7 +231,7 @@ class Read:
         Raises MessageError for a reply of another length.
         """
         if len(payload) != self.length:
-            raise MessageError(f"READ reply of {len(payload)} bytes, asked for {self.length}")
+            raise MessageError(f"READ reply of {len(payload)} bytes, but {self.length} were requested")
         return payload
 
 

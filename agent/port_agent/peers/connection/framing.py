@@ -1,4 +1,4 @@
-"""Frames on a stream: four bytes of length, big-endian, and so many bytes."""
+"""Frames on a stream: four bytes of length, big-endian, and that many bytes."""
 
 import struct
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from port_planner.base.errors import PortError
 
 FRAME_LIMIT_BYTES = 16 << 10
-"""The longest message, a certificate in a pairing, has 2.2 kB; the rest is for versions to come."""
+"""The longest message, a certificate in a pairing, has 2.2 kB; the rest is reserved for later versions."""
 _LENGTH = struct.Struct(">I")
 
 
@@ -15,7 +15,7 @@ class FrameError(PortError):
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
-        super().__init__(f"a frame of {nbytes} bytes; frames have 1 to {FRAME_LIMIT_BYTES}")
+        super().__init__(f"a frame has {nbytes} bytes; valid frames have 1 to {FRAME_LIMIT_BYTES}")
 
 
 def framed(content: bytes) -> bytes:
@@ -26,7 +26,7 @@ def framed(content: bytes) -> bytes:
 
 
 class FrameReader:
-    """Frames out of a stream that comes in whatever pieces; holds at most one unfinished frame."""
+    """Extracts frames from a stream that arrives in arbitrary parts; holds at most one unfinished frame."""
 
     def __init__(self) -> None:
         self._held = bytearray()

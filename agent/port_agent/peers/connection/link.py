@@ -26,17 +26,17 @@ from port_agent.peers.identity.device_id import DeviceId
 from port_planner.base.errors import PortError
 
 GREETING_S = 8.0
-"""Within this time of the connection both have proved who they are and said hello; a Pi's handshake takes 0.05 s."""
+"""Within this time of connecting both ends have proved their identity and said hello; a Pi's handshake takes 0.05 s."""
 WAITING_MESSAGES = 8
 MAX_WAITING = 64
-"""Messages in what one read of the socket gives: devices send one in seconds, so only who wants to fill memory sends more."""
+"""Messages in one read of the socket: devices send one in seconds, so more can only be an attempt to fill memory."""
 UNSENT_BYTES = 256 << 10
 _LINGER_S = 2.0
-"""How long what was said last may take to go out."""
+"""How long the last message may take to be sent."""
 
 
 class LinkClosedError(PortError):
-    """The connection is over; `offends` tells whether the other end did what no agent does."""
+    """The connection is over; `offends`: whether the other end did what no agent does."""
 
     def __init__(self, reason: str, *, offends: bool = False) -> None:
         self.reason, self.offends = reason, offends
@@ -51,7 +51,7 @@ class PeerLink(asyncio.Protocol):
         self._frames = FrameReader()
         self._messages: deque[PeerMessage] = deque()
         self._changed = asyncio.Event()
-        """Something came, went, or ended."""
+        """Something arrived, left, or ended."""
         self._may_write = True
         self._transport: asyncio.Transport | None = None
         self.version = OLDEST_VERSION
@@ -70,7 +70,7 @@ class PeerLink(asyncio.Protocol):
         self.data_received(b"")
 
     def data_received(self, data: bytes) -> None:
-        """Take in bytes; what is no message of a trusted device ends the connection."""
+        """Handle received bytes; anything but messages of a trusted device ends the connection."""
         if self.end is not None:
             return
         try:
@@ -94,24 +94,24 @@ class PeerLink(asyncio.Protocol):
         return False
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """Note the end."""
+        """Record the end."""
         self._finish(LinkClosedError(str(exc) if exc else "the other end closed the connection"))
 
     def pause_writing(self) -> None:
-        """Hold back who sends."""
+        """Make senders wait."""
         self._may_write = False
 
     def resume_writing(self) -> None:
-        """Let who waits to send go on."""
+        """Wake senders blocked on back-pressure."""
         self._may_write = True
         self._changed.set()
 
     # --- what the agent calls
 
     async def greet(self, software: str) -> tuple[DeviceId, PeerHello]:
-        """Return who is there and how it greets, once both ends have proved who they are.
+        """Return the other end's identity and greeting, once both ends have proved who they are.
 
-        Raises LinkClosedError when that fails or takes longer than `GREETING_S`.
+        Raises LinkClosedError if that fails or takes longer than `GREETING_S`.
         """
         own = own_hello(software)
         try:
@@ -122,7 +122,7 @@ class PeerLink(asyncio.Protocol):
         except TimeoutError:
             raise self.close(f"no greeting within {GREETING_S:.0f} s") from None
         if not isinstance(first, PeerHello):
-            raise self.close("the first message was no greeting", offends=True)
+            raise self.close("the first message was not a greeting", offends=True)
         try:
             self.version = common_version(own, first)
         except PeerMessageError as error:
@@ -157,7 +157,7 @@ class PeerLink(asyncio.Protocol):
         return message
 
     def close(self, reason: str, *, offends: bool = False) -> LinkClosedError:
-        """End the connection and tell the other end why; returns the error to raise."""
+        """End the connection and tell the other end why; return the error to raise."""
         if self.end is None:
             if self._engine.is_ready:
                 self._write(Goodbye(reason=reason[:REASON_LIMIT]))
@@ -172,7 +172,7 @@ class PeerLink(asyncio.Protocol):
         if isinstance(message, Goodbye):
             self._finish(LinkClosedError(f"the other agent ended it: {clean(message.reason, REASON_LIMIT)}"))
         elif len(self._messages) >= MAX_WAITING:
-            raise PeerMessageError(f"{MAX_WAITING} messages wait and more come")
+            raise PeerMessageError(f"{MAX_WAITING} messages are waiting and more arrive")
         else:
             self._messages.append(message)
 

@@ -1,7 +1,7 @@
-"""What paired devices say to each other: MessagePack maps, each with its kind, every text and list with a cap.
+"""Messages of paired devices: MessagePack maps, each with its kind, every text and list with a cap.
 
-Keys that a reader does not know are skipped, so that keys can be added within a version; a kind that it does not know ends
-the connection. `PeerHello` comes first from both sides and settles the version.
+Unknown keys are skipped, so that keys can be added within a version; an unknown kind ends the connection. `PeerHello`
+comes first from both sides and settles the version.
 """
 
 import math
@@ -15,11 +15,11 @@ from port_agent.peers.decoding import PeerCodec, Reason, Sha256
 from port_planner.base.errors import PortError
 
 OLDEST_VERSION, NEWEST_VERSION = 1, 2
-"""Of this protocol, that this agent speaks."""
+"""Versions of this protocol that this agent speaks."""
 QUESTIONS_VERSION = 2
-"""From this one on there are questions and answers; who speaks an older one is asked nothing."""
+"""From this version there are questions and answers; a device with an older one is asked nothing."""
 CHUNK_BYTES = 12 << 10
-"""A longer content goes in pieces, each within a frame."""
+"""Longer content is sent in chunks, each within a frame."""
 QUESTION_LIMIT_BYTES = 1 << 20
 """A planning problem, compressed: a step of 6,000 operators, the most that are searched, takes 0.2 MB."""
 ANSWER_LIMIT_BYTES = 1 << 20
@@ -27,7 +27,7 @@ ANSWER_LIMIT_BYTES = 1 << 20
 _LONGEST_SOLVING_S = 3600.0
 _MAX_NUMBER = 1 << 31
 _MAX_JOULES = 1e12
-"""A day of 11 megawatts: what is above is no energy of a device of ours."""
+"""A day at 11 megawatts: larger values are not plausible for any of our devices."""
 _MAX_VERSION = 1 << 16
 
 Version = Annotated[int, msgspec.Meta(ge=1, le=_MAX_VERSION)]
@@ -36,7 +36,7 @@ Chunk = Annotated[bytes, msgspec.Meta(min_length=1, max_length=CHUNK_BYTES)]
 
 
 class PeerMessageError(PortError):
-    """Bytes that are no message of this protocol."""
+    """Bytes that are not a message of this protocol."""
 
 
 class PeerMessage(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True):
@@ -52,26 +52,26 @@ class PeerHello(PeerMessage, tag="hello", frozen=True, kw_only=True):
 
 
 class Heartbeat(PeerMessage, tag="heartbeat", frozen=True, kw_only=True):
-    """What a device does now; sent every few seconds, and it says that the device is there."""
+    """What a device does now; sent every few seconds as a sign of life."""
 
     name: Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)]
     board: Annotated[str, msgspec.Meta(max_length=BOARD_LIMIT)]
     state: Annotated[str, msgspec.Meta(max_length=20)]
     """A `PublicState`; one that the reader does not know is shown as unknown."""
     charging: bool | None = None
-    """Whether it has external power; None where it cannot tell."""
+    """Whether it has external power; None if unknown."""
     job: Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)] | None = None
     """What it trains."""
     progress: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
     today_joules: Annotated[float, msgspec.Meta(ge=0.0, le=_MAX_JOULES)] | None = None
-    """Since midnight of that device; None where nothing meters it."""
+    """Since midnight of that device; None if nothing meters it."""
     is_measured: bool = False
     """Whether these joules are measured, or estimated."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a number that is none: comparisons let it pass."""
+        """Reject NaN, which the range checks let through."""
         if any(value is not None and math.isnan(value) for value in (self.progress, self.today_joules)):
-            raise ValueError("a number that is none")
+            raise ValueError("not a number (NaN)")
 
 
 class PeerQuestion(PeerMessage, tag="question", frozen=True, kw_only=True):
@@ -81,16 +81,16 @@ class PeerQuestion(PeerMessage, tag="question", frozen=True, kw_only=True):
     about: Annotated[str, msgspec.Meta(max_length=20)]
     """A `Topic`; one that the reader does not know is refused with a reason."""
     name: Sha256
-    """The content hash of what is asked for."""
+    """The content hash of what is requested."""
     nbytes: Annotated[int, msgspec.Meta(ge=0, le=QUESTION_LIMIT_BYTES)] = 0
-    """What follows in pieces once the other device says GO_ON; 0: nothing."""
+    """Bytes that follow in chunks once the other device answers GO_ON; 0: nothing."""
     seconds: Annotated[float, msgspec.Meta(ge=0.0, le=_LONGEST_SOLVING_S)] = 0.0
     """CPU time that solving may take."""
 
     def __post_init__(self) -> None:
-        """Raise ValueError for a number that is none."""
+        """Reject NaN, which the range checks let through."""
         if math.isnan(self.seconds):
-            raise ValueError("a number that is none")
+            raise ValueError("not a number (NaN)")
 
 
 class QuestionChunk(PeerMessage, tag="question-piece", frozen=True, kw_only=True):
@@ -110,11 +110,11 @@ class AnswerKind(StrEnum):
     """How a question is answered."""
 
     GO_ON = "go on"
-    """What belongs to the question may be sent."""
+    """The data of the question may be sent."""
     FOUND = "found"
-    """The content follows in pieces."""
+    """The content follows in chunks."""
     REFUSED = "refused"
-    """There is none, for the reason that is given."""
+    """There is none, for the given reason."""
 
 
 class PeerAnswer(PeerMessage, tag="answer", frozen=True, kw_only=True):
@@ -127,7 +127,7 @@ class PeerAnswer(PeerMessage, tag="answer", frozen=True, kw_only=True):
 
 
 class AnswerChunk(PeerMessage, tag="answer-piece", frozen=True, kw_only=True):
-    """The next bytes of what was found."""
+    """The next bytes of the found content."""
 
     number: QuestionNumber
     data: Chunk
@@ -140,7 +140,7 @@ class Goodbye(PeerMessage, tag="goodbye", frozen=True, kw_only=True):
 
 
 _KINDS = PeerHello | Heartbeat | PeerQuestion | QuestionChunk | Withdrawal | PeerAnswer | AnswerChunk | Goodbye
-PEER_MESSAGES: "PeerCodec[PeerMessage]" = PeerCodec(_KINDS, PeerMessageError, "no message of this protocol")
+PEER_MESSAGES: "PeerCodec[PeerMessage]" = PeerCodec(_KINDS, PeerMessageError, "not a message of this protocol")
 
 
 def common_version(ours: PeerHello, theirs: PeerHello) -> int:
@@ -152,8 +152,8 @@ def common_version(ours: PeerHello, theirs: PeerHello) -> int:
     if version < max(ours.oldest, theirs.oldest):
         older = "this agent" if ours.newest < theirs.newest else "the other agent"
         raise PeerMessageError(
-            f"no common version of the protocol: here {ours.oldest} to {ours.newest}, there {theirs.oldest} to "
-            f"{theirs.newest}; update {older}"
+            f"no common protocol version: {ours.oldest} to {ours.newest} here, {theirs.oldest} to "
+            f"{theirs.newest} there; update {older}"
         )
     return version
 

@@ -19,26 +19,26 @@ from port_agent.peers.identity.keys import Identity, certificate_pem
 from port_planner.base.errors import PortError
 
 PROTOCOL_NAME = "port-agent/1"
-"""ALPN: who speaks another protocol at this port is turned away in the handshake."""
+"""ALPN: a client with another protocol at this port is rejected in the handshake."""
 _PLAIN_BYTES = 16 << 10
 """A TLS record holds no more."""
 
 
 class TlsError(PortError):
-    """The other end is not who it must be, or speaks no TLS 1.3."""
+    """The other end is not who it must be, or does not speak TLS 1.3."""
 
 
 def check_certificate(der: bytes) -> None:
-    """Raise TlsError for bytes that TLS could not take as the one certificate (DER) of a device."""
+    """Raise TlsError for bytes that TLS cannot use as the one certificate (DER) of a device."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cadata=certificate_pem(der))
     except ssl.SSLError as error:
-        raise TlsError(f"{len(der)} bytes that are no certificate: {_reason(error)}") from error
+        raise TlsError(f"{len(der)} bytes that are not a certificate: {_reason(error)}") from error
 
 
 def listening_context(own: Identity, trusted: Iterable[bytes]) -> ssl.SSLContext:
-    """Return what a listener needs that lets in devices with these certificates (DER) alone.
+    """Return the context of a listener that only accepts devices with these certificates (DER).
 
     Raises OSError, ssl.SSLError among them, for a key that cannot be read.
     """
@@ -48,7 +48,7 @@ def listening_context(own: Identity, trusted: Iterable[bytes]) -> ssl.SSLContext
 
 
 def dialing_context(own: Identity, trusted: Iterable[bytes]) -> ssl.SSLContext:
-    """Return what is needed to call a device with one of these certificates (DER); raises OSError."""
+    """Return the context for calling a device with one of these certificates (DER); raises OSError."""
     return _context(ssl.PROTOCOL_TLS_CLIENT, own, trusted)
 
 
@@ -71,16 +71,16 @@ class TlsEngine:
         self._incoming, self._outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._object = context.wrap_bio(self._incoming, self._outgoing, server_side=listens)
         self.is_ready = False
-        """Whether the handshake is done: this end has seen the other's certificate."""
+        """Whether the handshake is done, so that this end has seen the other's certificate."""
 
     def begin(self) -> None:
-        """Put the first words of a handshake into what is to send."""
+        """Queue the beginning of a handshake for sending."""
         self.receive(b"")
 
     def receive(self, data: bytes) -> bytes:
-        """Take bytes from the network and return what they say.
+        """Decrypt bytes from the network.
 
-        Raises TlsError where they are no TLS 1.3 or of the wrong device; what is to send then tells the other end.
+        Raises TlsError if they are not TLS 1.3 or from the wrong device; the queued alert then tells the other end.
         """
         self._incoming.write(data)
         plain = bytearray()
@@ -100,23 +100,23 @@ class TlsEngine:
         return bytes(plain)
 
     def send(self, plain: bytes) -> None:
-        """Take what is to be said; raises TlsError before the handshake and after the end."""
+        """Encrypt bytes for sending; raises TlsError before the handshake and after the end."""
         try:
             self._object.write(plain)
         except ssl.SSLError as error:
             raise TlsError(_reason(error)) from error
 
     def end(self) -> None:
-        """Put the close of the connection into what is to send."""
+        """Queue the close of the connection for sending."""
         with contextlib.suppress(ssl.SSLError, ValueError):
             self._object.unwrap()
 
     def to_send(self) -> bytes:
-        """Return what is to go to the network now."""
+        """Return the bytes to send to the network now."""
         return self._outgoing.read()
 
     def peer_id(self) -> DeviceId:
-        """Return who is at the other end; raises TlsError before the handshake is done."""
+        """Return the other end's id; raises TlsError before the handshake is done."""
         certificate = self._object.getpeercert(binary_form=True) if self.is_ready else None
         if not certificate:
             raise TlsError("the handshake is not done")

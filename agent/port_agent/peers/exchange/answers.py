@@ -1,4 +1,7 @@
-"""What can be asked of a paired device, and who answers. Without network: the supervisor carries it before a device is paired."""
+"""The topics that a paired device can be asked for, and the answering side.
+
+Without network: the supervisor loads it before a device is paired.
+"""
 
 from dataclasses import dataclass
 from enum import StrEnum
@@ -7,36 +10,36 @@ from typing import Protocol
 from port_planner.base.errors import ExitCode, PortError
 
 ANSWER_S = 30.0
-"""Within this time a question is answered, or what follows goes on; solving takes longer by what it was given."""
+"""Time to answer a question, or to continue with what follows; solving takes additional time."""
 _SOLVING_FACTOR = 4.0
-"""The clock may run so much longer than the CPU time that a solver was given: it gives way to everything else."""
+"""Factor by which the clock may exceed a solver's CPU time, because it yields to everything else."""
 
 
 def solving_patience_s(seconds: float) -> float:
-    """Return how long to wait for a solver that was given so much CPU time."""
+    """Return how long to wait for a solver with this much CPU time."""
     return ANSWER_S + _SOLVING_FACTOR * seconds
 
 
 class Topic(StrEnum):
-    """What can be asked for, by the hash of what it is of."""
+    """What can be requested, by the hash of what it belongs to."""
 
     COSTS = "costs"
     """What operators cost on one kind of machine."""
     PLAN = "plan"
     """A plan that was made for a step and a budget."""
     SOLVE = "solve"
-    """A plan that is still to be made, for the problem that comes with the question."""
+    """A plan that is still to be made, for the problem sent with the question."""
     FEDERATE = "federate"
-    """What the request says that comes with the question (`port_agent.peers.federation_requests`)."""
+    """The federation request sent with the question (`port_agent.peers.federation_requests`)."""
     MOVE = "move"
     """Likewise, about a job that moves (`port_agent.peers.migration_requests`)."""
     INTRODUCE = "introduce"
-    """Who else chose the device that is asked as the introducer (`port_agent.peers.introductions`)."""
+    """The other devices that chose the asked device as introducer (`port_agent.peers.introductions`)."""
 
 
 @dataclass(frozen=True, slots=True)
 class PeerContent:
-    """What a paired device answered: its id, how it is called, the content as it came."""
+    """A paired device's answer: its id, its name, and the content as received."""
 
     device: str
     name: str
@@ -44,7 +47,7 @@ class PeerContent:
 
 
 class NotAnsweredError(PortError):
-    """There is no answer, for the other device's own reason or because none came."""
+    """There is no answer, for the other device's own reason or because none arrived."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -58,16 +61,16 @@ class PeerClient:
 
 
 class PeerServer(Protocol):
-    """What a device answers; each raises NotAnsweredError with the reason for which it does not."""
+    """The answering side of a device; each method raises NotAnsweredError with the reason if there is no answer."""
 
     async def shared(self, topic: Topic, name: str) -> bytes:
         """Return what is shared under a name."""
 
     def check_solving(self) -> None:
-        """Raise NotAnsweredError where nothing is solved now."""
+        """Raise NotAnsweredError if nothing is solved now."""
 
     async def solve(self, client: str, problem: bytes, seconds: float) -> bytes:
-        """Return a plan for the problem of the device `client`, found within so much CPU time."""
+        """Return a plan for the problem of the device `client`, found within this much CPU time."""
 
     async def federate(self, client: PeerClient, request: bytes) -> bytes:
         """Return what this device answers to a request of the device `client` that leads a federation."""

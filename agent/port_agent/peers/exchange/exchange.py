@@ -35,9 +35,11 @@ from port_agent.peers.exchange.answers import (
 from port_planner.base.errors import PortError
 
 ANSWER_EVERY_S = 0.05
-"""A device that asks without end gets no more than 20 answers a second."""
+"""A device that asks without end gets at most 20 answers per second."""
 MAX_COUNTED, COUNTED_S = 1000, 10.0
-"""Messages in so many seconds, but for pieces that somebody waits for: an honest device sends 400 where its answers cross."""
+"""Most messages in this many seconds, except chunks that are waited for: an honest device sends 400 if its answers
+cross.
+"""
 
 
 class ExchangeError(PortError):
@@ -46,7 +48,7 @@ class ExchangeError(PortError):
 
 @dataclass(slots=True)
 class _Exchange:
-    """One question: what came of it, or what came with it."""
+    """One question: its answer, or the content sent with it."""
 
     number: int
     nbytes: int = 0
@@ -55,7 +57,7 @@ class _Exchange:
     changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def add(self, chunk: bytes) -> None:
-        """Take the next piece; raises ExchangeError for more than was announced."""
+        """Add the next chunk; raises ExchangeError for more than was announced."""
         if len(self.data) + len(chunk) > self.nbytes:
             raise ExchangeError(f"more than the {self.nbytes} bytes that were announced")
         self.data += chunk
@@ -67,7 +69,7 @@ class _Exchange:
 
 
 class Exchange:
-    """What is asked and answered over one link to the device `client`."""
+    """Questions and answers over one link to the device `client`."""
 
     def __init__(self, link: PeerLink, server: PeerServer, client: PeerClient) -> None:
         self._link, self._server, self._client = link, server, client
@@ -75,7 +77,7 @@ class Exchange:
         self._sent = _Exchange(0)
         """The last question of this end; open while `_turn` is held."""
         self._received = _Exchange(0)
-        """The last question of the other end; open while `_answering` is there."""
+        """The last question of the other end; open while `_answering` exists."""
         self._answering: asyncio.Task[None] | None = None
         self._next_answer_s = 0.0
         self._counted_since_s, self._counted = 0.0, 0
@@ -103,12 +105,12 @@ class Exchange:
                 while not sent.is_whole:
                     await self._wait(sent, ANSWER_S)
             except (NotAnsweredError, asyncio.CancelledError):
-                self._link.send_soon(Withdrawal(number=sent.number))  # else the next question says so
+                self._link.send_soon(Withdrawal(number=sent.number))  # otherwise the next question reports it
                 raise
             return bytes(sent.data)
 
     def take(self, message: PeerMessage) -> None:
-        """Take in what the other device sent; raises ExchangeError for what no agent sends."""
+        """Handle a message of the other device; raises ExchangeError for what no agent sends."""
         answering, asking = self._answering is not None, self._turn.locked()
         match message:
             case QuestionChunk() if answering and message.number == self._received.number:
@@ -138,7 +140,7 @@ class Exchange:
         self._sent.changed.set()
 
     def stop_answering(self) -> None:
-        """Give the answer up that is under way; nobody waits for it."""
+        """Abandon the current answer, because nobody waits for it."""
         task, self._answering = self._answering, None
         if task is not None:
             task.cancel()
@@ -151,14 +153,14 @@ class Exchange:
         return sent.answer
 
     async def _wait(self, exchanged: _Exchange, patience_s: float) -> None:
-        """Wait for the next piece or answer; raises NotAnsweredError where none comes, LinkClosedError."""
+        """Wait for the next chunk or answer; raises NotAnsweredError if none arrives, LinkClosedError."""
         exchanged.changed.clear()
         if self._link.end is None:
             try:
                 async with asyncio.timeout(patience_s):
                     await exchanged.changed.wait()
             except TimeoutError:
-                raise NotAnsweredError(f"nothing came within {patience_s:.0f} s") from None
+                raise NotAnsweredError(f"nothing arrived within {patience_s:.0f} s") from None
         if self._link.end is not None:
             raise LinkClosedError(self._link.end.reason)
 
@@ -175,7 +177,7 @@ class Exchange:
             raise ExchangeError(f"question {number} was never asked")
 
     def _count(self) -> None:
-        """Raise ExchangeError for more messages than questions and answers give cause for."""
+        """Raise ExchangeError for more messages than questions and answers justify."""
         now_s = time.monotonic()
         if now_s - self._counted_since_s > COUNTED_S:
             self._counted_since_s, self._counted = now_s, 0
@@ -199,7 +201,7 @@ class Exchange:
             self._next_answer_s = time.monotonic() + ANSWER_EVERY_S
             content = await self._content(question, received)
             if len(content) > ANSWER_LIMIT_BYTES:
-                reason = f"the answer has {len(content)} bytes, more than the {ANSWER_LIMIT_BYTES} that are sent"
+                reason = f"the answer has {len(content)} bytes, more than the {ANSWER_LIMIT_BYTES} that can be sent"
         except NotAnsweredError as error:
             reason = str(error)
         except LinkClosedError:
@@ -207,7 +209,7 @@ class Exchange:
         await self._answer_with(question.number, content, reason)
 
     async def _answer_with(self, number: int, content: bytes, reason: str) -> None:
-        """Send an answer; the question is answered with its last message, and the next one may come."""
+        """Send an answer; its last message completes the question, and the next one may arrive."""
         kind = AnswerKind.REFUSED if reason else AnswerKind.FOUND
         messages: list[PeerMessage] = [
             PeerAnswer(number=number, answer=kind, reason=reason[:REASON_LIMIT], nbytes=0 if reason else len(content))
@@ -225,12 +227,12 @@ class Exchange:
             return
 
     async def _content(self, question: PeerQuestion, received: _Exchange) -> bytes:
-        """Return what is asked for; raises NotAnsweredError, LinkClosedError."""
+        """Return what is requested; raises NotAnsweredError, LinkClosedError."""
         try:
             topic = Topic(question.about)
         except ValueError:
             raise NotAnsweredError(
-                f"{clean(question.about, 20)} is nothing that this agent answers; update it"
+                f"{clean(question.about, 20)} is not a topic that this agent answers; update it"
             ) from None
         if topic in (Topic.COSTS, Topic.PLAN):
             return await self._server.shared(topic, question.name)

@@ -1,7 +1,7 @@
-"""What this device lets paired ones have: costs and plans by name, each a file, so many of each and no more.
+"""Costs and plans that this device shares with paired ones: files by name, a limited number of each.
 
-Whoever plans on this device puts them here (`port-agent plan`); nothing else is ever read for another device. Their content is
-opaque here: whoever takes it checks it.
+Whoever plans on this device puts them here (`port-agent plan`); nothing else is ever read for another device. Their
+content is opaque here: the receiver checks it.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from port_planner.base.errors import ExitCode, PortError
 
 SHARED_FOLDER = "shared"
 MAX_SHARED = 64
-"""Files of one subject; those not written for longest go. A plan takes some kB, costs some 100 kB."""
+"""Most files of one topic; those written longest ago are removed. A plan takes some kB, costs some 100 kB."""
 
 
 class SharedFileError(PortError):
@@ -31,7 +31,7 @@ class SharedFiles:
         self._folder = state_dir / SHARED_FOLDER
 
     def read(self, topic: Topic, name: str) -> bytes | None:
-        """Return a content; None where there is none, or it is damaged."""
+        """Return a shared content; None if there is none, or it is damaged."""
         with contextlib.suppress(OSError):
             with (self._folder / topic / name).open("rb") as file:
                 seal, _, content = file.read(ANSWER_LIMIT_BYTES + len(bytes_checksum(b"")) + 1).partition(b"\n")
@@ -40,7 +40,7 @@ class SharedFiles:
         return None
 
     def keep(self, topic: Topic, name: str, content: bytes) -> None:
-        """Share a content from now on, durably; raises SharedFileError for one that is too long, OSError."""
+        """Share content from now on, durably; raises SharedFileError if it is too long, OSError."""
         if not 0 < len(content) <= ANSWER_LIMIT_BYTES:
             raise SharedFileError(f"{topic} of {len(content)} bytes; between 1 and {ANSWER_LIMIT_BYTES} are shared")
         folder = self._folder / topic

@@ -1,1 +1,1 @@
-"""The paired devices: which they are, where they are, and what they do."""
+"""The paired devices: their identities, addresses and activities."""

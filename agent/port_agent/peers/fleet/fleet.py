@@ -1,4 +1,4 @@
-"""Connections to all paired devices: answer who calls, call who is not there, say what this one does.
+"""Connections to all paired devices: answer callers, call those that are not connected, report what this one does.
 
 Nothing listens and nothing is called before `run`, which the supervisor starts only while a device is paired.
 """
@@ -34,11 +34,11 @@ LOOK_S = 5.0
 CONNECT_S = 4.0
 """A device of the local network answers within milliseconds, one that sleeps on Wi-Fi within a second or two."""
 CROSS_S = 3.0
-"""The device with the larger id calls so much later, so that calls seldom cross."""
+"""Delay of calls by the device with the larger id, so that calls seldom cross."""
 CALL_AGAIN_S, CALL_SELDOM_S = 5.0, 60.0
 """After a call that failed; each further one waits twice as long, up to the second."""
 MAX_GREETING = 16
-"""Connections of callers who have not yet proved who they are; the oldest gives way. Each takes up to 100 kB."""
+"""Connections of callers that have not yet proved who they are; the oldest makes way. Each takes up to 100 kB."""
 MAX_HEARTBEATS = 20
 """In `HEARTBEAT_S`; a device sends one, and some more while its state changes."""
 CUT_OFF_S = 300.0
@@ -54,7 +54,7 @@ class FleetContext:
     """What a fleet needs of the agent around it."""
 
     software: str
-    """The version, told in the greeting."""
+    """The version, sent in the greeting."""
     heartbeat: Callable[[], Heartbeat]
     """What this device does now."""
     places: Callable[[DeviceId], Iterable[Address]]
@@ -76,7 +76,7 @@ class _Calls:
 
 
 class Fleet:
-    """This device among those it is paired with; made with an OSError where the key cannot be read."""
+    """This device among its paired devices; raises OSError if the key cannot be read."""
 
     def __init__(self, own: Identity, paired: PairedDevices, context: FleetContext) -> None:
         self._own, self._paired, self._context = own, paired, context
@@ -84,7 +84,7 @@ class Fleet:
         self._static: tuple[Address, ...] = ()
         self._calls: dict[DeviceId | Address, _Calls] = {}
         self._greeting: dict[PeerLink, None] = {}
-        """Who called and has not proved who it is, the oldest first."""
+        """Callers that have not proved who they are, the oldest first."""
         self._exchanges: dict[DeviceId, Exchange] = {}
         """With each device that is connected."""
         self._tasks: set[asyncio.Task[None]] = set()
@@ -95,10 +95,10 @@ class Fleet:
         self._announce = False
         self._listening, self._dialing = self._contexts()
         self._trimmed_links: frozenset[PeerLink] = frozenset()
-        """Those that were there when free memory was given back last."""
+        """Links that existed when free memory was last released."""
 
     async def run(self, port: int, static: tuple[Address, ...]) -> None:
-        """Serve until cancelled; raises FleetError when the port is taken."""
+        """Serve until cancelled; raises FleetError when the port is in use."""
         self._static = static
         try:
             server = await asyncio.get_running_loop().create_server(self._accept, None, port)
@@ -110,21 +110,21 @@ class Fleet:
         finally:
             server.close()
             for link in self.roster.links():
-                link.close("the agent stops")
+                link.close("the agent is stopping")
             for task in self._tasks:
                 task.cancel()
 
     def announce(self) -> None:
-        """Let the others know soon what this device does now."""
+        """Report to the others soon what this device does now."""
         self._announce = True
         self._wake.set()
 
     def look(self) -> None:
-        """Call who was just discovered."""
+        """Call a device that was just discovered."""
         self._wake.set()
 
     def refresh(self) -> None:
-        """Let the devices that are paired now in, and nobody else; raises OSError."""
+        """Accept the devices that are paired now, and nobody else; raises OSError."""
         self._listening, self._dialing = self._contexts()
         for device in [key for key in self._calls if isinstance(key, DeviceId) and self._paired.get(key) is None]:
             self._calls.pop(device)
@@ -144,7 +144,7 @@ class Fleet:
         return calls.trouble if calls is not None else ""
 
     async def ask(self, device: DeviceId, topic: Topic, name: str, problem: bytes = b"", seconds: float = 0.0) -> bytes:
-        """Return what a device answers; raises NotAnsweredError with the reason where it gives nothing."""
+        """Return a device's answer; raises NotAnsweredError with the reason if it gives none."""
         exchange = self._exchanges.get(device)
         if exchange is None:
             raise NotAnsweredError(self.trouble(device) or "it is not connected")
@@ -156,7 +156,7 @@ class Fleet:
     def cut(self, device: PairedDevice, reason: str) -> None:
         """Speak no more, for a while, to a device that sent what no agent sends, and write that down."""
         self._cut_off[device.id] = time.monotonic() + CUT_OFF_S
-        self._context.audit(device.name, f"cut off for {CUT_OFF_S / 60:.0f} minutes: {reason}")
+        self._context.audit(device.name, f"blocked for {CUT_OFF_S / 60:.0f} minutes: {reason}")
         member = self.roster.member(device.id)
         if member is not None:
             member.link.close(reason)
@@ -168,7 +168,7 @@ class Fleet:
         while True:
             now_s = time.monotonic()
             for link in self.roster.silent(now_s):
-                link.close("nothing was heard for too long")
+                link.close("nothing was received for too long")
             if self._announce or now_s >= next_heartbeat_s:
                 self._announce, next_heartbeat_s = False, now_s + HEARTBEAT_S
                 heartbeat = self._context.heartbeat()
@@ -182,7 +182,7 @@ class Fleet:
                     await self._wake.wait()
 
     def _give_memory_back(self) -> None:
-        """Give back what handshakes left, once for all connections that came or went meanwhile."""
+        """Release memory left by handshakes, once for all recent connections."""
         links = frozenset(self.roster.links())
         if links != self._trimmed_links:
             self._trimmed_links = links
@@ -208,7 +208,7 @@ class Fleet:
             asyncio.get_running_loop().call_later(calls.next_s - now_s, self._wake.set)
 
     async def _try_places(self, calls: _Calls, places: list[Address], whom: DeviceId | Address) -> None:
-        """Call at one place after the other, and stay with who answers."""
+        """Call one place after another, and stay with the first that answers."""
         met = False
         try:
             for place in places:
@@ -245,7 +245,7 @@ class Fleet:
     # --- answering
 
     def _contexts(self) -> "tuple[ssl.SSLContext, ssl.SSLContext]":
-        """Return what listens and what calls: one of each for all connections, as each takes 25 kB."""
+        """Return the listening and the calling context: one of each for all connections, because each takes 25 kB."""
         trusted = [device.certificate for device in self._paired.all()]
         return listening_context(self._own, trusted), dialing_context(self._own, trusted)
 
@@ -277,9 +277,9 @@ class Fleet:
         self._greeting.pop(link, None)
         known = self._paired.get(device)
         if known is None or self._cut_off.get(device, 0.0) > time.monotonic():
-            raise link.close("not paired" if known is None else "cut off for a while")
+            raise link.close("not paired" if known is None else "temporarily blocked")
         if whom is not None and device != whom:
-            raise link.close(f"{known.name} is there, which was not called")
+            raise link.close(f"{known.name} answered, which was not called")
         software = clean(hello.software, VERSION_LIMIT)
         loser = self.roster.arrive(
             device, link, dialed_by_us=place is not None, software=software, now_s=time.monotonic()
@@ -338,7 +338,7 @@ class Fleet:
         with contextlib.suppress(OSError):  # a hint
             renamed = await asyncio.to_thread(self._paired.met, device, name, place)
             if renamed is not None:
-                self._context.audit(renamed[0], f"it calls itself {renamed[1]} from now on ({device.group})")
+                self._context.audit(renamed[0], f"it is now called {renamed[1]} ({device.group})")
 
     def _start(self, work: Coroutine[None, None, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

@@ -35,7 +35,7 @@ class PairedDeviceError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class PairedDevice:
-    """A device that is trusted. `address` is host and port where it was last met, a hint.
+    """A trusted device. `address` is the host and port where it was last reached, a hint.
 
     `introduced_by`: the id of the device that introduced it; None: it was paired by a code. `chose_us`: it chose this one as its introducer.
     """
@@ -65,7 +65,7 @@ class PairedDevices:
         self._folder = state_dir / FOLDER
         self._devices: dict[DeviceId, PairedDevice] = {}
         self._lock = threading.Lock()
-        """What is met is written down by another thread than what is unpaired: that must not bring it back."""
+        """Contacts are recorded by another thread than unpairing, which must not bring a device back."""
         self.damaged: tuple[str, ...] = ()
 
     def load(self) -> None:
@@ -86,7 +86,7 @@ class PairedDevices:
         return tuple(sorted(self._devices.values(), key=lambda device: (device.name, device.id)))
 
     def get(self, device: DeviceId) -> PairedDevice | None:
-        """Return a device, or None when it is not paired."""
+        """Return a device, or None if it is not paired."""
         return self._devices.get(device)
 
     def find(self, text: str) -> PairedDevice:
@@ -101,8 +101,8 @@ class PairedDevices:
                 found = [one for one in (self.get(read_device_id(text)),) if one]
         if len(found) != 1:
             known = ", ".join(f"{one.name} ({one.id.group})" for one in self.all()) or "none"
-            what = "several devices are called" if len(found) > 1 else "no paired device is called"
-            raise PairedDeviceError(f"{what} {shown(text)}; paired are: {known}")
+            what = "several paired devices are called" if len(found) > 1 else "no paired device is called"
+            raise PairedDeviceError(f"{what} {shown(text)}; the paired devices are {known}")
         return found[0]
 
     def introduced_by(self, introducer: DeviceId) -> tuple[PairedDevice, ...]:
@@ -119,7 +119,7 @@ class PairedDevices:
         return True
 
     def refuse(self, device: DeviceId) -> None:
-        """Trust a device no more, whoever introduces it, until it is paired by a code; raises OSError."""
+        """Stop trusting a device, whoever introduces it, until it is paired by a code; raises OSError."""
         write_atomically(self._refusal(device), b"")
         self.remove(device)
 
@@ -128,9 +128,9 @@ class PairedDevices:
         return self._refusal(device).exists()
 
     def add(self, device: PairedDevice) -> PairedDevice:
-        """Trust a device from now on, durably; returns it under the name that it has here.
+        """Trust a device from now on, durably; return it with its local name.
 
-        Raises PairedDeviceError when there are `MAX_PAIRED`, TlsError for what is no certificate, OSError.
+        Raises PairedDeviceError if there are `MAX_PAIRED`, TlsError for an invalid certificate, OSError.
         """
         check_certificate(device.certificate)
         with self._lock:
@@ -157,9 +157,9 @@ class PairedDevices:
         self._devices[device.id] = device
 
     def met(self, device: DeviceId, name: str, address: tuple[str, int] | None) -> tuple[str, str] | None:
-        """Note how a device calls itself and where it is, if that is new and it is still paired; raises OSError.
+        """Record a device's name and address, if they are new and it is still paired; raises OSError.
 
-        Returns what it was called and is called now, where that changed.
+        Returns the old and the new name, if it changed.
         """
         with self._lock:
             known = self._devices.get(device)

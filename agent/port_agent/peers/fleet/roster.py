@@ -1,4 +1,4 @@
-"""Who of the paired devices is connected, and what it said last: a table without network, time is passed in."""
+"""Which paired devices are connected, and their last report: a table without network; time is passed in."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from port_agent.peers.connection.messages import Heartbeat
 from port_agent.peers.identity.device_id import DeviceId
 
 SILENT_S = 22.0
-"""A device that said nothing for this long is gone: two heartbeats are lost. With `fleet.LOOK_S` that is 27 s at most."""
+"""A device that is silent for this long is gone: two heartbeats are lost. With `fleet.LOOK_S` that is 27 s at most."""
 
 
 @dataclass(slots=True)
@@ -45,7 +45,7 @@ class Roster:
         return known.link if known is not None and known.link.end is None else None
 
     def receive(self, device: DeviceId, link: PeerLink, heartbeat: Heartbeat, now_s: float) -> bool:
-        """Note what a device said on its connection; returns whether it is the first word there."""
+        """Record a device's report on its connection; return whether it is the first one there."""
         member = self._members.get(device)
         if member is None or member.link is not link:
             return False
@@ -55,13 +55,13 @@ class Roster:
         return is_first
 
     def notice(self, device: DeviceId, link: PeerLink, now_s: float) -> None:
-        """Note that a device sent something: while much goes to and fro, its heartbeats wait."""
+        """Record that a device sent something: during a busy exchange its heartbeats wait."""
         member = self._members.get(device)
         if member is not None and member.link is link:
             member.received_s = now_s
 
     def leave(self, device: DeviceId, link: PeerLink) -> bool:
-        """Note the end of a connection; returns whether the device is gone with it."""
+        """Record the end of a connection; return whether the device is gone with it."""
         member = self._members.get(device)
         if member is None or member.link is not link:
             return False
@@ -83,9 +83,9 @@ class Roster:
         return tuple(member.link for member in self._members.values())
 
     def silent(self, now_s: float) -> tuple[PeerLink, ...]:
-        """Return the connections of devices that said nothing for too long."""
+        """Return the connections of devices that were silent for too long."""
         return tuple(member.link for member in self._members.values() if now_s - member.received_s > SILENT_S)
 
     def last_heartbeat(self, device: DeviceId) -> tuple[float, Heartbeat] | None:
-        """Return when a device was heard last and what it said, None when not since the agent started."""
+        """Return the time and content of a device's last report, None if there was none since the agent started."""
         return self._last_heartbeat.get(device)

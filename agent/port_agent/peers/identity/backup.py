@@ -1,6 +1,6 @@
-"""A device's identity, whom it trusts and what its data spent of privacy as one file, so that a replaced card is the same device to the others.
+"""A device's identity, its pairings and the privacy budget that its data has spent, as one file for a replaced card.
 
-The file holds the private key: whoever has it is this device. Both must not run at once.
+The file holds the private key: whoever has it can act as this device. Both must not run at once.
 """
 
 import os
@@ -22,9 +22,9 @@ _LIMIT_BYTES = 4 << 20
 class _Backup(msgspec.Struct, frozen=True):
     identity: bytes
     paired: dict[str, bytes]
-    """Files by their names: devices that are trusted, and those that nobody may introduce."""
+    """Files by their names: trusted devices, and those that nobody may introduce."""
     privacy: dict[str, bytes] = {}
-    """Likewise, what data has spent; it is no less on a new card."""
+    """Likewise, the privacy spent by data, which is no less on a new card."""
 
 
 def write_backup(state_dir: Path, file: Path) -> tuple[Identity, int]:
@@ -57,7 +57,7 @@ def restore_backup(file: Path, state_dir: Path) -> tuple[Identity, int]:
     with file.open("rb") as stream:
         seal, _, content = stream.read(_LIMIT_BYTES).partition(b"\n")
     if seal != bytes_checksum(content).encode():
-        raise IdentityError(f"{file} is no identity that `port-agent identity export` wrote, or is damaged")
+        raise IdentityError(f"{file} was not written by `port-agent identity export`, or is damaged")
     try:
         backup = msgspec.json.decode(content, type=_Backup)
     except msgspec.MsgspecError as error:
@@ -66,7 +66,7 @@ def restore_backup(file: Path, state_dir: Path) -> tuple[Identity, int]:
     if target.exists() and target.read_bytes() != backup.identity:
         known = read_identity(target).id
         raise IdentityError(
-            f"{target} is another identity ({known.group}); move it away first, if nobody is to know it any more"
+            f"{target} is another identity ({known.group}); move it away first if it is no longer needed"
         )
     for name in (*backup.paired, *backup.privacy):
         if Path(name).name != name or name.startswith("."):
@@ -87,7 +87,7 @@ def restore_backup(file: Path, state_dir: Path) -> tuple[Identity, int]:
 
 
 def _give_to_owner(state_dir: Path, paths: Iterable[Path]) -> None:
-    """Have what root wrote belong to the user of the state directory, as which the agent runs."""
+    """Give files that root wrote to the owner of the state directory, as which the agent runs."""
     if os.geteuid() == 0:
         owner = state_dir.stat()
         for path in paths:

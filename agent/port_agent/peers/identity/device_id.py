@@ -15,14 +15,14 @@ from port_planner.base.units import shown
 DIGEST_BYTES = 32
 """SHA-256."""
 SHORT_DIGITS = 12
-"""What is announced of an id: 48 bits in hexadecimal, of which two devices in one network do not come by the same by chance."""
+"""The announced part of an id: 48 bits in hexadecimal, which do not coincide by chance on one network."""
 _ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _CHECKED, _GROUP = 13, 7
 _SYMBOLS = 4 * _CHECKED
 """52 hold 260 bits: the digest and four zeros."""
 _SHORT = re.compile(rf"[0-9a-f]{{{SHORT_DIGITS}}}")
 _MISREAD = str.maketrans({"0": "O", "1": "I", "8": "B"})
-"""Digits that the alphabet lacks, and the letters for which they are taken."""
+"""Digits that the alphabet lacks, and the letters that they are read as."""
 
 
 class DeviceIdError(PortError):
@@ -56,7 +56,7 @@ class DeviceId:
 
     @property
     def group(self) -> str:
-        """The first group, by which people tell devices in a list apart."""
+        """The first group, by which people distinguish devices in a list."""
         return str(self)[:_GROUP]
 
 
@@ -72,13 +72,13 @@ def read_device_id(text: str) -> DeviceId:
         parts = [symbols[at : at + _CHECKED + 1] for at in range(0, len(symbols), _CHECKED + 1)]
         for number, part in enumerate(parts, start=1):
             if check_digit(part[:-1]) != part[-1]:
-                raise DeviceIdError(text, f"something is mistyped in groups {2 * number - 1} and {2 * number}")
+                raise DeviceIdError(text, f"there is a typing error in groups {2 * number - 1} and {2 * number}")
         symbols = "".join(part[:-1] for part in parts)
     if len(symbols) != _SYMBOLS:
         raise DeviceIdError(text, f"it has {len(symbols)} letters and digits, not {_SYMBOLS + 4}")
     digest = base64.b32decode(symbols + "====")
     if base64.b32encode(digest).decode().rstrip("=") != symbols:  # the four bits behind the digest are zero
-        raise DeviceIdError(text, "its last letter is none that ends an id")
+        raise DeviceIdError(text, "its last letter cannot end an id")
     return DeviceId(digest)
 
 

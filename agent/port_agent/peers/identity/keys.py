@@ -1,7 +1,7 @@
-"""This device's key pair and certificate, in one file: made when first needed, then kept.
+"""This device's key pair and certificate, in one file: created when first needed, then kept.
 
-Not at installation: images of memory cards are copied, and a copied key would make two devices one. The file is made
-by a process of its own (`port_agent.peers.identity.make`), so that the agent does not carry `cryptography` for good.
+Not at installation: images of memory cards are copied, and a copied key would make two devices one. The file is created
+by a process of its own (`port_agent.peers.identity.make`), so that the agent does not keep `cryptography` loaded.
 """
 
 import base64
@@ -16,7 +16,7 @@ from port_planner.base.errors import PortError
 
 FILE_NAME = "identity.pem"
 LIMIT_BYTES = 16 << 10
-"""Ours has 1 kB; more is none of ours."""
+"""Ours has 1 kB; a larger file is not ours."""
 _OLD_FILE_NAME = "device-id"
 """Random bits, from before there were keys."""
 _MAKER = "port_agent.peers.identity.make"
@@ -28,12 +28,12 @@ _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
 class IdentityError(PortError):
-    """The key file cannot be read or made."""
+    """The key file cannot be read or created."""
 
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """This device to others. `certificate` is what they pin, in DER; the key stays in the file."""
+    """This device's identity to others. `certificate` is what they pin, in DER; the key stays in the file."""
 
     id: DeviceId
     certificate: bytes
@@ -41,9 +41,9 @@ class Identity:
 
 
 def own_identity(state_dir: Path) -> Identity:
-    """Return this device's identity, made now if there is none; reads files and may start a process.
+    """Return this device's identity, created now if there is none; reads files and may start a process.
 
-    Raises IdentityError when the file is damaged or cannot be made, OSError when it cannot be read.
+    Raises IdentityError if the file is damaged or cannot be created, OSError if it cannot be read.
     """
     path = state_dir / FILE_NAME
     with _MAKING:
@@ -79,7 +79,7 @@ def key_file(pem: bytes, digest: bytes) -> bytes:
 
 
 def certificate_in(pem: str) -> bytes:
-    """Return the DER of the first certificate in a PEM text; raises ValueError where there is none."""
+    """Return the DER of the first certificate in a PEM text; raises ValueError if there is none."""
     _, begun, rest = pem.partition(_BEGIN)
     body, ended, _ = rest.partition(_END)
     if not begun or not ended:
@@ -99,7 +99,7 @@ def _make(path: Path) -> None:
         run_helper(HelperCommand(_MAKER, (str(path),)), within_s=_MAKING_PATIENCE_S)
     except HelperError as error:
         raise IdentityError(
-            f"{path} cannot be made: {error.last_line or f'its process {error}'}; check the directory and its disk"
+            f"{path} cannot be created: {error.last_line or f'its process {error}'}; check the directory and its disk"
         ) from error
 
 

@@ -19,8 +19,10 @@ from port_agent.peers.identity.keys import key_file
 from port_agent.system.atomic_file import write_atomically
 
 COMMON_NAME = "port-agent"
-"""The same for all; no host name. Beside it stands the hash of the key: OpenSSL finds a certificate that it trusts by its
-subject, the first of several alike and no other."""
+"""The same for all, and not a host name.
+
+The key's hash follows it: OpenSSL finds a trusted certificate by its subject, and only the first of several equal ones.
+"""
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _END = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
 

@@ -1,1 +1,1 @@
-"""Two devices come to trust each other: one shows a code, it is typed at the other."""
+"""Pairing, by which two devices come to trust each other: one shows a code, which is typed at the other."""

@@ -32,7 +32,9 @@ from port_agent.peers.pairing.stream import PairingStream
 CALLER_S = 10.0
 """One try takes 0.2 s, on a slow board 1 s."""
 MAX_AT_ONCE, MAX_OF_HOST = 16, 2
-"""Callers who are answered; of all together the oldest gives way, of one host the next is turned away."""
+"""Callers that are answered at once: beyond the first number the oldest makes way, beyond the second the host's next is
+rejected.
+"""
 _AFTER_WRONG_S = 1.0
 
 
@@ -45,16 +47,16 @@ class _Caller:
 
 
 class Callers:
-    """Answers whoever calls until one pairs or the tries are used up; then `outcome` has the last event."""
+    """Answers callers until one pairs or the tries are used up; then `outcome` has the last event."""
 
     def __init__(self, own: PairingPartner, digits: str, end_s: float, send: Callable[[PairingEvent], None]) -> None:
         self._own, self._digits, self._end_s, self._send = own, digits, end_s, send
         self.outcome: queue.SimpleQueue[LastEvent] = queue.SimpleQueue()
         self._tries = TRIES
         self._proving = threading.Lock()
-        """One proof after the other: each takes a try before the next is looked at."""
+        """One proof at a time: each uses up a try before the next is examined."""
         self._lock = threading.Lock()
-        """Of the fields below, and of what is sent."""
+        """Protects the fields below, and what is sent."""
         self._callers: list[_Caller] = []
         self._turned_away: set[str] = set()
 
@@ -70,7 +72,7 @@ class Callers:
                     sock.close()
 
     def close(self, listener: socket.socket) -> None:
-        """Take no more callers, and hang up on whoever is there."""
+        """Accept no more callers, and disconnect the current ones."""
         _hang_up(listener)
         with self._lock:
             for caller in self._callers:
@@ -91,13 +93,13 @@ class Callers:
     def _serve(self, caller: _Caller) -> None:
         with caller.socket:
             stream = PairingStream(caller.socket, min(self._end_s, time.monotonic() + CALLER_S))
-            with contextlib.suppress(PairingError):  # who does not pair costs no try
+            with contextlib.suppress(PairingError):  # a caller that does not pair costs no try
                 self._answer(stream, caller.host)
         with self._lock, contextlib.suppress(ValueError):  # it gave way
             self._callers.remove(caller)
 
     def _answer(self, stream: PairingStream, host: str) -> None:
-        """Take part in one try; raises PairingError where nobody pairs by it."""
+        """Take part in one try; raises PairingError if nobody pairs by it."""
         exchange = PairingExchange(PairingSide.SHOWER, self._digits, self._own)
         exchange.take_start(stream.receive())
         stream.send(exchange.start())
@@ -145,5 +147,5 @@ def new_partner(partner: PairingPartner, host: str) -> NewPartner:
 
 
 def plain_host(host: str) -> str:
-    """Return an address as people write it: an IPv4 one that came over an IPv6 socket without its prefix."""
+    """Return an address as people write it: an IPv4 one from an IPv6 socket without its prefix."""
     return host.removeprefix("::ffff:")

@@ -8,21 +8,21 @@ from port_planner.base.units import shown
 
 RANDOM_DIGITS = 8
 _SOURCE_BYTES = 16
-"""So many that each code is as likely as any other, to 1 in 10^30."""
+"""Enough bytes that each code is as likely as any other, to 1 in 10^30."""
 TRIES = 3
-"""Wrong codes until a new one has to be shown: who guesses is right once in 33 million pairings."""
+"""Wrong codes until a new one must be shown: guessing succeeds once in 33 million pairings."""
 LIFETIME_S = 300.0
 """Long enough to walk to the other device."""
 
 
 class PairingCodeError(PortError):
-    """What was typed is no code."""
+    """What was typed is not a valid code."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 def new_code() -> str:
-    """Return a new code as it is shown, such as "482-193-059"."""
+    """Return a new code in the form shown, such as "482-193-059"."""
     digits = f"{int.from_bytes(os.urandom(_SOURCE_BYTES)) % 10**RANDOM_DIGITS:0{RANDOM_DIGITS}d}"
     digits += _check_digit(digits)
     return "-".join(digits[at : at + 3] for at in range(0, len(digits), 3))

@@ -1,9 +1,9 @@
-"""What two devices say to each other to pair, without sockets: SPAKE2 over the code, then a proof from either side.
+"""The pairing protocol of two devices, without sockets: SPAKE2 over the code, then a proof from either side.
 
-Who typed the code proves first that it knows the key which came of the code; only then does the device that shows it
-answer. A proof is an HMAC under that key over the certificate, the name and the port that it comes with, so nobody between the two can
-put in another certificate. Each connection tests one code. Nothing here is secret but the code: certificates are what each later shows
-to whoever calls.
+The side where the code was typed first proves that it knows the resulting key; only then does the device that shows it
+answer. A proof is an HMAC with that key over the certificate, the name and the port that it comes with, so nobody
+between the two can substitute another certificate. Each connection tests one code. Only the code is secret:
+certificates are what each device later shows to any caller.
 """
 
 import hashlib
@@ -40,7 +40,7 @@ class WrongCodeError(PairingError):
 
 
 class PairingSide(Enum):
-    """Who shows the code, and who was told it."""
+    """The side that shows the code, and the side where it is typed."""
 
     JOINER = b"port-agent pairing: joiner"
     SHOWER = b"port-agent pairing: shower"
@@ -72,7 +72,7 @@ class _Refusal(msgspec.Struct, tag_field="kind", tag="refusal", frozen=True):
 
 
 _MESSAGES: "PeerCodec[_Start | _Proof | _Refusal]" = PeerCodec(
-    _Start | _Proof | _Refusal, PairingError, "the other side sent what is no message of pairing"
+    _Start | _Proof | _Refusal, PairingError, "the other side sent something that is not a pairing message"
 )
 
 
@@ -98,7 +98,7 @@ class PairingExchange:
         try:
             self._key = self._spake.finish(message.element)
         except (SPAKEError, NotOnCurve, ValueError) as error:
-            raise PairingError(f"the other side sent no point of the curve: {error}") from error
+            raise PairingError(f"the other side did not send a point of the curve: {error}") from error
 
     def proof(self) -> bytes:
         """Return the proof that this side knows the code, with what the other is to trust."""

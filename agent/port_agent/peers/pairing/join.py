@@ -22,7 +22,7 @@ _CONNECT_S = 5.0
 
 
 def join_device(own: PairingPartner, digits: str, hosts: Sequence[str], port: int) -> NewPartner:
-    """Return the device at the first of `hosts` that takes a call, once either knows that the other has the code.
+    """Return the device at the first of `hosts` that answers, once both have proved that they know the code.
 
     Raises PairingError.
     """

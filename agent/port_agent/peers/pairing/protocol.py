@@ -1,4 +1,4 @@
-"""What the supervisor and the processes that pair say to each other. Light: the supervisor has no cryptography."""
+"""Messages between the supervisor and the pairing processes. Light: the supervisor has no cryptography."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from port_agent.peers.announcement import NAME_LIMIT
 
 
 class PairingPlace(msgspec.Struct, frozen=True):
-    """What a pairing process is told of this device."""
+    """What a pairing process is told about this device."""
 
     state_dir: str
     name: str
@@ -24,7 +24,7 @@ class ShowCode(msgspec.Struct, frozen=True):
 
 
 class JoinDevice(msgspec.Struct, frozen=True):
-    """Pair with the device that shows the code that was typed, at the first of its addresses where it is reached."""
+    """Pair with the device that shows the typed code, at the first of its addresses where it is reached."""
 
     place: PairingPlace
     code: str

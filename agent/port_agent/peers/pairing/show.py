@@ -1,7 +1,7 @@
 """Show a code and wait for the device where it is typed: `python -m port_agent.peers.pairing.show`, a process of its own.
 
-It listens only while it runs: minutes, until a device pairs or the tries are used up. Its request is `ShowCode`; its events are the
-code, wrong tries, hosts that disturb, and at last the device or why there is none.
+It listens only while it runs: minutes, until a device pairs or the tries are used up. Its request is `ShowCode`; its
+events are the code, wrong tries, disturbing hosts, and finally the device or why there is none.
 """
 
 import contextlib
@@ -52,9 +52,9 @@ def listen_on(port: int) -> socket.socket:
 
 
 def run_pairing(request: ShowCode | JoinDevice, place: str, pair: Callable[[PairingPartner], LastEvent]) -> int:
-    """Have `pair` do what was requested, given this device as its partner will know it, and send the last event.
+    """Make `pair` do what was requested, given this device's identity for its partner, and send the last event.
 
-    Returns the exit code. What the system refuses is told of `place`.
+    Returns the exit code. An error of the system is reported for `place`.
     """
     own = request.place
     try:

@@ -63,7 +63,7 @@ def test_a_position_belongs_to_data_seed_and_rate(
         ["--data", str(data), "--lr", "0.01"],
     ):
         assert main(["mcu", *words, *changed]) == 2
-        assert "give --keep-weights to train on from what is learnt" in capsys.readouterr().err
+        assert "give --keep-weights to continue from the learnt weights" in capsys.readouterr().err
     lines = run_json(capsys, *words, "--data", str(other), "--keep-weights")
     assert lines[-1]["steps"] == 160 and [line["step"] for line in lines if line["event"] == "step"][-1] == 160
     assert main(["mcu", *words, "--data", str(other)]) == 0

@@ -116,7 +116,7 @@ def test_settings_are_read() -> None:
 
 
 def test_unknown_source_is_refused_with_a_list(tmp_path: Path) -> None:
-    with pytest.raises(EnergyConfigError, match="'wattmeter'; there are auto, ina3221"):
+    with pytest.raises(EnergyConfigError, match="'wattmeter'; use one of auto, ina3221"):
         open_sources(EnergyConfig(source="wattmeter"), BOARD, tmp_path)
 
 

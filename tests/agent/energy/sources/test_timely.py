@@ -65,7 +65,7 @@ def test_a_source_that_answers_is_as_without_a_thread() -> None:
 def test_an_answer_that_is_late_is_taken_at_the_next_question() -> None:
     gauge = Gauge()
     source = TimelySource(gauge, ReadThread("gauge"), wait_s=0.0)
-    with pytest.raises(SourceError, match="no answer"):  # nothing is known yet
+    with pytest.raises(SourceError, match="has not answered"):  # nothing is known yet
         gauge.answers.clear()
         source.read(1.0)
     gauge.answers.set()
@@ -94,7 +94,7 @@ def test_a_source_that_hangs_is_broken_until_it_answers(short: None) -> None:
     asked = gauge.asked
     for _ in range(20):
         assert _read(source, 3.0) is None
-        with pytest.raises(SourceError, match="no answer"):  # looked for again
+        with pytest.raises(SourceError, match="has not answered"):  # looked for again
             threads.open("gauge", lambda: gauge)
     assert gauge.asked == asked and not source.self_test(3.0).ok, "nobody else is sent after it"
     source.close()
@@ -117,6 +117,6 @@ def test_a_rail_that_is_a_fifo_holds_up_neither_the_start_nor_a_reading(tmp_path
     until(lambda: _read(healthy, 2.0) is None or None)
     choice = open_sources(EnergyConfig(), None, tmp_path)
     assert all(source.info.kind is not Kind.MEASURED for source in choice.sources)
-    assert any("no answer" in report.text for report in choice.broken)
+    assert any("has not answered" in report.text for report in choice.broken)
     for file in files:
         os.close(os.open(file, os.O_RDWR | os.O_NONBLOCK))

@@ -78,8 +78,8 @@ async def refused(tmp_path: Path, first: bytes) -> LinkClosedError:
     [
         (framed(PEER_MESSAGES.encode(HEARTBEAT)), "no greeting", True),
         (framed(PEER_MESSAGES.encode(PeerHello(oldest=7, newest=9))), "there 7 to 9; update this agent", False),
-        (framed(b"junk"), "no message of this protocol", True),
-        (b"\xff\xff\xff\xff", "a frame of 4294967295 bytes", True),
+        (framed(b"junk"), "not a message of this protocol", True),
+        (b"\xff\xff\xff\xff", "a frame has 4294967295 bytes", True),
     ],
 )
 def test_greetings_that_are_none(tmp_path: Path, first: bytes, reason: str, offends: bool) -> None:
@@ -161,7 +161,7 @@ def test_a_flood_in_one_breath_is_an_offence(tmp_path: Path) -> None:
             caller._flush()
             await listener._until(lambda: len(listener._messages) >= MAX_WAITING or listener.end is not None)
             end = await closed(listener)
-            assert end.offends and "messages wait" in end.reason
+            assert end.offends and "messages are waiting" in end.reason
 
     run(work())
 

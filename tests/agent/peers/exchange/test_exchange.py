@@ -93,7 +93,7 @@ def test_a_refusal_has_its_reason_and_the_next_question_is_answered(tmp_path: Pa
             with pytest.raises(NotAnsweredError, match="somebody uses the device"):
                 await ours.ask(Topic.SOLVE, NAME, LONG)
             contents[f"plan {NAME}"] = LONG + b"1"
-            with pytest.raises(NotAnsweredError, match="more than the 1048576 that are sent"):
+            with pytest.raises(NotAnsweredError, match="more than the 1048576 that can be sent"):
                 await ours.ask(Topic.PLAN, NAME)
             assert await ours.ask(Topic.COSTS, NAME) == b"3"
 
@@ -135,7 +135,7 @@ def test_nothing_that_comes_and_an_end_of_the_connection(tmp_path: Path, monkeyp
     async def work() -> None:
         async with exchanging(tmp_path) as (ours, _, contents, link):
             contents.solving_s = 60.0
-            with pytest.raises(NotAnsweredError, match="nothing came within"):
+            with pytest.raises(NotAnsweredError, match="nothing arrived within"):
                 await ours.ask(Topic.SOLVE, NAME, b"problem")
             asking = asyncio.create_task(ours.ask(Topic.SOLVE, NAME, b"problem", 100.0))
             await until(lambda: contents.begun == 2)
@@ -224,7 +224,7 @@ def test_a_subject_of_a_later_version_is_refused_politely(tmp_path: Path) -> Non
             one.send_soon(question(1, about="weather"))
             answer = await one.receive()
             assert isinstance(answer, PeerAnswer) and answer.answer is AnswerKind.REFUSED
-            assert "weather is nothing that this agent answers; update it" in answer.reason
+            assert "weather is not a topic that this agent answers; update it" in answer.reason
             one.close("done")
             await listening
 

@@ -173,7 +173,7 @@ def test_one_that_is_silent_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPa
             monkeypatch.setattr(link, "send_soon", lambda message: False)  # as if its cable were cut
             ended = one.fleet.roster.links()[0]
             await until(lambda: ended.end is not None)
-            assert "nothing was heard" in str(ended.end)
+            assert "nothing was received" in str(ended.end)
 
     run(work())
 
@@ -224,7 +224,7 @@ def test_a_paired_device_that_misbehaves_is_cut_off_and_written_down(tmp_path: P
                         link._engine.send(struct.pack(">I", 1 << 31))
                         link._flush()
                 await until(lambda: bool(two.audits))
-                assert two.audits[0].startswith("one: cut off for 5 minutes: ")
+                assert two.audits[0].startswith("one: blocked for 5 minutes: ")
             with contextlib.suppress(Exception):
                 async with caller(two, one) as again:
                     await again.receive()
@@ -252,7 +252,7 @@ def test_paired_devices_answer_each_other_until_one_is_cut_off(tmp_path: Path) -
             one.fleet.cut(device, "its plan does not fit")
             with pytest.raises(NotAnsweredError, match="the connection ended: its plan does not fit"):
                 await asking
-            assert one.audits == ["two: cut off for 5 minutes: its plan does not fit"]
+            assert one.audits == ["two: blocked for 5 minutes: its plan does not fit"]
             await until(lambda: not two.fleet.roster.links())
             with pytest.raises(LinkClosedError):
                 async with caller(one, two) as again:

@@ -55,7 +55,7 @@ def test_one_file_without_a_certificate_takes_nobody_down(tmp_path: Path) -> Non
     known, one = devices(tmp_path), as_paired(identity(tmp_path / "one"), "one")
     known.add(one)
     evil = device_of(b"0\x03abc", "evil", PAIRED_AT, None)
-    with pytest.raises(TlsError, match="5 bytes that are no certificate"):
+    with pytest.raises(TlsError, match="5 bytes that are not a certificate"):
         known.add(evil)
     record = {"certificate": base64.b64encode(evil.certificate).decode(), "name": "evil", "paired_at": 0.0}
     (tmp_path / FOLDER / f"{evil.id}.json").write_text(json.dumps(record))

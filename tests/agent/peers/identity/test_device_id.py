@@ -49,7 +49,7 @@ def test_many_spellings_are_read(text: str) -> None:
         (PRINTED[:-1] + "!", "it holds '!'"),
         ("Ä" + without_checks(PRINTED)[1:], "it holds 'Ä'"),
         (without_checks(PRINTED)[:-1] + "B", "last letter"),
-        ("A" + PRINTED[1:], "mistyped in groups 1 and 2"),
+        ("A" + PRINTED[1:], "typing error in groups 1 and 2"),
         ("ozz" * 10_000, "it has 30000 letters"),
     ],
 )

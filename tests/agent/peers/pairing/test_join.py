@@ -60,7 +60,7 @@ def test_somebody_else_shows_another_code_or_junk() -> None:
 
     for answer, reason in (
         (None, "does not know this code"),
-        (framed(b"junk"), "no message of pairing"),
+        (framed(b"junk"), "not a pairing message"),
         (b"", "closed"),
     ):
         with socket.create_server(("127.0.0.1", 0)) as server:

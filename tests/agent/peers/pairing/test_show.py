@@ -169,7 +169,7 @@ def test_parallel_guesses_have_the_tries_of_one_code(monkeypatch: pytest.MonkeyP
 def test_what_is_no_certificate_is_not_taken_from_who_knows_the_code(certificate: bytes) -> None:
     with shown() as (port, told, _):
         digits = code_of(told).replace("-", "")
-        with pytest.raises(PairingError, match="bytes that are no certificate"):
+        with pytest.raises(PairingError, match="bytes that are not a certificate"):
             join_device(PairingPartner(certificate, "evil", 1), digits, ["127.0.0.1"], port)
         assert join(port, digits).name == "attic", "the code stays valid"
 

@@ -33,7 +33,7 @@ def test_frames_come_whole(ends: Pair) -> None:
 def test_lengths_that_no_frame_has(ends: Pair, nbytes: int) -> None:
     raw, stream = ends
     raw.sendall(struct.pack(">I", nbytes))
-    with pytest.raises(PairingError, match="a frame of"):
+    with pytest.raises(PairingError, match="a frame has"):
         stream.receive()
 
 

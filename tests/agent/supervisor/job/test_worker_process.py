@@ -141,7 +141,7 @@ async def test_lines_that_are_no_events_go_to_the_log_and_the_rest_is_heard(tmp_
     program = "line.sendall(b'what?\\n')\nsay(READY)\nhear(LeaveNow)"
     async with worker(tmp_path, program) as heard:
         await heard.ready()
-        assert heard.output.startswith(b"port-agent: ignored from the worker: no message of version 1")
+        assert heard.output.startswith(b"port-agent: ignored from the worker: not a message of version 1")
         assert b"what?" in heard.output
 
 

@@ -404,7 +404,7 @@ def test_a_message_that_is_none_fails_and_is_told(tmp_path: Path, bundle: Path) 
             answer = await made.answered()
             assert answer.state is TaskState.FAILED and "not a Flower message" in answer.reason
             assert made.store.get(1).state is JobState.WAITING_DATA and "failed" in made.audits[-1]
-            assert b"no request of a federation" in await made.jobs.answer(ATTIC, b"junk")
+            assert b"not a request of a federation" in await made.jobs.answer(ATTIC, b"junk")
 
     run(work)
 

@@ -124,7 +124,7 @@ def test_a_part_that_changed_since_its_board_began_is_refused(tmp_path: Path) ->
     keep_shard(tmp_path, Shard(2, 3), part)
     keep_shard(tmp_path, Shard(2, 3), part)
     more = BoardSamples(np.zeros((11, 1), np.int8), np.arange(11))
-    with pytest.raises(BoardJobError, match=r"began with part 2/3 .* 3 in all.* now it is part 2/3 .* 4 in all"):
+    with pytest.raises(BoardJobError, match=r"began with part 2/3 .* 3 in total.* now it is part 2/3 .* 4 in total"):
         keep_shard(tmp_path, Shard(2, 3), take_shard(more, Shard(2, 3)))
     with pytest.raises(BoardJobError, match="now it is part 3/3"):
         keep_shard(tmp_path, Shard(3, 3), take_shard(whole, Shard(3, 3)))

@@ -53,7 +53,7 @@ def test_a_script_finds_what_lies_beside_it(tmp_path: Path) -> None:
         ({"train_x": np.zeros((88, 64, 6))}, r"train_x has shape \[88, 64, 6\] .* real values \[N, 6, 1, 64\]"),
         ({"test_x": np.full((2, 6, 64), np.nan)}, "test_x has values that are NaN"),
         ({"train_y": np.arange(3)}, "88 samples in train_x and 3 labels"),
-        ({"train_y": np.full(88, 3)}, r"train_y has labels 3..3, the model has 3 outputs"),
+        ({"train_y": np.full(88, 3)}, r"train_y has labels 3..3, but the model has 3 outputs"),
         ({"train_y": np.zeros((88, 192))}, r"labels of shape \[88, 192\] .* boards learn classes by cross entropy"),
     ],
 )
@@ -84,6 +84,6 @@ def test_a_job_that_would_wear_the_medium_out_is_refused(example: Project) -> No
     refuse_wear(project, paged)
     longer = replace(project, settings={"epochs": 3_000})
     samples = 3_000 * len(project.train_x)
-    with pytest.raises(BoardJobError, match=rf"trains {samples:,} samples.*blocks of nor, which last 100,000 times"):
+    with pytest.raises(BoardJobError, match=rf"trains {samples:,} samples.*blocks of nor, which endure 100,000 writes"):
         refuse_wear(longer, paged)
     refuse_wear(longer, replace(kept, page_costs=page_costs("nrf52840", PageMedium.SD, core_costs("nrf52840"))))

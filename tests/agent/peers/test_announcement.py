@@ -67,7 +67,7 @@ def test_a_record_cut_short_is_refused_or_says_less(cut: int) -> None:
         (record(b"f=1", b"id=../../etc/pw"), "not a valid device id"),
         (record(b"f=1", b"id=\xff\xfe"), "not a valid device id"),
         (b"\xfff=1", "beyond the record"),
-        (record(*BASE) + b"\x05ab", "ends 3 bytes behind"),
+        (record(*BASE) + b"\x05ab", "ends 3 bytes beyond"),
         (record(*BASE, *[b"x" * 255] * 3), "at most 512"),
     ],
 )

@@ -76,8 +76,8 @@ async def refused(tmp_path: Path, first: bytes) -> LinkClosedError:
 @pytest.mark.parametrize(
     ("first", "reason", "offends"),
     [
-        (framed(PEER_MESSAGES.encode(HEARTBEAT)), "no greeting", True),
-        (framed(PEER_MESSAGES.encode(PeerHello(oldest=7, newest=9))), "there 7 to 9; update this agent", False),
+        (framed(PEER_MESSAGES.encode(HEARTBEAT)), "not a greeting", True),
+        (framed(PEER_MESSAGES.encode(PeerHello(oldest=7, newest=9))), "7 to 9 there; update this agent", False),
         (framed(b"junk"), "not a message of this protocol", True),
         (b"\xff\xff\xff\xff", "a frame has 4294967295 bytes", True),
     ],

@@ -186,7 +186,7 @@ def test_the_newest_version_that_both_speak_or_who_is_to_be_updated() -> None:
     ours = PeerHello(oldest=2, newest=4)
     assert common_version(ours, PeerHello(oldest=1, newest=3)) == 3
     assert common_version(ours, PeerHello(oldest=4, newest=9)) == 4
-    with pytest.raises(PeerMessageError, match="here 2 to 4, there 5 to 6; update this agent"):
+    with pytest.raises(PeerMessageError, match="2 to 4 here, 5 to 6 there; update this agent"):
         common_version(ours, PeerHello(oldest=5, newest=6))
     with pytest.raises(PeerMessageError, match="there 1 to 1; update the other agent"):
         common_version(ours, PeerHello(oldest=1, newest=1))

@@ -105,7 +105,7 @@ def test_a_record_under_another_devices_name_trusts_nobody(tmp_path: Path) -> No
 
 def test_found_by_name_id_or_its_beginning(tmp_path: Path) -> None:
     known = devices(tmp_path)
-    with pytest.raises(PairedDeviceError, match="paired are: none"):
+    with pytest.raises(PairedDeviceError, match="paired devices are none"):
         known.find("one")
     one, two = (as_paired(identity(tmp_path / name), name) for name in ("one", "two"))
     known.add(one)

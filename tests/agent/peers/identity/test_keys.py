@@ -80,7 +80,7 @@ def test_a_certificate_survives_its_text() -> None:
 
 @pytest.mark.process
 def test_a_directory_that_is_not_there_and_a_maker_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(IdentityError, match="cannot be made: No such file"):
+    with pytest.raises(IdentityError, match="cannot be created: No such file"):
         own_identity(tmp_path / "nowhere")
     monkeypatch.setattr(keys, "_MAKING_PATIENCE_S", 0.0)
     with pytest.raises(IdentityError, match="within 0 s"):

@@ -80,6 +80,7 @@ check-peers: setup ## real agents in network namespaces (root)
 
 # What the GPU here does to our promises: bits, bytes, speeds, and what fits below plain PyTorch; says so where there is none.
 check-gpu: setup ## what the GPU here does to bits, bytes and speeds
+	$(BIN)/python -m benchmarks.gpu_exec
 	$(BIN)/python -m benchmarks.gpu
 
 # Another version of torch, in a virtual environment of its own under .cache/: its private

@@ -8,9 +8,11 @@
 //   comes in pieces;
 // - a copy with non_blocking=True from or to pinned memory happens only once someone waits for it: until then garbage lies where it
 //   goes, and it brings garbage if it was not ordered behind what wrote its source or used its target;
+// - memory that is freed while a stream uses it which the one that asked for it has not waited for is counted as a violation;
 // - an operator on one stream that uses what another one wrote, without having waited for it, gives garbage.
 //
-// Who waits for what, events alone say (vector clocks). Works with torch 2.13.
+// Who waits for what, events alone say (vector clocks). The card's lock is never held where a tensor's count of references changes or the
+// host's memory is touched: either may wait for Python's lock, whose holder may wait for the card's. Works with torch 2.13.
 
 #include <ATen/ATen.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
@@ -49,6 +51,7 @@ void merge(Clock& into, const Clock& other) {
 
 struct Block {
   size_t nbytes;
+  int64_t stream;  // on which it was asked for, and which has it back when it is freed
   Clock writes, uses;
   std::vector<int64_t> recorded;  // streams of record_stream
 };
@@ -172,12 +175,20 @@ void synchronize(int64_t stream) {
   wait_by_host(stream, s.number, s.clock);
 }
 
+void wait_for(int64_t stream) {
+  std::lock_guard<std::recursive_mutex> held(card().mutex);
+  synchronize(stream);
+}
+
 // -- memory
 
 void give_back(void* address) {
   std::lock_guard<std::recursive_mutex> held(card().mutex);
   auto found = card().blocks.find(static_cast<const char*>(address));
   for (int64_t stream : found->second.recorded) synchronize(stream);
+  Clock known = card().streams[found->second.stream].clock;
+  merge(known, card().host);
+  if (unseen(found->second.uses, found->second.stream, known)) card().race("memory is freed while another stream uses it");
   const size_t nbytes = (found->second.nbytes + kAlign - 1) / kAlign * kAlign;
   size_t start = static_cast<char*>(address) - card().shown, length = nbytes;
   std::memset(card().real(address), kGarbage, found->second.nbytes);
@@ -215,7 +226,7 @@ struct CardAllocator final : c10::Allocator {
     if (length > nbytes) gaps[start + nbytes] = length - nbytes;
     card().allocated += nbytes;
     card().peak = std::max(card().peak, card().allocated);
-    Block block{asked, {}, {}, {}};
+    Block block{asked, current_stream, {}, {}, {}};
     block.uses[current_stream] = card().streams[current_stream].number;  // whoever had this memory before
     card().blocks[address] = std::move(block);
     std::memset(card().real(address), kGarbage, asked);
@@ -232,14 +243,16 @@ struct CardAllocator final : c10::Allocator {
 void unpin(void* address) {
   std::lock_guard<std::recursive_mutex> held(card().mutex);
   for (size_t k = 0; k < card().streams.size(); ++k) synchronize(k);
-  card().pinned.erase(static_cast<const char*>(address));
-  std::free(address);
+  auto found = card().pinned.find(static_cast<const char*>(address));
+  munmap(address, found->second);
+  card().pinned.erase(found);
 }
 
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t nbytes) override {
-    void* address = nullptr;
-    TORCH_CHECK(posix_memalign(&address, 4096, std::max<size_t>(nbytes, 1)) == 0, "no memory to pin");
+    nbytes = std::max<size_t>(nbytes, 1);
+    void* address = mmap(nullptr, nbytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    TORCH_CHECK(address != MAP_FAILED, "no memory to pin");
     std::lock_guard<std::recursive_mutex> held(card().mutex);
     card().pinned[static_cast<const char*>(address)] = nbytes;
     return {address, address, &unpin, c10::Device(c10::DeviceType::CPU)};
@@ -253,7 +266,7 @@ bool is_pinned(const void* address) {
   auto found = card().pinned.upper_bound(static_cast<const char*>(address));
   if (found == card().pinned.begin()) return false;
   --found;
-  return static_cast<const char*>(address) < found->first + std::max<size_t>(found->second, 1);
+  return static_cast<const char*>(address) < found->first + found->second;
 }
 
 CardAllocator card_allocator;
@@ -381,9 +394,11 @@ class Call {
   Tensor enter(const Tensor& t, bool reads, bool writes) {
     if (!on_card(t)) return t;
     auto* key = t.storage().unsafeGetStorageImpl();
-    std::lock_guard<std::recursive_mutex> held(card().mutex);
-    if (reads) good_ &= mark_read(t.storage().data(), stream_, known_, name_);
-    if (writes) good_ &= mark_write(t.storage().data(), stream_, known_, name_);
+    {
+      std::lock_guard<std::recursive_mutex> held(card().mutex);
+      if (reads) good_ &= mark_read(t.storage().data(), stream_, known_, name_);
+      if (writes) good_ &= mark_write(t.storage().data(), stream_, known_, name_);
+    }
     auto found = hosts_.find(key);
     if (found == hosts_.end()) {
       c10::DataPtr data(card().real(t.storage().data()), nullptr, &CardAllocator::ignore, c10::Device(c10::DeviceType::CPU));
@@ -406,8 +421,10 @@ class Call {
     auto found = cards_.find(key);
     if (found == cards_.end()) {
       c10::Storage fresh = new_storage(t.storage().nbytes());
-      std::lock_guard<std::recursive_mutex> held(card().mutex);
-      mark_write(fresh.data(), stream_, known_, name_);
+      {
+        std::lock_guard<std::recursive_mutex> held(card().mutex);
+        mark_write(fresh.data(), stream_, known_, name_);
+      }
       if (t.storage().nbytes() > 0) std::memcpy(card().real(fresh.data()), t.storage().data(), t.storage().nbytes());
       if (!good_) std::memset(card().real(fresh.data()), kGarbage, t.storage().nbytes());
       found = cards_.emplace(key, fresh).first;
@@ -543,22 +560,7 @@ Tensor& set_tensor(Tensor& self, const Tensor& source) {
 
 Tensor& set_nothing(Tensor& self) { return set_at(self, new_storage(0), 0, {0}, {1}); }
 
-Tensor copy_from(const Tensor& source, const Tensor& target, bool non_blocking) {
-  const Tensor& host = on_card(source) ? target : source;
-  const bool across = on_card(source) != on_card(target);
-  if (across) card().copied += target.nbytes();
-  const bool plain = source.is_contiguous() && target.is_contiguous() && source.dtype() == target.dtype() &&
-      source.sizes() == target.sizes() && source.nbytes() > 0;
-  if (!(across && non_blocking && plain && is_pinned(host.storage().data()))) {
-    Call call("copy_");
-    Tensor into = call.enter(target, false, true), out_of = call.enter(source, true, false);
-    at::AutoDispatchBelowADInplaceOrView below;
-    into.copy_(out_of);
-    call.finish();
-    std::lock_guard<std::recursive_mutex> held(card().mutex);
-    if (across) synchronize(current_stream);
-    return target;
-  }
+void defer_copy(const Tensor& source, const Tensor& target) {
   std::lock_guard<std::recursive_mutex> held(card().mutex);
   const int64_t stream = current_stream;
   const Clock known = launch(stream);
@@ -573,14 +575,31 @@ Tensor copy_from(const Tensor& source, const Tensor& target, bool non_blocking) 
   std::memset(to, kGarbage, nbytes);
   auto& s = card().streams[stream];
   s.deferred.push_back({s.number, [=] { good ? std::memmove(to, from, nbytes) : std::memset(to, kGarbage, nbytes); }});
+}
+
+Tensor copy_from(const Tensor& source, const Tensor& target, bool non_blocking) {
+  const Tensor& host = on_card(source) ? target : source;
+  const bool across = on_card(source) != on_card(target);
+  if (across) card().copied += target.nbytes();
+  const bool plain = source.is_contiguous() && target.is_contiguous() && source.dtype() == target.dtype() &&
+      source.sizes() == target.sizes() && source.nbytes() > 0;
+  if (!(across && non_blocking && plain && is_pinned(host.storage().data()))) {
+    Call call("copy_");
+    Tensor into = call.enter(target, false, true), out_of = call.enter(source, true, false);
+    at::AutoDispatchBelowADInplaceOrView below;
+    into.copy_(out_of);
+    call.finish();
+    if (across) wait_for(current_stream);
+    return target;
+  }
+  defer_copy(source, target);
   return target;
 }
 
 at::Scalar scalar(const Tensor& self) {
   Call call("_local_scalar_dense");
   Tensor host = call.enter(self, true, false);
-  std::lock_guard<std::recursive_mutex> held(card().mutex);
-  synchronize(current_stream);
+  wait_for(current_stream);
   at::AutoDispatchBelowADInplaceOrView below;
   return at::_local_scalar_dense(host);
 }

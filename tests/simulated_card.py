@@ -85,7 +85,7 @@ def _module(loaded: Any) -> types.ModuleType:
     """Return torch.card. CPU kernels draw from the CPU's generator, so that is this device's, too."""
     made: Any = types.ModuleType(f"torch.{NAME}")
     made.is_available = lambda: True
-    made.is_initialized = lambda: True
+    made.is_initialized = lambda: loaded.card_peak() > 0
     made.device_count = lambda: 1
     made.current_device = lambda: 0
     made.synchronize = lambda device=None: torch.accelerator.synchronize()

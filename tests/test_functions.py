@@ -13,7 +13,6 @@ MOST_PARAMETERS = 8
 YET = frozenset(
     {
         "port_agent.intercept.dispatch.mode.Interceptor._after",
-        "port_agent.intercept.dispatch.mode.Interceptor._run_one",
     }
 )
 """Functions that are longer or take more. It only ever gets shorter."""

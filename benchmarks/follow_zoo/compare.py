@@ -245,7 +245,7 @@ def _leaves(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, str]]:
 
 def _hash(tensor: torch.Tensor) -> str:
     """Return dtype, shape and a hash of the bits of a tensor of any layout."""
-    t = tensor.detach()
+    t = tensor.detach().cpu()
     if t.layout is torch.sparse_coo:
         t = t.coalesce()
         return f"sparse {_hash(t.indices())} {_hash(t.values())}"

@@ -1,4 +1,4 @@
-"""An NVIDIA GPU: one computing stream, which is torch's default one, and one that copies.
+"""An NVIDIA GPU: one computing stream, which is torch's current one, and one that copies.
 
 Has not run on a GPU yet: the same executor ran against the simulated device of the tests, which is stricter about order.
 `make check-gpu` says what it does on a real one.
@@ -125,7 +125,7 @@ class CudaBackend:
         return int(torch.cuda.get_device_properties(self._device).total_memory)
 
     def _computing(self) -> torch.cuda.Stream:
-        return torch.cuda.default_stream(self._device)
+        return torch.cuda.current_stream(self._device)
 
 
 def pin_as_asked() -> None:

@@ -5,6 +5,8 @@ while the device takes one, the file is read into the other. Where memory is sha
 bytes the host reaches go from where they lie to the file and back, and nothing is copied.
 """
 
+from collections.abc import Callable
+
 import torch
 
 from port_agent.backend.base import Backend, Event
@@ -13,6 +15,9 @@ from port_agent.backend.host_copies import HostCopies
 from port_planner.base.direct_io import BLOCK
 
 BUFFERS = 2
+
+address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
+"""torch's own method, past the one that a followed program's pointers are seen by."""
 
 
 class Staging:
@@ -80,21 +85,21 @@ class DeviceSide:
         if self._staging.shares:
             self._after.synchronize()
             self._host = self._staging.backend.host_view(self._contents)
-        return self._host is None or self._host.data_ptr() % BLOCK == 0
+        return self._host is None or address(self._host) % BLOCK == 0
 
     def fetch(self, place: int, nbytes: int) -> int:
         """Return the host address of `nbytes` from byte `place`; if it is a copy, the next part is then already on its
         way.
         """
         if self._host is not None:
-            return self._host.data_ptr() + place
+            return address(self._host) + place
         self._begin(place, nbytes)
         buffer, _, event = self._ahead.pop(place)
         event.synchronize()
         following = place + nbytes
         if following < self._contents.numel():
             self._begin(following, min(nbytes, self._contents.numel() - following))
-        return self._staging.buffers[buffer].data_ptr()
+        return address(self._staging.buffers[buffer])
 
     def _begin(self, place: int, nbytes: int) -> None:
         if place in self._ahead and self._ahead[place][1] >= nbytes:
@@ -107,9 +112,9 @@ class DeviceSide:
     def room(self, place: int) -> int:
         """Return the address of host memory to be filled and delivered to byte `place`."""
         if self._host is not None:
-            return self._host.data_ptr() + place
+            return address(self._host) + place
         self._filling = self._staging.take()
-        return self._staging.buffers[self._filling].data_ptr()
+        return address(self._staging.buffers[self._filling])
 
     def deliver(self, place: int, nbytes: int) -> None:
         """Send what was filled to byte `place` on the device, unless it is there already."""

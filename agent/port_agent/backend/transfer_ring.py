@@ -4,13 +4,15 @@ A thread of its own fills and empties the buffers, so that neither the host's co
 yet. Memory that copies reach directly is slow to get and is never paged; the ring is taken once.
 """
 
+import contextlib
 import ctypes
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 
 import torch
 
 from port_agent.backend.base import Backend, Event
-from port_agent.backend.staging import DeviceSide, Staging
+from port_agent.backend.staging import DeviceSide, Staging, address
 
 MIN_BYTES = 64 << 10
 """Smallest copy through the ring: CUDA copies less from ordinary memory at once and without waiting (its notes on
@@ -30,16 +32,25 @@ class RingCopy:
         """Return when the last part has arrived, once it is issued; raises an error of the transfer."""
         return self._issued.result()
 
+    def done(self) -> bool:
+        """Return whether all of it is issued; what goes to the host has arrived then."""
+        return self._issued.done()
+
     def synchronize(self) -> None:
         """Return once everything has arrived."""
         self.landed().synchronize()
 
 
 class TransferRing:
-    """The ring and its thread; one for all steps of a job. `piece_bytes`: of each buffer."""
+    """The ring and its thread; one for all steps of a job. `piece_bytes`: of each buffer. `around`: what its thread copies in."""
 
-    def __init__(self, backend: Backend, piece_bytes: int) -> None:
-        self.staging = Staging(backend, piece_bytes)
+    def __init__(
+        self,
+        backend: Backend,
+        piece_bytes: int,
+        around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
+    ) -> None:
+        self.staging, self._around = Staging(backend, piece_bytes), around
         self._thread = ThreadPoolExecutor(1, "transfer-ring")
 
     def close(self) -> None:
@@ -55,14 +66,16 @@ class TransferRing:
         return RingCopy(self._thread.submit(self._fetch, self.staging.side(source), target))
 
     def _deliver(self, side: DeviceSide, source: torch.Tensor) -> Event:
-        for place, nbytes in self._pieces(source):
-            ctypes.memmove(side.room(place), source.data_ptr() + place, nbytes)
-            side.deliver(place, nbytes)
+        with self._around():
+            for place, nbytes in self._pieces(source):
+                ctypes.memmove(side.room(place), address(source) + place, nbytes)
+                side.deliver(place, nbytes)
         return side.landed
 
     def _fetch(self, side: DeviceSide, target: torch.Tensor) -> Event:
-        for place, nbytes in self._pieces(target):
-            ctypes.memmove(target.data_ptr() + place, side.fetch(place, nbytes), nbytes)
+        with self._around():
+            for place, nbytes in self._pieces(target):
+                ctypes.memmove(address(target) + place, side.fetch(place, nbytes), nbytes)
         return side.landed
 
     def _pieces(self, contents: torch.Tensor) -> list[tuple[int, int]]:

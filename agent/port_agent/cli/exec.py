@@ -71,12 +71,12 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser = commands.add_parser(
         "exec",
         help="run a training program, unchanged, inside a memory budget",
-        usage="port-agent exec (--ram SIZE | --tensors SIZE) [options] -- (SCRIPT | -m MODULE) [ARGUMENT ...]",
+        usage="port-agent exec (--ram SIZE | --tensors SIZE | --gpu-ram SIZE) [options] -- (SCRIPT | -m MODULE) [ARGUMENT ...]",
         description="Run a PyTorch program as it is, inside a memory budget.",
         epilog=_EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    bound = parser.add_mutually_exclusive_group(required=True)
+    bound = parser.add_mutually_exclusive_group()
     bound.add_argument("--ram", type=size, metavar="SIZE", help="memory of the whole process, e.g. 600M or 1.5G")
     bound.add_argument(
         "--tensors",
@@ -94,8 +94,18 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         action="store_true",
         help="intercept no operators; memory protection alone decides what is resident",
     )
-    parser.add_argument(
-        "--gpu-ram", type=size, metavar="SIZE", help="not supported here; `plan` keeps a budget for a GPU"
+    gpu = parser.add_mutually_exclusive_group()
+    gpu.add_argument(
+        "--gpu-ram",
+        type=size,
+        metavar="SIZE",
+        help="memory of a GPU that the process takes, e.g. 6G, alone or with --ram",
+    )
+    gpu.add_argument(
+        "--gpu-tensors",
+        type=size,
+        metavar="SIZE",
+        help="memory of a GPU that tensors take, whatever the rest does there",
     )
     parser.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its own arguments"
@@ -155,10 +165,9 @@ def add_budget_options(parser: argparse.ArgumentParser) -> None:
 
 def _exec(arguments: argparse.Namespace) -> NoReturn:
     """Become the program; raises UsageError."""
-    if arguments.gpu_ram is not None:
+    if arguments.ram is arguments.tensors is arguments.gpu_ram is arguments.gpu_tensors is None:
         raise UsageError(
-            "--gpu-ram: exec keeps the host's memory within a budget, not a GPU's; plan the training with "
-            "`port-agent plan SCRIPT --ram SIZE --gpu-ram SIZE`, where SCRIPT defines port_job(), or leave out --gpu-ram"
+            "no budget; give --ram SIZE for the process, --tensors SIZE for its tensors, or --gpu-ram SIZE for a GPU"
         )
     if arguments.guard_only:
         _check_guard_only(arguments)
@@ -176,11 +185,13 @@ def _check_guard_only(arguments: argparse.Namespace) -> None:
         "--write-limit": arguments.write_limit,
         "--step-deadline": arguments.step_deadline,
         "--writes-per-step": arguments.writes_per_step,
+        "--gpu-ram": arguments.gpu_ram,
+        "--gpu-tensors": arguments.gpu_tensors,
     }
     given = [name for name, value in needing.items() if value]
     if given:
         raise UsageError(
-            f"{' and '.join(given)}: these need a planned step, which --guard-only does not have; leave one of them out"
+            f"{' and '.join(given)}: these need operators to be intercepted, which --guard-only does not; leave one of them out"
         )
 
 
@@ -237,6 +248,8 @@ def run_in_budget(
         memory=memory,
         recompute=not getattr(arguments, "no_recompute", False),
         processes=str(table.path) if table is not None else None,
+        gpu_ram_bytes=getattr(arguments, "gpu_ram", None),
+        gpu_tensors_bytes=getattr(arguments, "gpu_tensors", None),
     )
     options = LaunchOptions(asdict(budget), module, {name: os.environ.get(name) for name in added}, ours)
     if ram is not None and not scope:

@@ -17,13 +17,14 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypedDict, Unpack
 
 import torch
 
 from port_agent.guard import active_guard, smallest_block_bytes
 from port_agent.intercept.consumption import EnergyUse, wear_joules_per_byte, wear_share
 from port_agent.intercept.decisions.step_planner import StepBounds, StepPlanner
+from port_agent.intercept.dispatch.device_pool import DevicePool
 from port_agent.intercept.dispatch.mode import Interceptor
 from port_agent.intercept.patches.pointer_guards import PointerGuards
 from port_agent.intercept.patches.program import ProgramHooks
@@ -41,6 +42,32 @@ from port_planner.base.units import SizeError, parse_bytes, parse_duration, show
 _SMALLEST_FRACTION = 64
 _SMALLEST_OF_ALL_BYTES = 256
 """Under a tiny budget smaller storages are followed, too: from a 64th of it, but not below this."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceBounds:
+    """What is kept of a device's memory; one of the two is given."""
+
+    ram_bytes: int | None
+    """What the process takes there, context and libraries included."""
+    tensor_bytes: int | None
+    """What its tensors take, whatever else it does."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceMemoryReport:
+    """What a followed program took of a device's memory and what was moved for it, in bytes since the start."""
+
+    name: str
+    ram_bytes: int | None
+    peak_tensor_bytes: int
+    """Of what the device's allocator gave, followed or not."""
+    outside_bytes: int | None
+    """Context and libraries; None where tensors alone are bounded."""
+    read_bytes: int
+    written_bytes: int
+    stall_seconds: float
+    over_bytes: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +106,8 @@ class Report:
     """Seconds of one step with the plan: predicted, waiting for pages included, and measured for the last step."""
     elsewhere: tuple[str, ...]
     """Devices with memory of their own that the program used; nothing there is counted, limited or moved."""
+    device: "DeviceMemoryReport | None"
+    """Of the device whose memory has a budget; None before a tensor was there."""
     step_written_bytes: int | None
     """Written by the last step with the plan."""
     joules: float | None
@@ -101,8 +130,9 @@ class Budget:
         write_bytes_per_s: float | None = None,
         limits: StepBounds | None = None,
         wear_joules: float | None = None,
+        device: DeviceBounds | None = None,
     ) -> None:
-        self._wear_joules = wear_joules
+        self._wear_joules, self._device = wear_joules, device
         self._ram_bytes, self._tensor_bytes, self._page_dir = ram_bytes, tensor_bytes, page_dir
         self._limits = limits or StepBounds()
         self._speeds = read_bytes_per_s, write_bytes_per_s
@@ -117,7 +147,13 @@ class Budget:
         if self._running is not None:
             raise UnsupportedError("this budget is already started; call stop() first")
         self._running = _Running(
-            self._ram_bytes, self._tensor_bytes, self._page_dir, self._speeds, self._limits, self._wear_joules
+            self._ram_bytes,
+            self._tensor_bytes,
+            self._page_dir,
+            self._speeds,
+            self._limits,
+            self._wear_joules,
+            self._device,
         )
         return self
 
@@ -169,47 +205,71 @@ class Budget:
             self.stop()
 
 
+class BudgetOptions(TypedDict, total=False):
+    """How a budget is kept, beside how large it is."""
+
+    read_bytes_per_s: float | None
+    write_bytes_per_s: float | None
+    """Slow the paging down to try a slower medium."""
+    step_deadline: str | float | None
+    """A plan for the step that repeats takes at most so long ("1.5s"); where there is none, none is used."""
+    writes_per_step: str | int | None
+    """And writes at most so much ("100M")."""
+    wear_joules: float | None
+    """What a written byte wears off the medium, as the energy that buys as much; None: as the kind of medium below `page_dir` has it."""
+
+
 def budget(
     ram: str | int | None = None,
     *,
     tensors: str | int | None = None,
+    gpu_ram: str | int | None = None,
+    gpu_tensors: str | int | None = None,
     page_dir: str | Path | None = None,
-    read_bytes_per_s: float | None = None,
-    write_bytes_per_s: float | None = None,
-    step_deadline: str | float | None = None,
-    writes_per_step: str | int | None = None,
-    wear_joules: float | None = None,
+    **options: Unpack[BudgetOptions],
 ) -> Budget:
     """Return a memory budget to use as `with budget(ram="600M"):` around a training loop.
 
     `ram`: bytes of resident memory of the whole process ("600M" = 600 MiB), Python and torch included. `tensors` limits
-    the tensors alone instead, down to "4K". `page_dir`: where tensors are paged (/var/tmp by default).
-    `read_bytes_per_s`, `write_bytes_per_s`: slow paging down to try a slower medium. A plan for the repeating step is
-    searched for the least energy that takes at most `step_deadline` ("1.5s") and writes at most `writes_per_step`
-    ("100M"); if there is none, no plan is used. `wear_joules`: the wear of a written byte, as the energy of the same
-    price; None: that of the kind of medium below `page_dir`. Raises SizeError and DurationError for invalid values; see
-    `Budget.start` for errors of starting.
+    the tensors alone instead, down to "4K". `gpu_ram`: bytes of a GPU's memory ("6G") that the process may take, context
+    and libraries included, alone or beside `ram`; tensors that do not fit are moved to the host's memory. `gpu_tensors`
+    limits the GPU's tensors alone instead. `page_dir`: where tensors are paged (/var/tmp by default). Raises SizeError
+    and DurationError for invalid values; see `Budget.start` for errors of starting.
     """
-    if (ram is None) == (tensors is None):
+    on_device = gpu_ram is not None or gpu_tensors is not None
+    if (ram is not None and tensors is not None) or (ram is None and tensors is None and not on_device):
         raise SizeError('give either ram="600M", for the whole process, or tensors="100M", for its tensors alone')
-    ram_bytes, tensor_bytes = (None if size is None else parse_bytes(size) for size in (ram, tensors))
-    if tensor_bytes == 0:
+    if gpu_ram is not None and gpu_tensors is not None:
+        raise SizeError('give either gpu_ram="6G", for all that the process takes of a GPU, or gpu_tensors="4G"')
+    ram_bytes, tensor_bytes, gpu_bytes, gpu_tensor_bytes = (
+        None if size is None else parse_bytes(size) for size in (ram, tensors, gpu_ram, gpu_tensors)
+    )
+    if 0 in (tensor_bytes, gpu_tensor_bytes):
         raise SizeError('a budget of 0 bytes holds no tensors; give at least tensors="4K"')
-    for name, speed in (("read_bytes_per_s", read_bytes_per_s), ("write_bytes_per_s", write_bytes_per_s)):
+    device = DeviceBounds(gpu_bytes, gpu_tensor_bytes) if on_device else None
+    folder = Path(default_page_dir() if page_dir is None else page_dir)
+    return _budget_of(ram_bytes, tensor_bytes, folder, device, **options)
+
+
+def _budget_of(
+    ram_bytes: int | None,
+    tensor_bytes: int | None,
+    page_dir: Path,
+    device: DeviceBounds | None,
+    *,
+    step_deadline: str | float | None = None,
+    writes_per_step: str | int | None = None,
+    wear_joules: float | None = None,
+    **speeds: float | None,
+) -> Budget:
+    for name, speed in speeds.items():
         if speed is not None and not (isinstance(speed, int | float) and 0 < speed < math.inf):
             raise SizeError(f"{name} is {shown(speed)}; give bytes per second above 0, or leave it out")
-    return Budget(
-        ram_bytes,
-        tensor_bytes,
-        Path(default_page_dir() if page_dir is None else page_dir),
-        read_bytes_per_s=read_bytes_per_s,
-        write_bytes_per_s=write_bytes_per_s,
-        limits=StepBounds(
-            None if step_deadline is None else parse_duration(step_deadline),
-            None if writes_per_step is None else parse_bytes(writes_per_step),
-        ),
-        wear_joules=wear_joules,
+    limits = StepBounds(
+        None if step_deadline is None else parse_duration(step_deadline),
+        None if writes_per_step is None else parse_bytes(writes_per_step),
     )
+    return Budget(ram_bytes, tensor_bytes, page_dir, limits=limits, wear_joules=wear_joules, device=device, **speeds)
 
 
 def report_of_this_process() -> Report:
@@ -264,13 +324,13 @@ class _Running:
         speeds: tuple[float | None, float | None],
         limits: StepBounds,
         wear_joules: float | None,
+        device: DeviceBounds | None,
     ) -> None:
         if _Running._of_this_process is not None:
             raise UnsupportedError("another budget is active in this process; use one at a time")
         limit = tensor_bytes if tensor_bytes is not None else math.inf
-        smallest = max(
-            _SMALLEST_OF_ALL_BYTES, min(SMALLEST_BYTES, (tensor_bytes or ram_bytes or 0) // _SMALLEST_FRACTION)
-        )
+        bounded_bytes = tensor_bytes or ram_bytes or SMALLEST_BYTES * _SMALLEST_FRACTION
+        smallest = max(_SMALLEST_OF_ALL_BYTES, min(SMALLEST_BYTES, bounded_bytes // _SMALLEST_FRACTION))
         guard = active_guard()
         if guard is None:
             self.table = StorageTable(smallest)
@@ -302,7 +362,7 @@ class _Running:
         self._planner = StepPlanner(self._residency, self._process, tensor_bytes or ram_bytes or 0, limits, wear)
         self._energy = EnergyUse()
         self.interceptor = Interceptor(self.table, self._residency, self._process, self._planner, self._energy.keep_up)
-        self._guards = PointerGuards(self.interceptor) if guard is None else None
+        self._guards = PointerGuards(self.interceptor) if guard is None or device is not None else None
         self._hooks = ProgramHooks(self.interceptor, guarded=guard is not None)
         _Running._of_this_process = self
         if self._guards is not None:
@@ -313,22 +373,34 @@ class _Running:
                 guard.set_process_limit(ram_bytes)
             guard.call_when_near(partial(self.interceptor.begin, near=True))
         self.interceptor.follow()
+        if device is not None:
+            self.interceptor.bound_devices(ram_bytes=device.ram_bytes, tensor_bytes=device.tensor_bytes)
 
     def stop(self, *, restore: bool) -> None:
         self._planner.close()
+        pools = self.interceptor.pools
         with self.interceptor.lock:
-            limit_bytes = self._limit_at_end = self._residency.limit_bytes
-            self._residency.limit_bytes = math.inf
-            self._residency.reclaim_dead()
-            self._residency.drain()
+            limits = [residency.limit_bytes for residency in pools]
+            self._limit_at_end = self._residency.limit_bytes
+            if self.interceptor.device is not None:
+                self.interceptor.device.lift()
+            for residency in pools:
+                residency.limit_bytes = math.inf
+                residency.reclaim_dead()
+                residency.drain()
             try:
-                if restore:
-                    self._residency.restore()
-                else:
-                    self._residency.discard()
+                for residency in pools:
+                    if restore:
+                        residency.restore()
+                    else:
+                        residency.discard()
             except NotRestorableError:
-                self._residency.limit_bytes, self._limit_at_end = limit_bytes, None
-                self._residency.try_make_free()
+                self._limit_at_end = None
+                if self.interceptor.device is not None:
+                    self.interceptor.device.bind()
+                for residency, limit_bytes in zip(pools, limits, strict=True):
+                    residency.limit_bytes = limit_bytes
+                    residency.try_make_free()
                 raise
             except BaseException:
                 self._end()
@@ -336,6 +408,8 @@ class _Running:
             self._end()
 
     def _end(self) -> None:
+        if self.interceptor.device is not None:
+            self.interceptor.device.storages.close()
         self.interceptor.leave()
         self._hooks.remove()
         if self._guards is not None:
@@ -379,6 +453,7 @@ class _Running:
             energy_source=None if energy is None else energy.source,
             wear_share=wear_share(self._page_dir, paged.written_bytes - paged.unworn_bytes),
             elsewhere=tuple(sorted(self.table.elsewhere)),
+            device=None if self.interceptor.device is None else _device_report(self.interceptor.device),
         )
 
     # -- fork: the child may read pages but writes none; the parent never overwrites pages that the child may read
@@ -388,7 +463,8 @@ class _Running:
         running = _Running._of_this_process
         if running is not None:
             running.interceptor.lock.acquire()
-            running._residency.drain()
+            for residency in running.interceptor.pools:
+                residency.drain()
             running._backing.about_to_fork()
 
     @staticmethod
@@ -407,6 +483,20 @@ class _Running:
 
 
 os.register_at_fork(before=_Running.before_fork, after_in_parent=_Running.after_fork, after_in_child=_Running.in_child)
+
+
+def _device_report(device: DevicePool) -> DeviceMemoryReport:
+    moved, budget = device.storages.totals(), device.budget
+    return DeviceMemoryReport(
+        name=str(device.device),
+        ram_bytes=None if budget is None else budget.ram_bytes,
+        peak_tensor_bytes=device.meter.peak_bytes,
+        outside_bytes=None if budget is None else budget.outside_bytes,
+        read_bytes=moved.read_bytes,
+        written_bytes=moved.written_bytes,
+        stall_seconds=moved.stall_seconds,
+        over_bytes=device.residency.counters.over_bytes,
+    )
 
 
 def _finite(value: float) -> int | None:

@@ -20,7 +20,6 @@ from tests.agent.intercept.programs import followed, written
     [
         (("--ram", "3x", "--", "train.py"), "cannot read the size '3x'"),
         (("--ram", "0", "--", "train.py"), "less than one byte"),
-        (("--", "train.py"), "--ram --tensors is required"),
         (("--ram", "1G", "--tensors", "4K", "--", "train.py"), "not allowed with"),
         (("--ram", "1G"), "no program"),
         (("--ram", "1G", "--", "-m"), "name of a module"),
@@ -38,9 +37,11 @@ from tests.agent.intercept.programs import followed, written
         (("--ram", "1G", "--write-limit", "0", "--", "train.py"), "less than one byte"),
         (("--ram", "1G", "--step-deadline", "soon", "--", "train.py"), "'soon' is not a valid duration"),
         (("--ram", "1G", "--writes-per-step", "x", "--", "train.py"), "cannot read the size 'x'"),
+        (("--", "train.py"), "no budget; give --ram SIZE"),
+        (("--gpu-ram", "4G", "--gpu-tensors", "4G", "--", "train.py"), "not allowed with argument"),
         (
-            ("--ram", "1G", "--gpu-ram", "4G", "--", "train.py"),
-            "not a GPU's; plan the training with `port-agent plan SCRIPT",
+            ("--ram", "1G", "--gpu-ram", "4G", "--guard-only", "--", "train.py"),
+            "--gpu-ram: these need operators to be intercepted",
         ),
     ],
 )

@@ -8,7 +8,7 @@ import torch
 
 from port_agent import budget
 from port_agent.intercept.budget import strict_budget
-from port_agent.intercept.residency import backing, residency
+from port_agent.intercept.residency import backing
 from port_agent.intercept.residency.memory import BudgetTooSmallError
 from port_agent.intercept.residency.refusals import UnsupportedError
 from port_agent.intercept.residency.residency import NotRestorableError
@@ -88,7 +88,7 @@ def test_what_does_not_fit_into_memory_stays_away_and_is_not_lost(
     b = budget(tensors="300K", page_dir=tmp_path)
     with monkeypatch.context() as short, pytest.raises(NotRestorableError, match="the budget stays in force"), b:
         values = [one.mean().item() for one in kept]
-        short.setattr(residency, "available_bytes", lambda: 256 << 10)
+        short.setattr(backing, "available_bytes", lambda: 256 << 10)
     assert [one.mean().item() for one in kept] == values == list(range(8))
     assert b.report.peak_tensor_bytes < sum(one.nbytes for one in kept), "it is followed still"
     b.stop()

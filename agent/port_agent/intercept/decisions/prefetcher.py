@@ -6,7 +6,7 @@ from port_agent.intercept.decisions.rematerialization import MAX_REMAT_SHARE
 from port_agent.intercept.decisions.rematerialization import SMALLEST_BYTES as REMAT_BYTES
 from port_agent.intercept.decisions.step_planner import StepPlanner
 from port_agent.intercept.residency.eviction import LEAVES
-from port_agent.intercept.residency.residency import Residency
+from port_agent.intercept.residency.pools import MemoryPools
 from port_agent.intercept.residency.storages import NEVER, Storage, StorageTable
 from port_agent.intercept.residency.trace import AHEAD, NOTHING, Entry, TraceBook, Use
 
@@ -14,14 +14,14 @@ from port_agent.intercept.residency.trace import AHEAD, NOTHING, Entry, TraceBoo
 class Prefetcher:
     """Tells the residency what the `book` knows of the next operators."""
 
-    def __init__(self, table: StorageTable, residency: Residency, planner: StepPlanner, book: TraceBook) -> None:
-        self._table, self._residency, self._planner, self._book = table, residency, planner, book
+    def __init__(self, table: StorageTable, pools: MemoryPools, planner: StepPlanner, book: TraceBook) -> None:
+        self._table, self._pools, self._planner, self._book = table, pools, planner, book
         self.fetched_to = 0
         """Position of the matched trace up to which storages were fetched."""
 
     def touch(self, entry: Entry, touched: Sequence[Storage]) -> None:
         """Report when each storage is needed next; those that the plan evicts here begin to be written."""
-        residency, book = self._residency, self._book
+        clock, book = self._pools.host.clock, self._book
         plan = book.plan
         leaving = None if plan is None else plan.leaving.get(book.position, NOTHING)
         for operand, (storage, local, position) in enumerate(
@@ -34,11 +34,11 @@ class Prefetcher:
             if leaving is not None and operand in leaving:
                 rank = LEAVES + min(next_use or 0, LEAVES)
             elif next_use == NEVER and not storage.clean:
-                rank = book.end_clock(storage, local) if leaving is None else residency.clock
-            residency.eviction.touch(storage, residency.clock, next_use, rank)
+                rank = book.end_clock(storage, local) if leaving is None else clock
+            self._pools.of(storage).eviction.touch(storage, clock, next_use, rank)
         for operand, recomputed in (leaving or NOTHING).items():
             if not recomputed and operand < len(touched):
-                residency.write_early(touched[operand])
+                self._pools.of(touched[operand]).write_early(touched[operand])
 
     def remade(self, entry: Entry | None, made: Storage, seconds: float) -> bool:
         """Return whether a result may be recomputed instead of being paged."""
@@ -53,9 +53,10 @@ class Prefetcher:
         leaving = entry.leaving
         for operand, storage in enumerate(touched):
             storage.left_at = Use(entry, operand)
+            residency = self._pools.of(storage)
             if leaving is not None and operand in leaving:
-                self._residency.write_early(storage)
-            self._residency.keep_smaller(storage)
+                residency.write_early(storage)
+            residency.keep_smaller(storage)
 
     def fetch_ahead(self) -> None:
         """Start reading what the next operators of the trace need, as far as memory allows."""
@@ -74,7 +75,7 @@ class Prefetcher:
                 storage = None if number is None else self._table.numbered(number)
                 if storage is None or storage.resident:
                     continue
-                if not self._residency.prefetch(storage, reserve_bytes, book.start_clock + place):
+                if not self._pools.of(storage).prefetch(storage, reserve_bytes, book.start_clock + place):
                     self.fetched_to = place
                     return
             place += 1

@@ -14,14 +14,16 @@ from torch.overrides import enable_reentrant_dispatch
 from port_agent.intercept.decisions.prefetcher import Prefetcher
 from port_agent.intercept.decisions.rematerialization import remat_of
 from port_agent.intercept.decisions.step_planner import StepPlanner
+from port_agent.intercept.dispatch.device_pool import DevicePool
 from port_agent.intercept.dispatch.operator_memory import OperatorMemory
 from port_agent.intercept.dispatch.pace import CpuPace
 from port_agent.intercept.dispatch.signals import SignalSafeLock
 from port_agent.intercept.dispatch.tangents import refuse_tangents
-from port_agent.intercept.dispatch.tiling_choice import TilingChoice, call_whole
+from port_agent.intercept.dispatch.tiling_choice import TilingChoice
 from port_agent.intercept.dispatch.traits import OperatorTraits, traits_of
 from port_agent.intercept.dispatch.values_alone import composite_kernel
-from port_agent.intercept.residency.memory import ProcessBudget
+from port_agent.intercept.residency.device_storages import plain_operators
+from port_agent.intercept.residency.memory import ProcessBudget, WorkspaceMeter
 from port_agent.intercept.residency.operands import (
     bare_storages_in,
     is_composite,
@@ -30,6 +32,7 @@ from port_agent.intercept.residency.operands import (
     tensors_in,
     written_storages,
 )
+from port_agent.intercept.residency.pools import MemoryPools
 from port_agent.intercept.residency.refusals import refuse_higher_order, refuse_unsupported, unsupported
 from port_agent.intercept.residency.residency import Residency
 from port_agent.intercept.residency.storages import Storage, StorageTable, read_mapping_ahead
@@ -59,15 +62,18 @@ class Interceptor:
     ) -> None:
         """`at_step` is called after each optimizer step."""
         self.table, self.residency, self.planner = table, residency, planner
+        self.pools = MemoryPools(residency)
+        self.device: DevicePool | None = None
+        """Of the device whose memory has a budget; see `bound_devices`."""
         self.guarded = residency.backing.guarded
         """Whether accesses to paged-out memory find it there."""
         self.recomputes = True
         """Whether results may be dropped and recomputed."""
         self._process, self._at_step = process, at_step
-        self.op_memory = OperatorMemory(residency, process)
+        self.op_memory = OperatorMemory(residency, process, WorkspaceMeter(enabled=process is not None))
         self._tiling = TilingChoice(table, residency, self.op_memory)
         self.book = TraceBook()
-        self._prefetcher = Prefetcher(table, residency, planner, self.book)
+        self._prefetcher = Prefetcher(table, self.pools, planner, self.book)
         self.lock = SignalSafeLock(self._outside_of_operators)
         self._may_run = self.lock.condition()
         self._held = False
@@ -89,6 +95,21 @@ class Interceptor:
         self._exported: list[Storage] = []
         self._exported_before: list[Storage] = []
 
+    def bound_devices(self, *, ram_bytes: int | None, tensor_bytes: int | None) -> None:
+        """Keep what the program holds on a GPU within bytes, too; no step is planned then.
+
+        The GPU is the one that the program's first tensor there is on: until then it may choose which it sees. What `DevicePool`
+        raises, that tensor's operator raises.
+        """
+
+        def bound(device: torch.device) -> None:
+            with plain_operators():
+                self.device = DevicePool(device, self.pools, ram_bytes=ram_bytes, tensor_bytes=tensor_bytes)
+
+        self.table.expect_devices(bound)
+        self.planner.plan_nothing()
+        self.begin(near=True)
+
     # -- one operator
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
@@ -101,16 +122,23 @@ class Interceptor:
                 return func(*args, **kwargs) if traits.known.whole_view else self._view(func, args, kwargs)
             self._at_hand = func
             self._reclaim()
-            if traits.takes_lists and runs_by_element(func, args, self.residency.limit_bytes):
+            if traits.takes_lists and self._runs_by_element(func, args, kwargs):
                 return split_call(func, args, kwargs, self._run_one)
             return self._run_one(func, args, kwargs)
 
+    def _runs_by_element(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        device = self.device
+        if device is not None and device.concerns(args, kwargs):
+            return device.runs_by_element(func, args, kwargs)
+        return runs_by_element(func, args, self.residency.limit_bytes)
+
     def _reclaim(self) -> None:
         """Reclaim what dead storages held, and record their end."""
-        for gone in self.residency.reclaim_dead():
-            self.book.ended(gone)
-            if self.planner.recording is not None:
-                self.planner.recording.ended(gone)
+        for residency in self.pools:
+            for gone in residency.reclaim_dead():
+                self.book.ended(gone)
+                if self.planner.recording is not None:
+                    self.planner.recording.ended(gone)
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         """Return views of operands; a view is not recorded in a trace, and two of five operators are views.
@@ -121,15 +149,16 @@ class Interceptor:
             if not storage.resident and not storage.in_file:
                 storage.pins += 1
                 try:
-                    self.residency.ensure_resident([storage])
+                    self.pools.ensure_resident([storage])
                 finally:
                     storage.pins -= 1
         return func(*args, **kwargs)
 
     def _run_one(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        residency, tiling, traits = self.residency, self._tiling, traits_of(func)
+        residency, traits = self.residency, traits_of(func)
+        device = self.device if self.device is not None and self.device.concerns(args, kwargs) else None
+        way = self._tiling if device is None else device
         self.operators += 1
-        residency.clock += 1
         read = args if traits.shape_alone is None else (*args[: traits.shape_alone], *args[traits.shape_alone + 1 :])
         inputs = [] if traits.reads_nothing else storages_in((*read, *kwargs.values()) if kwargs else read, self.table)
         if traits.name == "aten::set_":
@@ -137,10 +166,8 @@ class Interceptor:
         sizes = [s.nbytes for s in inputs]
         fingerprint = hash((traits.number, *sizes))
         entry = self.book.expect(fingerprint)
-        if residency.trust_trace and entry is None:
-            residency.eviction.drop_predictions()
-        residency.trust_trace = entry is not None
-        op_tiling, mapped = tiling.tiled_call(traits, func, args, kwargs, sum(sizes))
+        self.pools.begin_operator(expected=entry is not None)
+        op_tiling, mapped = way.tiled_call(traits, func, args, kwargs, sum(sizes))
         for storage in inputs:
             storage.pins += 1
             if storage.left_at is not None and storage.resident:
@@ -148,15 +175,15 @@ class Interceptor:
         written: list[Storage] = []
         over_bytes = residency.counters.over_bytes
         try:
-            held, mapped = tiling.ensure_resident(traits, inputs, mapped, whole=op_tiling is None)
+            held, mapped = way.ensure_resident(traits, inputs, mapped, whole=op_tiling is None)
             if traits.writes:
                 written = written_storages(func, args, kwargs, self.table)
-                residency.change(written)
+                self.pools.change(written)
             if op_tiling is None:
-                tiling.make_free(traits, args, kwargs, inputs, held, entry, mapped, writes=bool(written))
+                way.make_free(traits, args, kwargs, inputs, held, entry, mapped, writes=bool(written))
             measured = entry is None and op_tiling is None
             if measured:
-                self.op_memory.begin()
+                way.op_memory.begin()
             first_made = self.table.met
             began = time.perf_counter()
             if mapped is not None:
@@ -164,9 +191,9 @@ class Interceptor:
                 if not isinstance(mapped, MappedRows):
                     residency.counters.mapped_bytes += mapped.read_bytes
             elif op_tiling is None:
-                result = call_whole(traits, args, kwargs)
+                result = way.call(traits, args, kwargs, inputs)
             else:
-                result = tiling.run_tiles(func, args, kwargs, op_tiling, inputs, written)
+                result = way.run_tiles(func, args, kwargs, op_tiling, inputs, written)
         except (RuntimeError, MemoryError):  # raised by torch, which made nothing
             residency.counters.over_bytes = over_bytes
             raise
@@ -183,13 +210,13 @@ class Interceptor:
         seconds = time.perf_counter() - began
         mapped_bytes = 0 if mapped is None else mapped.mapped_bytes
         self._after(
-            traits, args, kwargs, fingerprint, entry, inputs, written, first_made, result, seconds, mapped_bytes,
+            way, traits, args, kwargs, fingerprint, entry, inputs, written, first_made, result, seconds, mapped_bytes,
             measured=measured, whole=op_tiling is None,
         )  # fmt: skip
         return result
 
     def _after(
-        self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
+        self, way: TilingChoice | DevicePool, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
         inputs: list[Storage], written: list[Storage], first_made: int, result: Any, seconds: float, mapped_bytes: int,
         *, measured: bool, whole: bool,
     ) -> None:  # fmt: skip
@@ -205,27 +232,28 @@ class Interceptor:
                     storage.birth = (book.segment, book.position, len(made))
                 made.append(storage)
         touched = (*inputs, *made)
-        if residency.pressed and entry is not None and len(entry.next_uses) == len(touched):
+        pressed = self.pools.pressed
+        if pressed and entry is not None and len(entry.next_uses) == len(touched):
             self._prefetcher.touch(entry, touched)
         else:
             for storage in touched:
-                residency.eviction.touch(storage, residency.clock, None)
+                self.pools.of(storage).eviction.touch(storage, residency.clock, None)
         if entry is not None:  # measured when its trace was recorded
             workspace_bytes = entry.workspace_bytes
         elif measured:
-            workspace_bytes = self.op_memory.end(sum(s.nbytes for s in made if s.resident)) + mapped_bytes
+            workspace_bytes = way.op_memory.end(sum(s.nbytes for s in made if s.resident)) + mapped_bytes
         else:  # the whole operator, which is elementwise, would need none of the tiles' buffers
             workspace_bytes = 0
-        again = len(made) == 1 and traits.repeatable and whole and self.recomputes
+        again = len(made) == 1 and traits.repeatable and whole and self.recomputes and way is self._tiling
         if residency.pressed and again and self._prefetcher.remade(entry, made[0], seconds):
             made[0].remat = remat_of(
                 traits.func, args, kwargs, inputs, made[0], result, residency.backing, workspace_bytes=workspace_bytes
             )
-        self.op_memory.took(traits, args, inputs, workspace_bytes, mapped_bytes)
+        way.op_memory.took(traits, args, inputs, workspace_bytes, mapped_bytes)
         if self.planner.recording is not None:
             self.planner.recording.add(inputs, made, written, seconds, workspace_bytes, repeatable=again)
         book.ran(fingerprint, inputs, made, workspace_bytes)
-        if residency.pressed and book.plan is None and not book.resting:
+        if pressed and book.plan is None and not book.resting:
             self._prefetcher.learn(touched)
         if book.position >= LONGEST_SEGMENT:
             self.end_segment()
@@ -233,7 +261,8 @@ class Interceptor:
             residency.limit_bytes = self._process.tensor_bytes()
         if table.resident_bytes > residency.limit_bytes:
             residency.try_make_free()
-        if residency.pressed and entry is not None:
+        way.ran()
+        if pressed and entry is not None:
             self._prefetcher.fetch_ahead()
 
     @contextlib.contextmanager
@@ -285,6 +314,12 @@ class Interceptor:
         """
         if self.aside:
             return
+        if self.device is not None:
+            raise unsupported(
+                f"torch.compile makes programs that come to the memory of {self.device.device} past the operators, where nobody "
+                "brings what is away",
+                "leave torch.compile away, or run with TORCH_COMPILE_DISABLE=1 in the environment",
+            )
         with self.lock:
             self.residency.page_from_here(self.table)
         self.aside = True
@@ -318,6 +353,8 @@ class Interceptor:
                 self.planner.segment_ended(self.book.ended_last, whole=whole, stepped=stepped)
             if self._process is not None:
                 self._process.end_segment()
+            if self.device is not None:
+                self.device.end_segment()
             self._prefetcher.fetched_to = 0
             for storage in self._exported_before:
                 storage.pins -= 1
@@ -340,8 +377,9 @@ class Interceptor:
                 self.end_segment()
             self.planner.close()
             self.planner.plan_nothing()
-            self.residency.eviction.drop_predictions()
-            self.residency.trust_trace = False
+            for residency in self.pools:
+                residency.eviction.drop_predictions()
+                residency.trust_trace = False
             self.book.resting = True
         try:
             yield
@@ -363,7 +401,7 @@ class Interceptor:
         residency = self.residency
         with self.lock:
             self._reclaim()  # otherwise others would not fit beside dead storages
-            storages = self._storages_of(tensors)
+            storages = [s for s in self._storages_of(tensors) if s.table is self.table]
             if sum(s.nbytes for s in storages) <= residency.limit_bytes * (most or _KEPT_SHARE):
                 residency.kept = set(storages)
                 residency.ensure_resident(storages)
@@ -388,13 +426,14 @@ class Interceptor:
         if storage.in_file:
             read_mapping_ahead(memory)
         else:
-            self.residency.prefetch(storage, 0, self.residency.clock + AHEAD)
+            self.pools.of(storage).prefetch(storage, 0, self.residency.clock + AHEAD)
 
     def become_child(self) -> None:
         """Continue in a forked child, which has no budget."""
         self._process = None
         self.planner.plan_nothing()
-        self.residency.become_child()
+        for residency in self.pools:
+            residency.become_child()
         self.go_on()
 
     def escape(self, storage: Storage) -> None:
@@ -410,8 +449,8 @@ class Interceptor:
                 return
             storage.pins += 1
             self._exported.append(storage)
-            self.residency.ensure_resident([storage])
-            self.residency.change([storage])
+            self.pools.ensure_resident([storage])
+            self.pools.change([storage])
 
     def export(self, storage: Storage) -> None:
         """Keep a storage resident for good, because something holds its address for an unknown time."""
@@ -424,12 +463,12 @@ class Interceptor:
         """Keep a storage resident, maybe for writing, until the returned function is called, from any thread."""
         with self.lock:
             self._wait_while_held()
-            self.residency.borrow(storage)
-        return functools.partial(self.residency.released.append, storage)
+            self.pools.of(storage).borrow(storage)
+        return functools.partial(self.pools.of(storage).released.append, storage)
 
     def resized(self, storage: Storage) -> None:
         """Record that a storage may have another size. Raises UnsupportedError if numpy uses its memory."""
-        if self.residency.resized(storage) and storage.borrowed:
+        if self.pools.of(storage).resized(storage) and storage.borrowed:
             raise unsupported(
                 "a tensor is resized while a numpy array shares its memory, which plain PyTorch rejects, too",
                 "delete the array before",
@@ -445,10 +484,10 @@ class Interceptor:
     def writing(self, storage: Storage) -> Iterator[None]:
         """Keep a storage resident during a call that writes it without the dispatcher."""
         with self._resident([storage]):
-            self.residency.change([storage])
+            self.pools.change([storage])
             yield
         with self.lock:
-            self.residency.try_make_free()
+            self.pools.of(storage).try_make_free()
 
     @contextlib.contextmanager
     def working_on(self, tensors: Sequence[torch.Tensor], need_bytes: int, what: str) -> Iterator[None]:
@@ -467,7 +506,7 @@ class Interceptor:
             for storage in storages:
                 storage.pins += 1
             try:
-                self.residency.ensure_resident(storages)
+                self.pools.ensure_resident(storages)
                 yield
             finally:
                 for storage in storages:
@@ -478,7 +517,8 @@ class Interceptor:
         with self.lock:
             if tensor.layout is torch.strided:
                 self.table.of(tensor)
-            self.residency.try_make_free()
+            for residency in self.pools:
+                residency.try_make_free()
 
     def make_way(self, nbytes: int = 0) -> None:
         """Evict tensors for memory that the process took between operators, and `nbytes` more; do nothing while a
@@ -520,12 +560,14 @@ class Interceptor:
     def give_back(self) -> None:
         """Release the memory of a paused program: tensors go to the page file. Raises PageError."""
         with self.lock:
-            self.residency.reclaim_dead()
+            self._reclaim()
             self._prefetcher.fetched_to = 0
             try:
-                self.residency.empty()
+                for residency in self.pools:
+                    residency.empty()
             finally:
-                self.residency.backing.release()
+                for residency in self.pools:
+                    residency.backing.release()
                 release_free_memory()
                 release_code_pages()
 

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from port_agent.intercept.dispatch.traits import OperatorTraits
-from port_agent.intercept.residency.memory import BudgetTooSmallError, ProcessBudget, WorkspaceMeter
+from port_agent.intercept.residency.device_memory import DeviceBudget, OperatorMeter
+from port_agent.intercept.residency.memory import BudgetTooSmallError, ProcessBudget
 from port_agent.intercept.residency.operands import known_bytes, result_bytes, tensors_in
 from port_agent.intercept.residency.residency import Residency
 from port_agent.intercept.residency.storages import Storage
@@ -80,11 +81,13 @@ def report_shortage(lack: MemoryShortage) -> None:
 
 
 class OperatorMemory:
-    """Predicts the workspace of operators, under `process`'s budget or none."""
+    """Predicts the workspace of operators, under `process`'s budget or none; `meter` measures it."""
 
-    def __init__(self, residency: Residency, process: ProcessBudget | None) -> None:
+    def __init__(
+        self, residency: Residency, process: ProcessBudget | DeviceBudget | None, meter: OperatorMeter
+    ) -> None:
         self._residency, self._process = residency, process
-        self._meter = WorkspaceMeter(enabled=process is not None)
+        self._meter = meter
         self._workspace_shares: dict[tuple[int, torch.dtype | None], float] = {}
         """The largest workspace of each operator, on each data type, as a share of its operands, at most 1."""
         self._beyond_operands: dict[tuple[tuple[int, torch.dtype | None], int], int] = {}

@@ -23,7 +23,7 @@ class TilingChoice:
     """Chooses how each operator runs, and makes its operands resident."""
 
     def __init__(self, table: StorageTable, residency: Residency, op_memory: OperatorMemory) -> None:
-        self._table, self._residency, self._op_memory = table, residency, op_memory
+        self._table, self._residency, self.op_memory = table, residency, op_memory
         self._products = MappedProducts(table, residency.make_free)
 
     def tiled_call(
@@ -64,13 +64,20 @@ class TilingChoice:
         elif entry is not None:
             need_bytes = entry.need_bytes
         else:
-            need_bytes = self._op_memory.expected_bytes(traits, args, kwargs, inputs)
+            need_bytes = self.op_memory.expected_bytes(traits, args, kwargs, inputs)
         if not (need_bytes or writes):
             self._residency.try_make_free()
         elif not self._residency.make_free(need_bytes):
-            self._op_memory.short(traits.name, held, need_bytes)
+            self.op_memory.short(traits.name, held, need_bytes)
         if mapped is not None:
             self._residency.before_mapping(mapped.mapped_bytes)
+
+    def call(self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage]) -> Any:
+        """Call an operator that runs whole."""
+        return call_whole(traits, args, kwargs)
+
+    def ran(self) -> None:
+        """Take note that an operator ran; what fits is looked at after each, here and of a device."""
 
     def run_tiles(
         self,

@@ -23,7 +23,7 @@ from port_planner.base.process_memory import peak_resident_bytes
 from port_planner.base.units import format_bytes, format_seconds
 
 if TYPE_CHECKING:
-    from port_agent.intercept.budget import Budget, Report
+    from port_agent.intercept.budget import Budget, DeviceMemoryReport, Report
     from port_agent.intercept.exec.opportunistic import Opportunistic
 
 
@@ -47,7 +47,7 @@ class ExecMemory(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExecOptions:
-    """What the command line asked for. Exactly one of `ram_bytes` and `tensors_bytes` is given."""
+    """What the command line asked for. One of `ram_bytes` and `tensors_bytes` is given, or neither beside a budget for a GPU."""
 
     ram_bytes: int | None
     tensors_bytes: int | None
@@ -71,6 +71,10 @@ class ExecOptions:
     """Whether evicted tensors may be dropped and recomputed."""
     processes: str | None = None
     """The file that the processes inside this budget share; None: there is none, and children are outside the budget."""
+    gpu_ram_bytes: int | None = None
+    """Of a GPU's memory, for all that the process takes there."""
+    gpu_tensors_bytes: int | None = None
+    """Of a GPU's memory, for tensors alone."""
 
 
 class ExecBudget:
@@ -124,6 +128,8 @@ class ExecBudget:
                 step_deadline=options.step_deadline_s,
                 writes_per_step=options.writes_per_step,
                 wear_joules=options.wear_joules,
+                gpu_ram=options.gpu_ram_bytes,
+                gpu_tensors=options.gpu_tensors_bytes,
             )
             self._budget = made.start()
             made.interceptor.recomputes = options.recompute
@@ -191,7 +197,10 @@ class ExecBudget:
         report = self._budget.stop(restore=False)
         release_free_memory()
         release_code_pages()  # code that was not needed before runs at the interpreter's end
-        _emit(_summary(report, self._options, time.perf_counter() - self._begin, run))
+        _emit(
+            _summary(report, self._options, time.perf_counter() - self._begin, run)
+            + _unbounded(report.device is not None)
+        )
         facts = asdict(report)
         if run is not None and run.children:
             facts |= {name: value for name, value in run.facts(self._options.ram_bytes).items() if name in _OF_CHILDREN}
@@ -215,7 +224,7 @@ class ExecBudget:
             self._say_guarded(GuardedRun.read(table, None, 0), None)
 
     def _say_guarded(self, run: GuardedRun, wall_s: float | None) -> None:
-        _emit(run.summary(self._options.ram_bytes, self._options.tensors_bytes, wall_s))
+        _emit(run.summary(self._options.ram_bytes, self._options.tensors_bytes, wall_s) + _unbounded(False))
         self._write_report(run.facts(self._options.ram_bytes))
 
     def _write_report(self, facts: Mapping[str, Any]) -> None:
@@ -240,20 +249,42 @@ def _summary(report: "Report", options: ExecOptions, wall_s: float, run: Guarded
     if run is not None and run.children:
         peak, remarks = run.bound(ram_bytes, tensor_bytes, report.peak_tensor_bytes), run.remarks(ram_bytes)
     else:
-        bound = f"tensors {tensors} of {format_bytes(tensor_bytes or 0)}"
+        bound = f"tensors {tensors}" if tensor_bytes is None else f"tensors {tensors} of {format_bytes(tensor_bytes)}"
         if ram_bytes is not None:
             bound = f"of {format_bytes(ram_bytes)}, tensors {tensors}"
         peak, remarks = f"peak {format_bytes(peak_resident_bytes())} {bound}", ""
     moved = f"read {format_bytes(report.read_bytes)}, wrote {format_bytes(report.written_bytes)}"
     planned = "" if report.plan is None else f"; planned ({report.plan})"
     steps = f"{report.steps} {'step' if report.steps == 1 else 'steps'} in " if report.steps else ""
-    beside = "".join(
-        f"; {kind}'s own memory is not included; `port-agent plan --gpu-ram` limits that" for kind in report.elsewhere
-    )
+    beside = _on_device(report.device, options)
     used = "" if report.joules is None else f"; {report.joules:,.0f} J {report.energy_source}"
     return (
         f"{peak}; {steps}{format_seconds(wall_s)}; {moved}, "
         f"recomputed {format_bytes(report.recomputed_bytes)}, waited {format_seconds(report.stall_seconds)}{planned}{used}{beside}{remarks}"
+    )
+
+
+def _unbounded(bounded: bool) -> str:
+    """Return which device's memory the program took without a budget for it, followed or not."""
+    torch = sys.modules.get("torch")
+    kind = None if torch is None or bounded else torch.accelerator.current_accelerator(check_available=True)
+    if torch is None or kind is None or not torch.get_device_module(kind).is_initialized():
+        return ""
+    return f"; {kind.type}'s own memory is not in it: --gpu-ram bounds that"
+
+
+def _on_device(device: "DeviceMemoryReport | None", options: ExecOptions) -> str:
+    """Return what a budget of a GPU's memory did, where there is one."""
+    bound = options.gpu_ram_bytes or options.gpu_tensors_bytes
+    if bound is None:
+        return ""
+    if device is None:
+        return "; no tensor was on a GPU, whose memory had a budget"
+    outside = "" if device.outside_bytes is None else f", {format_bytes(device.outside_bytes)} of context and libraries"
+    over = f", {format_bytes(device.over_bytes)} more than fits at once" if device.over_bytes else ""
+    return (
+        f"; {device.name}: peak {format_bytes(device.peak_tensor_bytes + (device.outside_bytes or 0))} of "
+        f"{format_bytes(bound)}{outside}{over}, {format_bytes(device.written_bytes)} left and {format_bytes(device.read_bytes)} came back"
     )
 
 

@@ -119,7 +119,7 @@ class GuardedRun:
             rest = f", the rest {format_bytes(self.rest_bytes)}" if self.counters is not None else ""
             bound = f" of {format_bytes(ram_bytes)}, {tensors}{rest}"
         else:
-            bound = f" {tensors} of {format_bytes(tensor_bytes or 0)}"
+            bound = f" {tensors}" if tensor_bytes is None else f" {tensors} of {format_bytes(tensor_bytes)}"
         return f"peak {format_bytes(self.together_bytes)}{bound}{self._processes()}"
 
     def _processes(self) -> str:

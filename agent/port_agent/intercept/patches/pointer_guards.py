@@ -9,10 +9,11 @@ import contextlib
 import ctypes
 import functools
 import sys
+import threading
 import weakref
 from collections.abc import Callable
 from types import FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import torch
@@ -24,7 +25,8 @@ from port_agent.intercept.patches.safetensors_saving import (
     compares_addresses,
     compares_storages,
 )
-from port_agent.intercept.residency.operands import DENSE_TYPES, bare_storages_in, is_wrapper, strided_runs
+from port_agent.intercept.residency.operands import DENSE_TYPES, bare_storages_in, is_wrapper, strided_runs, tensors_in
+from port_agent.intercept.residency.refusals import unsupported
 from port_agent.intercept.residency.storages import Storage, StorageTable, data_ptr, untyped_storage
 from port_planner.torch_compat.tensors import (
     DLPACK_EXPORTS,
@@ -58,6 +60,8 @@ _LOADED_TWICE = 2
 _PICKLED = 3
 """Memory for pickling a storage, as a multiple of its size: its bytes, and pickle's buffer, which grows by half."""
 
+_TRITON = "triton.runtime.jit"
+
 _ASKING_FRAME = 2
 """Frames from a guard to its caller: `guarded` is the first, then the one that calls the method."""
 
@@ -65,24 +69,33 @@ Guard = Callable[[Callable[..., Any], Any, Any, Any], Any]
 
 
 class PointerGuards:
-    """Installs the guards around the methods, and removes them."""
+    """Installs the guards around the methods, and removes them.
+
+    If the host's memory is guarded, only a device's tensors are brought in: whoever touches the host's finds them there.
+    """
 
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
         self._table: StorageTable = interceptor.table
         self._saved: list[tuple[Any, str, Any]] = []
         self._safetensors = SafetensorsSaving(interceptor)
+        self._launches = threading.local()
+        """`under_way` is set in a thread whose kernel of Triton's asks for the addresses of what was brought for it."""
 
     def install(self) -> None:
         """Guard the methods."""
-        self._safetensors.install()
         self._guard(torch.Tensor, _TENSOR_POINTERS, self._tensor_pointer)
         for owner, name in DLPACK_EXPORTS:
             self._guard(owner, (name,), self._tensor_exported)
-        self._guard(torch.Tensor, ("numpy",), self._tensor_array)
         self._guard(torch.Tensor, ("data_ptr",), self._tensor_address)
         self._guard(torch.Tensor, _TENSOR_READS, self._tensor_read)
-        self._guard(torch.Tensor, ("tolist",), self._tensor_list)
+        self._guard(torch.UntypedStorage, ("_share_cuda_",), self._shared_on_device)
+        self._guard(torch.cuda.CUDAGraph, ("capture_begin",), self._captured)
+        self._guard_array_interface()
+        if not self._interceptor.guarded:
+            self._safetensors.install()
+            self._guard(torch.Tensor, ("numpy",), self._tensor_array)
+            self._guard(torch.Tensor, ("tolist",), self._tensor_list)
         of_storages = {
             "pointer": self._storage_pointer,
             "address": self._storage_address,
@@ -93,13 +106,15 @@ class PointerGuards:
         }
         for kind, names in STORAGE_METHODS.items():
             self._guard(torch.UntypedStorage, names, of_storages[kind])
-        self._guard(torch.TypedStorage, ("__reduce__",), self._storage_pickled)
-        for (owner, name), guard in ((FILE_WRITES, self._storage_saved), (FILE_READS, self._storage_loaded)):
-            self._guard(owner, (name,), guard)
+        if not self._interceptor.guarded:
+            self._guard(torch.TypedStorage, ("__reduce__",), self._storage_pickled)
+            for (owner, name), guard in ((FILE_WRITES, self._storage_saved), (FILE_READS, self._storage_loaded)):
+                self._guard(owner, (name,), guard)
 
     def remove(self) -> None:
         """Restore the original methods."""
-        self._safetensors.remove()
+        if not self._interceptor.guarded:
+            self._safetensors.remove()
         for owner, name, method in reversed(self._saved):
             if method is None:
                 delattr(owner, name)
@@ -114,19 +129,91 @@ class PointerGuards:
                 self._saved.append((owner, name, owner.__dict__.get(name)))
                 setattr(owner, name, _guarded(method, guard))
 
+    # -- a device's memory
+
+    def _guard_array_interface(self) -> None:
+        """Keep where it is what `__cuda_array_interface__` says of a device's tensor: CuPy and Numba hold its address."""
+        own: Any = torch.Tensor.__dict__["__cuda_array_interface__"]
+
+        def exported(tensor: torch.Tensor) -> Any:
+            for storage in self._storages(tensor):
+                self._interceptor.export(storage)
+            return own.fget(tensor)
+
+        self._saved.append((torch.Tensor, "__cuda_array_interface__", own))
+        torch.Tensor.__cuda_array_interface__ = property(exported)  # type: ignore[method-assign, assignment]
+
+    def _guard_triton(self) -> None:
+        """Bring what is passed to a kernel of Triton's for its launch, from the first on that asks for an address."""
+        module = sys.modules.get(_TRITON)
+        launcher = getattr(module, "JITFunction", None)
+        if launcher is not None and all(owner is not launcher for owner, _, _ in self._saved):
+            self._guard(launcher, ("run",), self._launched)
+
+    def _launched(self, method: Callable[..., Any], kernel: Any, args: Any, kwargs: Any) -> Any:
+        """Run a kernel with its operands resident; which of them it writes, nobody says."""
+        given = [s for t in tensors_in((*args, *kwargs.values())) for s in self._storages(t)]
+        with contextlib.ExitStack() as stack:
+            for storage in dict.fromkeys(given):
+                stack.enter_context(self._interceptor.writing(storage))
+            self._launches.under_way = True
+            try:
+                return method(kernel, *args, **kwargs)
+            finally:
+                self._launches.under_way = False
+
+    def _shared_on_device(
+        self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any
+    ) -> Any:
+        if self._of(memory) is not None:
+            raise unsupported(
+                "a tensor on a GPU is handed to another process, which would not find it where it was",
+                "send a copy of it on the CPU, or run without --gpu-ram",
+            )
+        return method(memory, *args, **kwargs)
+
+    def _captured(self, method: Callable[..., Any], graph: Any, args: Any, kwargs: Any) -> Any:
+        if self._interceptor.device is not None:
+            raise unsupported(
+                "a CUDA graph replays kernels on addresses, past the operators, and what it uses may have left by then",
+                "leave the graph away, or run without --gpu-ram",
+            )
+        return method(graph, *args, **kwargs)
+
     # -- guards
 
     def _storages(self, tensor: torch.Tensor) -> list[Storage]:
         """Return the storages of a tensor, registered now at the latest, because the method's operators could evict
         them.
         """
-        if tensor.device.type != "cpu" or is_wrapper(tensor):
+        if is_wrapper(tensor) or (tensor.device.type != "cpu" and tensor.device not in self._table.devices):
             return []
         found = (self._table.of(part) for part in strided_runs(tensor))
-        return [storage for storage in found if storage is not None]
+        return [storage for storage in found if self._concerns(storage)]
+
+    def _concerns(self, storage: Storage | None) -> TypeGuard[Storage]:
+        """Return whether whoever comes to a storage past the operators would not find it there."""
+        return storage is not None and (storage.table is not self._table or not self._interceptor.guarded)
+
+    def _of(self, memory: torch.UntypedStorage) -> Storage | None:
+        """Return a storage that has to be brought in, met now at the latest."""
+        if memory.device.type != "cpu" and memory.device not in self._table.devices:
+            return None
+        storage = self._table.of_storage(memory)
+        return storage if self._concerns(storage) else None
+
+    def _known(self, memory: torch.UntypedStorage) -> Storage | None:
+        """Return a storage that has to be brought in, if it was met."""
+        storage = self._table.known_storage(memory)
+        return storage if self._concerns(storage) else None
+
+    def _sources(self, arguments: Any) -> list[Storage]:
+        """Return those of bare storages among arguments that have to be brought in."""
+        return [storage for storage in bare_storages_in(arguments, self._table) if self._concerns(storage)]
 
     def _tensor_pointer(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
-        for storage in self._storages(tensor):
+        self._guard_triton()
+        for storage in () if getattr(self._launches, "under_way", False) else self._storages(tensor):
             self._interceptor.escape(storage)
         return method(tensor, *args, **kwargs)
 
@@ -153,6 +240,8 @@ class PointerGuards:
 
         `save_file` asks for all addresses before it reads one; others compare them with each other and their storage's.
         """
+        if tensor.device.type != "cpu":
+            return self._tensor_pointer(method, tensor, args, kwargs)
         asking = sys._getframe(_ASKING_FRAME)
         compared = compares_addresses(asking)
         if (compared or asked_by_safetensors(asking)) and len(found := self._storages(tensor)) == 1:
@@ -177,15 +266,15 @@ class PointerGuards:
         return self._tensor_read(method, _resolved(tensor), args, kwargs)
 
     def _storage_pointer(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
-        storage = self._table.of_storage(memory)
+        storage = self._of(memory)
         if storage is not None:
             self._interceptor.escape(storage)
         return method(memory, *args, **kwargs)
 
     def _storage_write(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
-        storage = self._table.of_storage(memory)
+        storage = self._of(memory)
         with contextlib.ExitStack() as stack:
-            for source in bare_storages_in(args, self._table):
+            for source in self._sources(args):
                 stack.enter_context(self._interceptor.reading(source))
             if storage is not None:
                 stack.enter_context(self._interceptor.writing(storage))
@@ -199,19 +288,19 @@ class PointerGuards:
         """
         asking = _asking(sys._getframe(_ASKING_FRAME))
         compared = asking.f_code.co_filename == torch.serialization.__file__ or compares_storages(asking)
-        if compared and self._table.of_storage(memory) is not None:
+        if compared and self._of(memory) is not None:
             return id(memory)
         return self._storage_pointer(method, memory, args, kwargs)
 
     def _storage_read(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
-        storage = self._table.known_storage(memory)
+        storage = self._known(memory)
         if storage is None:
             return method(memory, *args, **kwargs)
         with self._interceptor.reading(storage):
             return method(memory, *args, **kwargs)
 
     def _storage_size(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
-        storage = self._table.known_storage(memory)
+        storage = self._known(memory)
         return method(memory, *args, **kwargs) if storage is None else storage.nbytes
 
     def _storage_pickled(self, method: Callable[..., Any], memory: torch.TypedStorage, args: Any, kwargs: Any) -> Any:
@@ -226,7 +315,7 @@ class PointerGuards:
         contents.
         """
         with contextlib.ExitStack() as stack:
-            for source in bare_storages_in(args, self._table):
+            for source in self._sources(args):
                 stack.enter_context(self._interceptor.reading(source))
             return method(writer, *args, **kwargs)
 
@@ -244,7 +333,7 @@ class PointerGuards:
         return loaded.new_empty(0).set_(own, 0, loaded.shape, loaded.stride())
 
     def _storage_resize(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
-        storage = self._table.known_storage(memory)
+        storage = self._known(memory)
         if storage is None:
             return method(memory, *args, **kwargs)
         with self._interceptor.writing(storage):

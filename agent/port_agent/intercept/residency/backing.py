@@ -33,6 +33,10 @@ from port_agent.intercept.residency.storages import (
 from port_agent.paging.page_space import PageSpace
 from port_agent.paging.pager import PageError, Pager, PagerStats, Slot
 from port_agent.system.mounts import worn_by_writing
+from port_planner.base.process_memory import available_bytes
+
+NAN_BYTE = 0xFF
+"""All bits set is NaN in every IEEE format, and -1 in integers."""
 
 _WRITES_BITS = 32
 """Bits for the number of a block's writes; a checksum stands above them."""
@@ -75,8 +79,11 @@ class Backing(Protocol):
     def leave(self, storage: Storage, memory: torch.UntypedStorage) -> None:
         """Release memory whose page is up to date."""
 
-    def come_empty(self, storage: Storage, memory: torch.UntypedStorage) -> None:
-        """Provide memory that will be filled."""
+    def lose(self, storage: Storage, memory: torch.UntypedStorage) -> None:
+        """Have memory there that holds NaN: what it held cannot be read any more."""
+
+    def written_past(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
+        """Return whether something other than an operator wrote a storage since its page was written, where nothing else tells."""
 
     def take_from_file(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
         """Turn a mapping that is about to be written into ordinary memory; return whether it is now."""
@@ -118,6 +125,9 @@ class Backing(Protocol):
 
     def release(self) -> None:
         """Return to the system what evicted storages held."""
+
+    def free_bytes(self) -> float:
+        """Return how much memory there is for what is away, at most."""
 
     def discard(self) -> bool:
         """Return whether storages that may be evicted have to be freed, unwritten, at the end of the process."""
@@ -204,8 +214,13 @@ class ResizedStorages:
     def leave(self, storage: Storage, memory: torch.UntypedStorage) -> None:
         resize(memory, 0)
 
-    def come_empty(self, storage: Storage, memory: torch.UntypedStorage) -> None:
-        resize(memory, storage.nbytes)
+    def lose(self, storage: Storage, memory: torch.UntypedStorage) -> None:
+        if not storage.mapped:
+            resize(memory, storage.nbytes)
+        ctypes.memset(data_ptr(memory), NAN_BYTE, storage.nbytes)
+
+    def written_past(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
+        return False
 
     def take_from_file(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
         return False
@@ -247,6 +262,9 @@ class ResizedStorages:
 
     def release(self) -> None:
         return
+
+    def free_bytes(self) -> float:
+        return available_bytes()
 
     def discard(self) -> bool:
         return True
@@ -353,8 +371,13 @@ class GuardedStorages:
     def leave(self, storage: Storage, memory: torch.UntypedStorage) -> None:
         self._guard.evict(_block_of(storage, memory))
 
-    def come_empty(self, storage: Storage, memory: torch.UntypedStorage) -> None:
-        self._guard.bring(_block_of(storage, memory))
+    def lose(self, storage: Storage, memory: torch.UntypedStorage) -> None:
+        if not storage.mapped:
+            self._guard.bring(_block_of(storage, memory))
+        ctypes.memset(data_ptr(memory), NAN_BYTE, storage.nbytes)
+
+    def written_past(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
+        return False
 
     def take_from_file(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
         return self._guard.take_from_file(_block_of(storage, memory))
@@ -424,6 +447,9 @@ class GuardedStorages:
 
     def release(self) -> None:
         self._guard.trim()
+
+    def free_bytes(self) -> float:
+        return available_bytes()
 
     def discard(self) -> bool:
         return False

@@ -49,6 +49,11 @@ def refuse_unsupported(func: Any, types: Sequence[type]) -> None:
         raise unsupported(
             f"{func._schema.name} of DTensor cannot be intercepted", "use plain tensors in one process, or no budget"
         )
+    refuse_collective(func)
+
+
+def refuse_collective(func: Any) -> None:
+    """Raise UnsupportedError for an operator that moves tensors between processes (NCCL, gloo)."""
     if not _is_collective(func):
         return
     raise unsupported(

@@ -6,7 +6,6 @@ now.
 """
 
 import contextlib
-import ctypes
 import math
 import time
 from collections import deque
@@ -22,7 +21,6 @@ from port_agent.intercept.residency.storages import (
     NEVER,
     Storage,
     StorageTable,
-    data_ptr,
     drop_mapping,
     mapping_written,
     populate_mapping,
@@ -30,15 +28,11 @@ from port_agent.intercept.residency.storages import (
 from port_agent.intercept.residency.trace import AHEAD
 from port_agent.paging.pager import PageError
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.base.process_memory import available_bytes
 from port_planner.base.units import format_bytes
 
 _MEASURED_FROM_BYTES = 32 << 20
 _UNMEASURED_BYTES_PER_S = 1e9
 """The medium is assumed to be fast until this much was moved."""
-
-_NAN_BYTE = 0xFF
-"""All bits set is NaN in every IEEE format, and -1 in integers."""
 
 
 class NotRestorableError(PortError):
@@ -117,7 +111,10 @@ class Residency:
             if evicted.next_use is not None and evicted.next_use <= needed_at:
                 return False
             self._free(evicted)
-        self._start_read(storage)
+        try:
+            self._start_read(storage)
+        except torch.OutOfMemoryError:  # of a device, whose free memory is in pieces
+            return False
         storage.next_use = needed_at
         self.eviction.touch(storage, storage.last_use, needed_at)
         return True
@@ -143,7 +140,14 @@ class Residency:
             self.counters.mapped_bytes += storage.nbytes
         elif storage.clean:
             self.try_make_free(storage.nbytes)
-            self._start_read(storage)
+            try:
+                self._start_read(storage)
+            except torch.OutOfMemoryError:  # of a device, whose free memory is in pieces
+                if math.isinf(self.limit_bytes):  # all is brought back
+                    raise
+                self.empty()
+                self.backing.release()
+                self._start_read(storage)
         else:
             self._recompute(storage)
 
@@ -317,8 +321,13 @@ class Residency:
             except PageError as error:
                 failed = error
                 freed -= storage.nbytes
-            else:
+                continue
+            self.notice_writes(storage)  # which may have been meanwhile
+            if storage.clean:
                 self._leave(storage)
+            else:
+                self.eviction.touch(storage, storage.last_use, storage.next_use)
+                freed -= storage.nbytes
         if failed is not None and freed < wanted:
             raise failed
         return freed > 0
@@ -394,9 +403,13 @@ class Residency:
         storage.clean = storage.watched = True
 
     def notice_writes(self, storage: Storage) -> None:
-        """Check the pages of a mapped storage whose pointer was handed out; one that was written stays resident for
+        """Check whether a storage that is about to leave was written past the operators: its page is void then.
+
+        The pages of a mapped storage whose pointer was handed out are checked; one that was written stays resident for
         good.
         """
+        if storage.clean and storage.resident and self.backing.written_past(storage, _alive(storage)):
+            self.change([storage])
         guarded = self.backing.guarded
         if not (storage.watched or guarded) or not storage.in_file or not mapping_written(_alive(storage)):
             return
@@ -551,7 +564,7 @@ class Residency:
         NaN.
         """
         away_bytes = sum(s.nbytes for s in self.table if not s.resident and not s.in_file)
-        if away_bytes > (free_bytes := available_bytes()):
+        if away_bytes > (free_bytes := self.backing.free_bytes()):
             raise NotRestorableError(_does_not_fit(away_bytes, f"in {format_bytes(free_bytes)} of memory"))
         lost: list[Storage] = []
         first: PageError | None = None
@@ -577,10 +590,7 @@ class Residency:
             ) from first
 
     def _fill_with_nan(self, storage: Storage) -> None:
-        memory = _alive(storage)
-        if not storage.mapped:
-            self.backing.come_empty(storage, memory)
-        ctypes.memset(data_ptr(memory), _NAN_BYTE, storage.nbytes)
+        self.backing.lose(storage, _alive(storage))
         self._count_in(storage)
 
 

@@ -17,8 +17,10 @@ from port_agent.backend.choose import shares_host_memory
 from port_agent.guard import GuardedMemory, MappingKind, active_guard
 from port_agent.intercept.residency.refusals import unsupported
 from port_planner.base.code_pages import FileMapping, file_mappings
+from port_planner.base.errors import program_line
 from port_planner.base.process_memory import PAGE_BYTES
 from port_planner.ir.device_kinds import CPU
+from port_planner.torch_compat.modes import without_modes
 from port_planner.torch_compat.tensors import is_zero
 
 if TYPE_CHECKING:
@@ -108,6 +110,16 @@ class GuardedPage:
     address: int
 
 
+@dataclass(slots=True)
+class HostPage:
+    """The page of a device's storage: a block of the host's memory."""
+
+    block: torch.UntypedStorage
+    nbytes: int
+    checksum: torch.Tensor | None = None
+    """Of the device's bytes when they were written to the block; on the device."""
+
+
 class LastUse(Protocol):
     """A place in a trace at which a storage was used, and what happened to it until its next use."""
 
@@ -133,6 +145,7 @@ class Storage:
         "key",
         "last_use",
         "left_at",
+        "line",
         "mapped",
         "nbytes",
         "next_use",
@@ -143,22 +156,34 @@ class Storage:
         "ref",
         "remat",
         "resident",
+        "table",
         "transfer",
         "version",
         "watched",
     )
 
     def __init__(
-        self, ref: "weakref.ref[torch.UntypedStorage]", key: int, nbytes: int, number: int, *, mapped: bool
+        self,
+        table: "StorageTable",
+        ref: "weakref.ref[torch.UntypedStorage]",
+        key: int,
+        nbytes: int,
+        number: int,
+        *,
+        mapped: bool,
     ) -> None:
         self.ref, self.key, self.nbytes, self.mapped = ref, key, nbytes, mapped
+        self.table = table
+        """Of its pool: the host's, or a device's."""
         self.number = number
         """Identity for the life of the process; `key` is reused after the storage's death."""
         self.resident = True
         """Its memory is allocated, filled or being filled; for a mapped one, its pages were read."""
         self.clean = False
         """The page (or the mapped file) holds the same bytes as the storage; for guarded memory, as far as known."""
-        self.page: Slot | GuardedPage | None = None
+        self.page: Slot | GuardedPage | HostPage | None = None
+        self.line = ""
+        """Of the program, which made it: of a device's alone."""
         self.transfer: Moving | None = None
         """A read or write of it in progress."""
         self.version = 0
@@ -207,22 +232,30 @@ class Storage:
 
 
 class StorageTable:
-    """All followed storages. `resident_bytes` counts those whose memory is allocated.
+    """The followed storages of one pool. `resident_bytes` counts those whose memory is allocated.
 
-    Storages may die in any thread at any time: their end is queued and handled at the next `reclaim_dead`.
+    Those of a device are found by the host's table, too, which numbers them. Storages may die in any thread at any time: their end
+    is queued and handled at the next `reclaim_dead`.
     """
 
-    def __init__(self, smallest_bytes: int, guard: GuardedMemory | None = None) -> None:
-        """`guard`: set if storages are in guarded memory."""
+    def __init__(
+        self, smallest_bytes: int, guard: GuardedMemory | None = None, *, host: "StorageTable | None" = None
+    ) -> None:
+        """`guard`: set if storages are in guarded memory. `host`: the host's table, for a device's."""
         self.smallest_bytes, self._guard = smallest_bytes, guard
-        self.met = 0
-        """Storages seen so far: the number of the next one."""
+        self._host = self if host is None else host
+        self.devices: dict[torch.device, StorageTable] = {}
+        """Of the host's: those of the devices whose memory has a budget."""
+        self._bound_device: Callable[[torch.device], None] | None = None
+        self._least_bytes = smallest_bytes
+        """Of all pools."""
+        self._met = 0
         self.resident_bytes = 0
         self.mapped_bytes = 0
         """Resident bytes that are pages of files, not the allocator's."""
         self.peak_bytes = 0
-        self._by_key: dict[int, Storage] = {}
-        self._by_number: dict[int, Storage] = {}
+        self._by_key: dict[int, Storage] = {} if host is None else host._by_key
+        self._by_number: dict[int, Storage] = {} if host is None else host._by_number
         self.dead: deque[Storage] = deque()
         """Those that died since the last `reclaim_dead`."""
         self._mappings = FileMappings()
@@ -230,10 +263,26 @@ class StorageTable:
         """Kinds of devices other than the CPU on which storages were seen: these are neither counted nor moved."""
 
     def __iter__(self) -> Iterator[Storage]:
-        return iter(list(self._by_key.values()))
+        return iter([storage for storage in list(self._by_key.values()) if storage.table is self])
 
     def __len__(self) -> int:
-        return len(self._by_key)
+        return sum(1 for _ in self)
+
+    @property
+    def met(self) -> int:
+        """Storages met so far in all pools: the number that the next one gets."""
+        return self._host._met
+
+    def expect_devices(self, bound_device: Callable[[torch.device], None]) -> None:
+        """Call `bound_device` with each device on which a storage is met for the first time: its memory is to have a budget."""
+        self._bound_device, self._least_bytes = bound_device, 0
+
+    def add_device(self, device: torch.device, smallest_bytes: int) -> "StorageTable":
+        """Follow storages of a device, too, from `smallest_bytes` on; return their table."""
+        made = StorageTable(smallest_bytes, host=self)
+        self.devices[device] = made
+        self._least_bytes = min(self.smallest_bytes, smallest_bytes)
+        return made
 
     def known(self, tensor: torch.Tensor) -> Storage | None:
         """Return the record of a tensor's storage if there is one; a sparse tensor has none."""
@@ -261,18 +310,17 @@ class StorageTable:
 
     def _meet(self, tensor: torch.Tensor, storage: torch.UntypedStorage) -> Storage | None:
         nbytes = allocated_bytes(storage)
-        if nbytes < self.smallest_bytes or (nbytes < SMALL_INTEGERS_BYTES and tensor.dtype is torch.int64):
+        if nbytes < self._least_bytes or (nbytes < SMALL_INTEGERS_BYTES and tensor.dtype is torch.int64):
             return None
         return None if is_zero(tensor) else self._meet_storage(storage)
 
     def _meet_storage(self, storage: torch.UntypedStorage) -> Storage | None:
         nbytes = allocated_bytes(storage)
-        if nbytes < self.smallest_bytes:
+        if nbytes < self._least_bytes:
             return None
         if storage.device.type != CPU:
-            self._meet_device(storage.device.type)
-            return None
-        if is_shared(storage):
+            return self._meet_on_device(storage, nbytes)
+        if nbytes < self.smallest_bytes or is_shared(storage) or self._fills_from_a_device(storage):
             return None
         if self._guard is not None and self._guard.usable_bytes(data_ptr(storage)):
             return self._add(storage, nbytes)
@@ -296,6 +344,26 @@ class StorageTable:
         made.block_offset, made.beside_bytes = start - data_ptr(storage), nbytes - page_bytes
         return made
 
+    def _fills_from_a_device(self, storage: torch.UntypedStorage) -> bool:
+        """Return whether memory is pinned, which copies from a device may still be filling when their operator has ended."""
+        if self._bound_device is None and not self.elsewhere:
+            return False
+        with without_modes():
+            return bool(torch.empty(0, dtype=torch.uint8, device=CPU).set_(storage).is_pinned())  # type: ignore[call-overload]
+
+    def _meet_on_device(self, storage: torch.UntypedStorage, nbytes: int) -> Storage | None:
+        device = storage.device
+        if device not in self.devices and device.type != _NO_DEVICE and self._bound_device is not None:
+            self._bound_device(device)
+        pool = self.devices.get(device)
+        if pool is None:
+            self._meet_device(device.type)
+        if pool is None or nbytes < pool.smallest_bytes or not storage.resizable():
+            return None
+        made = pool._add(storage, nbytes)
+        made.line = program_line()
+        return made
+
     def _meet_device(self, kind: str) -> None:
         """Record a device; raises UnsupportedError for one that takes the budget's memory without being counted."""
         if kind in self.elsewhere or kind == _NO_DEVICE:
@@ -316,10 +384,10 @@ class StorageTable:
             self._by_number.pop(made.number, None)
             self.dead.append(made)
 
-        made = Storage(weakref.ref(storage, died), key, nbytes, self.met, mapped=mapped)
+        made = Storage(self, weakref.ref(storage, died), key, nbytes, self.met, mapped=mapped)
         made.clean = mapped and not mapping_written(storage)
         made.resident = not made.clean
-        self.met += 1
+        self._host._met += 1
         self._by_key[key] = made
         self._by_number[made.number] = made
         if made.resident:

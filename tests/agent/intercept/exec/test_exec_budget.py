@@ -18,10 +18,12 @@ from tests.agent.intercept.programs import (
     computed,
     exec_words,
     followed,
+    plain,
     process_mib,
     report_of,
     written,
 )
+from tests.simulated_card import installed, library, missing
 
 pytestmark = pytest.mark.process
 
@@ -228,3 +230,43 @@ def test_an_operator_that_cannot_fit_is_named_with_its_line(tmp_path: Path) -> N
     named = [line for line in followed("train.py", folder=tmp_path, bound=beside_process(80)).ours if "needs" in line]
     assert len(named) == 1, f"once for each operator, before it runs: {named}"
     assert named[0].startswith("port-agent: train.py:3: aten::mm needs ") and "or smaller batches" in named[0]
+
+
+ON_CARD = """
+import torch
+torch.manual_seed(0)
+model = torch.nn.Sequential(*(torch.nn.Linear(512, 512) for _ in range(8))).to("card")
+optimizer = torch.optim.AdamW(model.parameters())
+for _ in range(3):
+    loss = model(torch.randn(64, 512).to("card")).pow(2).mean()
+    loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    print(loss.item().hex())
+"""
+"""A program that trains on the simulated card, where it takes 35 MiB."""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_a_gpu_has_a_budget_of_its_own_and_is_named_where_it_has_none(tmp_path: Path) -> None:
+    library()
+    environment = installed(tmp_path / "card")
+    written(tmp_path, ON_CARD)
+    expected = plain("train.py", folder=tmp_path, environment=environment)
+    assert expected.code == 0 and len(set(expected.output.split())) == 3, expected.said
+    bound = ("--gpu-ram", "20M", "--report", str(tmp_path / "report.json"))
+    run = followed("train.py", folder=tmp_path, bound=bound, environment=environment)
+    assert (run.code, run.output, run.said) == (0, expected.output, "")
+    assert " of 20.0 MiB, 3.0 MiB of context and libraries" in run.ours[-1] and "more than fits" not in run.ours[-1]
+    device = report_of(tmp_path / "report.json")["device"]
+    assert device["peak_tensor_bytes"] <= 17 << 20 and device["written_bytes"] > 40 << 20
+    unbounded = followed("train.py", folder=tmp_path, bound=("--ram", "1G"), environment=environment)
+    assert unbounded.output == expected.output
+    assert "card's own memory is not in it: --gpu-ram bounds that" in unbounded.ours[-1]
+
+
+def test_a_budget_for_a_gpu_that_is_not_used_says_so(tmp_path: Path) -> None:
+    written(tmp_path, "import torch; print(torch.ones(3).sum().item())")
+    run = followed("train.py", folder=tmp_path, bound=("--gpu-ram", "1G"))
+    assert (run.code, run.output) == (0, "3.0\n") and "no tensor was on a GPU" in run.ours[-1]

@@ -1,5 +1,6 @@
 """Methods that read past the dispatcher find the contents of what had left, and are as before when the budget ends."""
 
+import json
 import struct
 from collections.abc import Callable
 from pathlib import Path
@@ -11,6 +12,8 @@ import torch
 
 from port_agent import budget
 from port_agent.intercept.residency.refusals import UnsupportedError
+from tests.forked import run_forked
+from tests.simulated_card import library, missing
 
 COUNT = 4096
 """Elements of a tensor that is larger than the budget leaves room for beside another one."""
@@ -134,3 +137,17 @@ def test_memory_handed_out_by_dlpack_is_shared_for_good(export: str, tmp_path: P
             weight[step + 10] = -2.0
             assert float(doubled[step]) == -2.0 and float(shared[step + 10]) == -2.0
             assert float(shared[4095]) == 4095.0
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.skipif(bool(missing()), reason=missing())
+def test_what_comes_to_a_gpus_memory_past_the_operators_finds_it_or_is_refused_by_name() -> None:
+    library()
+    done = run_forked("tests.card_programs", "doors")
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    assert found["size"] == [16_000, 16_000] and found["stays"] == [True, 1.0]
+    assert found["kernel"][1:] == 2 * [[12_000.0, [0, 0]]], "a kernel's operands leave after its launch"
+    assert found["printed"] == ["tensor([1., 1.], device='card:0')", 8_000.0, [2.0, 2.0]] and found["saved"] == 8_000.0
+    assert "a CUDA graph replays kernels" in found["graph"] and "handed to another process" in found["shared"]

@@ -1,0 +1,375 @@
+"""Storages of a device that are away: empty there, their pages blocks of the host's memory.
+
+A block is a storage of the host like any other, so the host's budget bounds it and pages it to flash. Bytes go through a bounded ring of
+pinned buffers (`port_agent.backend.transfer_ring`), whose thread alone waits for the device. A device has no memory protection that
+would tell who wrote past the operators: before a storage leaves whose page is believed, its bytes are added up on the device and
+compared with what they were.
+"""
+
+import contextlib
+import math
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from port_agent.backend.base import Backend, Event
+from port_agent.backend.transfer_ring import RingCopy, TransferRing
+from port_agent.intercept.residency.backing import NAN_BYTE
+from port_agent.intercept.residency.residency import Residency
+from port_agent.intercept.residency.storages import HostPage, Moving, Storage, StorageTable, resize
+from port_agent.paging.pager import PageError, PagerStats
+from port_planner.base.units import format_bytes
+from port_planner.torch_compat.modes import without_modes
+
+RING_PIECE_BYTES = 4 << 20
+"""Of each of the ring's buffers of pinned memory."""
+
+MAX_KEPT_BYTES = 256 << 20
+"""So much of blocks whose storages have ended is kept for the next of the same size: memory that is taken anew is filled with zeros
+first, at a tenth of the speed."""
+
+RESERVE_BYTES, _MIN_RESERVE_BYTES, _RESERVE_SHARE = 512 << 10, 64 << 10, 1 / 16
+"""Held of a device's memory, at most a share of its budget, for adding up what has to leave when nothing is free. CUDA's allocator gives so
+little from the same memory as single numbers."""
+
+_PART_BYTES = 16 << 20
+_COLUMNS = 1024
+_WORD = torch.int32
+_ODD = 0x9E3779B97F4A7C15 - (1 << 64)
+"""Each word counts by where it stands: rows and columns are added up, and multiplied by odd numbers (of the golden ratio's digits)."""
+
+
+@contextlib.contextmanager
+def plain_operators() -> Iterator[None]:
+    """Have operators in the block run as if nobody followed, whatever mode the program is in."""
+    with without_modes(), torch.inference_mode(mode=False), torch.no_grad():
+        yield
+
+
+def checksum(contents: torch.Tensor) -> torch.Tensor:
+    """Return a number, on their device, that bytes add up to; another one, but for chance, where one of them or their order differs.
+
+    Takes two readings of them, and the 100th part of `_PART_BYTES` in memory.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=contents.device)
+    for part in contents.split(_PART_BYTES):
+        total = total * _ODD + _part_sum(part)
+    return total
+
+
+def _part_sum(part: torch.Tensor) -> torch.Tensor:
+    row_bytes = _COLUMNS * _WORD.itemsize
+    whole = part.numel() // row_bytes * row_bytes
+    words = part[:whole].view(_WORD).view(-1, _COLUMNS)
+    sums = (words.sum(1, dtype=torch.int64), words.sum(0, dtype=torch.int64), part[whole:].to(torch.int64))
+    total = torch.zeros((), dtype=torch.int64, device=part.device)
+    for one in sums:
+        places = torch.arange(1, one.numel() + 1, device=part.device)
+        total = total * _ODD + (one * (places * _ODD)).sum()
+    return total
+
+
+class ProgramStreams:
+    """The streams of a device that a program computes on; what comes and goes is in order with all of them."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seen: list[torch.Stream] = []
+
+    def note(self) -> None:
+        """Take note of the stream that an operator is about to run on."""
+        current = torch.accelerator.current_stream(self._device)
+        if current not in self._seen:
+            self._seen.append(current)
+            self.join()
+
+    def join(self) -> None:
+        """Have what each stream is given from here on wait for what all were given; nothing where there is one."""
+        current = torch.accelerator.current_stream(self._device)
+        others = [stream for stream in self._seen if stream != current]
+        for other in others:
+            current.wait_event(other.record_event())
+        for other in others:
+            other.wait_event(current.record_event())
+
+
+@dataclass(slots=True)
+class DeviceMove:
+    """A copy of a storage between the device and its block. `end` makes the block one that may leave again."""
+
+    copy: RingCopy
+    write: bool
+    nbytes: int
+    wait_on_device: Callable[[Event], None]
+    end: Callable[[], None]
+
+    def done(self) -> bool:
+        """Return whether it has ended, or is in order on the device."""
+        return self.copy.done()
+
+    def join(self) -> None:
+        """Return when a write has arrived; of a read, once what the device is given from here on waits for it."""
+        try:
+            landed = self.copy.landed()
+            if not self.write:
+                self.wait_on_device(landed)
+        finally:
+            self.end()
+
+
+class HostBlocks:
+    """Blocks of the host's memory, counted and paged by the host's pool."""
+
+    def __init__(self, host: Residency) -> None:
+        self._host = host
+        self._kept: dict[int, list[torch.UntypedStorage]] = defaultdict(list)
+        self._kept_bytes = 0
+
+    def take(self, nbytes: int) -> torch.UntypedStorage:
+        """Return a block. Raises PageError where the host has none."""
+        if self._kept[nbytes]:
+            self._kept_bytes -= nbytes
+            return self._kept[nbytes].pop()
+        self._host.make_free(nbytes)
+        try:
+            return torch.UntypedStorage(nbytes)
+        except (RuntimeError, MemoryError) as error:  # torch's allocator says it with either
+            raise PageError(
+                f"a tensor of {format_bytes(nbytes)} has to leave the device, and the host has no memory for it; "
+                "give the program a smaller model or batch, or the device more with --gpu-ram",
+                None,
+            ) from error
+
+    def give_back(self, block: torch.UntypedStorage, nbytes: int) -> None:
+        """Keep a block of so many bytes for the next storage of its size, or free it; under a budget of the host's memory none is kept."""
+        storage = self._host.table.known_storage(block)
+        here = math.isinf(self._host.limit_bytes) and (storage is None or storage.resident)
+        if here and self._kept_bytes + nbytes <= MAX_KEPT_BYTES:
+            self._kept_bytes += nbytes
+            self._kept[nbytes].append(block)
+
+    def release(self) -> None:
+        """Free the blocks that nobody uses."""
+        self._kept.clear()
+        self._kept_bytes = 0
+
+    def hold(self, block: torch.UntypedStorage, *, write: bool) -> Callable[[], None]:
+        """Keep a block resident for a copy, until what is returned is called. Raises PageError."""
+        storage = self._host.table.of_storage(block)
+        if storage is None:
+            return lambda: None
+        storage.pins += 1
+        try:
+            self._host.ensure_resident([storage])
+            if write:
+                self._host.change([storage])
+        except PageError:
+            storage.pins -= 1
+            raise
+
+        def let_go() -> None:
+            storage.pins -= 1
+
+        return let_go
+
+
+class DeviceStorages:
+    """Keeps the storages of one device that are away; see `port_agent.intercept.residency.backing.Backing`."""
+
+    guarded = False
+
+    def __init__(self, device: torch.device, backend: Backend, host: Residency, limit_bytes: int | None) -> None:
+        """`limit_bytes`: what the device gives this process at most; None where it is not told."""
+        self._device, self._backend = device, backend
+        self._reserve_bytes = 0
+        self._reserve: torch.Tensor | None = None
+        if limit_bytes is not None:
+            self._reserve_bytes = max(min(RESERVE_BYTES, int(limit_bytes * _RESERVE_SHARE)), _MIN_RESERVE_BYTES)
+            self._take_reserve()
+        self.streams = ProgramStreams(device)
+        self.stats = PagerStats()
+        self._ring = TransferRing(backend, RING_PIECE_BYTES, plain_operators)
+        self._blocks = HostBlocks(host)
+        self._said: set[str] = set()
+
+    def totals(self) -> PagerStats:
+        return self.stats
+
+    def peak_bytes(self, table: StorageTable) -> int:
+        return table.peak_bytes
+
+    def stays(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
+        return not memory.resizable()
+
+    def read(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
+        block = _page(storage).block
+        end = self._blocks.hold(block, write=False)
+        try:
+            with plain_operators():
+                self.streams.join()
+                resize(memory, storage.nbytes)
+                copy = self._ring.into_device(self._bytes(memory), _host_bytes(block))
+        except torch.OutOfMemoryError:
+            end()
+            raise
+        return DeviceMove(copy, False, storage.nbytes, self._wait_on_device, end)
+
+    def write(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
+        page = storage.page
+        if not isinstance(page, HostPage):
+            page = storage.page = HostPage(self._blocks.take(storage.nbytes), storage.nbytes)
+        end = self._blocks.hold(page.block, write=True)
+        with plain_operators():
+            self.streams.join()
+            contents = self._bytes(memory)
+            page.checksum = self._sum(contents)
+            copy = self._ring.out_of_device(_host_bytes(page.block), contents)
+        return DeviceMove(copy, True, storage.nbytes, self._wait_on_device, end)
+
+    def wait(self, moving: Moving) -> None:
+        begin = time.perf_counter()
+        with plain_operators():
+            moving.join()
+        self.stats.stall_seconds += time.perf_counter() - begin
+        if isinstance(moving, DeviceMove):
+            self.stats.read_bytes += 0 if moving.write else moving.nbytes
+            self.stats.written_bytes += moving.nbytes if moving.write else 0
+
+    def leave(self, storage: Storage, memory: torch.UntypedStorage) -> None:
+        with plain_operators():
+            self.streams.join()
+            resize(memory, 0)
+        if self._reserve is None:
+            self._take_reserve()
+
+    def lose(self, storage: Storage, memory: torch.UntypedStorage) -> None:
+        with plain_operators():
+            resize(memory, storage.nbytes)
+            self._bytes(memory).fill_(NAN_BYTE)
+
+    def written_past(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
+        before = _page(storage).checksum
+        with plain_operators():
+            self.streams.join()
+            if before is None or bool(self._sum(self._bytes(memory)) == before):
+                return False
+        self._say_written(storage)
+        return True
+
+    def _say_written(self, storage: Storage) -> None:
+        place = f"{storage.line}: " if storage.line else ""
+        if place not in self._said:
+            self._said.add(place)
+            sys.stderr.write(
+                f"port-agent: {place}a tensor of {format_bytes(storage.nbytes)} on {self._device} was written by something other "
+                "than an operator; what was written is kept\n"
+            )
+
+    def take_from_file(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
+        return False
+
+    def seal(self, storage: Storage, memory: torch.UntypedStorage) -> int | None:
+        return None
+
+    def unwritten(self, storage: Storage, memory: torch.UntypedStorage, writes: int) -> bool:
+        return False
+
+    def drop(self, storage: Storage, memory: torch.UntypedStorage, writes: int) -> bool:
+        raise _only_on_the_host(storage)
+
+    def refill(self, storage: Storage, memory: torch.UntypedStorage, made: torch.UntypedStorage) -> None:
+        raise _only_on_the_host(storage)
+
+    def bear_away(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
+        return make()
+
+    def take_page(self, storage: Storage) -> None:
+        storage.page = HostPage(self._blocks.take(storage.nbytes), storage.nbytes)
+
+    def give_page_back(self, storage: Storage) -> None:
+        if storage.transfer is not None:  # of one that nobody waited for
+            with contextlib.suppress(PageError):
+                self.wait(storage.transfer)
+            storage.transfer = None
+        if isinstance(storage.page, HostPage):
+            self._blocks.give_back(storage.page.block, storage.page.nbytes)
+            storage.page = None
+
+    def read_part(
+        self, storage: Storage, memory: torch.UntypedStorage, into: torch.Tensor, start: int, nbytes: int
+    ) -> Moving:
+        raise _only_on_the_host(storage)
+
+    def write_part(
+        self, storage: Storage, memory: torch.UntypedStorage, source: torch.Tensor, start: int, nbytes: int
+    ) -> Moving:
+        raise _only_on_the_host(storage)
+
+    def release(self) -> None:
+        self._blocks.release()
+        empty_cache = getattr(torch.get_device_module(self._device), "empty_cache", None)
+        if empty_cache is not None:
+            empty_cache()
+
+    def free_bytes(self) -> float:
+        return math.inf  # the device says so itself
+
+    def discard(self) -> bool:
+        return False
+
+    def about_to_fork(self) -> None:
+        return
+
+    def forked(self) -> None:
+        return
+
+    def become_child(self) -> None:
+        return
+
+    def close(self) -> None:
+        self._reserve_bytes, self._reserve = 0, None
+        self._ring.close()
+        self._blocks.release()
+
+    def _sum(self, contents: torch.Tensor) -> torch.Tensor:
+        """Return the checksum of bytes; where nothing of the device is free, with what is held for that."""
+        try:
+            return checksum(contents)
+        except torch.OutOfMemoryError:
+            self._reserve = None
+        try:
+            return checksum(contents)
+        finally:
+            self._take_reserve()
+
+    def _take_reserve(self) -> None:
+        with plain_operators(), contextlib.suppress(torch.OutOfMemoryError):  # taken once there is room again
+            self._reserve = torch.empty(self._reserve_bytes, dtype=torch.uint8, device=self._device)
+
+    def _wait_on_device(self, landed: Event) -> None:
+        self._backend.wait(landed)
+        self.streams.join()
+
+    def _bytes(self, memory: torch.UntypedStorage) -> torch.Tensor:
+        empty = torch.empty(0, dtype=torch.uint8, device=self._device)
+        return empty.set_(memory, 0, (memory.nbytes(),), (1,))
+
+
+def _host_bytes(block: torch.UntypedStorage) -> torch.Tensor:
+    return torch.empty(0, dtype=torch.uint8, device="cpu").set_(block, 0, (block.nbytes(),), (1,))
+
+
+def _page(storage: Storage) -> HostPage:
+    if not isinstance(storage.page, HostPage):
+        raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page")
+    return storage.page
+
+
+def _only_on_the_host(storage: Storage) -> RuntimeError:
+    return RuntimeError(
+        f"storage {storage.number} of {storage.nbytes} bytes is a device's, which is moved whole; report this"
+    )

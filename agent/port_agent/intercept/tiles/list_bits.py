@@ -1,0 +1,79 @@
+"""Whether an operator over lists has, on a device, the bits of the same operator on one element after the other.
+
+On the CPU it is a loop. A GPU has kernels of their own for lists, so it is tried there, once for each operator and its data types.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from port_agent.intercept.residency.device_storages import plain_operators
+from port_agent.intercept.residency.operands import tensors_in
+from port_agent.intercept.tiles.lists import split_call
+
+_TENSORS = 4
+"""Of each list."""
+
+_ELEMENTS = 4099
+"""Of each tensor that is tried with: more than a block of a GPU's threads takes, and no multiple of it."""
+
+SAMPLE_BYTES = 768 << 10
+"""About what a try takes: twice four lists of 32 bits, and what is made of them."""
+
+_GOLDEN = 0.6180339887498949
+"""Multiples of it, less their whole parts, fill what is between 0 and 1 evenly."""
+
+
+class ListBits:
+    """Tries, and remembers what came of it."""
+
+    def __init__(self) -> None:
+        self._exact: dict[tuple[Any, ...], bool] = {}
+
+    def has_bits_of_whole(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Return whether a call may be run element by element; random numbers are not drawn for it."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return False
+        key = (func, tuple(t.dtype for t in tensors_in((*args, *kwargs.values()))), len(args), *sorted(kwargs))
+        if key not in self._exact:
+            try:
+                with plain_operators():
+                    self._exact[key] = _same_bits(func, args, kwargs)
+            except torch.OutOfMemoryError:  # the next call tries again
+                return False
+        return self._exact[key]
+
+
+def _same_bits(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    listed = next((len(a) for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)) and len(a)), 0)
+    whole, apart = (
+        ([_sample(a, listed) for a in args], {k: _sample(v, listed) for k, v in kwargs.items()}) for _ in range(2)
+    )
+    at_once = func(*whole[0], **whole[1])
+    one_by_one = split_call(func, apart[0], apart[1], lambda f, a, k: f(*a, **k))
+    found = zip(_all(at_once, whole), _all(one_by_one, apart), strict=True)
+    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in found)
+
+
+def _all(made: Any, arguments: tuple[list[Any], dict[str, Any]]) -> list[torch.Tensor]:
+    """Return what a call made and what its operands hold after it, as rows."""
+    values = (*arguments[0], *arguments[1].values(), made if isinstance(made, (list, tuple)) else [made])
+    return [t.reshape(-1) for t in tensors_in(values)]
+
+
+def _sample(value: Any, listed: int) -> Any:
+    """Return an argument of lists `listed` long, with fewer tensors of the same kind and other values; single numbers as they are."""
+    if isinstance(value, (list, tuple)):
+        return [_alike(part, _ELEMENTS) for part in value[:_TENSORS]]
+    numbers = isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() == listed
+    return _alike(value, _TENSORS if numbers else _ELEMENTS)
+
+
+def _alike(value: Any, most: int) -> Any:
+    if not isinstance(value, torch.Tensor):
+        return value
+    if value.dim() == 0:
+        return torch.ones_like(value)
+    places = torch.arange(1, min(value.numel(), most) + 1, dtype=torch.float32, device=value.device)
+    return ((places * _GOLDEN) % 1 + 0.25).to(value.dtype)

@@ -9,6 +9,7 @@ import argparse
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import partial
 
 import torch
 from rich.console import Console
@@ -116,7 +117,7 @@ def rows(device: str, size: Size, backend: Backend) -> Iterator[tuple[str, Calla
 
     yield "plain", alone
     for share in SHARES:
-        yield f"exec --gpu-ram, {share:.0%} of its tensors", lambda share=share: within(share)
+        yield f"exec --gpu-ram, {share:.0%} of its tensors", partial(within, share)
     yield "save_on_cpu", lambda: compared(trained(device, size, backend, on_host=True))
     yield "checkpointing", lambda: compared(trained(device, size, backend, checkpointed=True))
     yield "two streams", lambda: two_streams(device, size)

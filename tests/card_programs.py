@@ -8,6 +8,7 @@ import os
 import sys
 import types
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -80,7 +81,7 @@ def memory_is_unkind(_: list[str]) -> int:
 def order_is_needed(_: list[str]) -> int:
     """Say what copies on another stream bring, with and without each wait."""
     there = card()
-    found = {}
+    found: dict[str, Any] = {}
     for name in ("all waits", "not for the source", "not for the copy", "freed early"):
         races, right = there.card_races(), torch.full((1000,), 3.0)
         x, pinned = torch.ones(1000, device=NAME), torch.empty(1000, pin_memory=True)
@@ -166,7 +167,7 @@ def budgets_leave_the_bits(_: list[str]) -> int:
     there = followed_card()
     expected, plain_peak = trained(NAME), there.card_peak()
     expected_streams = on_two_streams(NAME)
-    found = {}
+    found: dict[str, Any] = {}
     for name, bounds in {
         "operands only": {"gpu_tensors": "4K"},
         "half": {"gpu_tensors": plain_peak // 2},
@@ -189,7 +190,7 @@ def budgets_leave_the_bits(_: list[str]) -> int:
 def memory_runs_out(_: list[str]) -> int:
     """Say how operators end that the device refuses memory: one that fits alone, one that never does, one that writes in place."""
     there = followed_card()
-    found = {}
+    found: dict[str, Any] = {}
     _put(DeviceBudget, tensor_bytes=lambda bounds: 1 << 30)  # believed, until the device says otherwise
     with budget(gpu_ram=CONTEXT_BYTES + (4 << 20)):
         kept = [torch.full((1 << 17,), float(k), device=NAME) for k in range(12)]
@@ -213,7 +214,7 @@ def writes_past_operators(_: list[str]) -> int:
     there = followed_card()
     with budget(gpu_tensors="4K") as b:
         x, others = torch.ones(3000, device=NAME), [torch.ones(3000, device=NAME) for _ in range(2)]
-        for _ in range(2):
+        for _turn in range(2):
             assert float((others[0] + others[1]).sum().item()) == 6000
             assert float(x.sum().item()) in (3000.0, 3005.0)
             held = b.interceptor.table.known(x)
@@ -233,12 +234,10 @@ def writes_past_operators(_: list[str]) -> int:
 def refusals(_: list[str]) -> int:
     """Say how each kind of memory that cannot be bounded is refused."""
     followed_card()
-    found = {}
+    found: dict[str, Any] = {}
     with budget(gpu_tensors="1M") as b:
         for name, device in {"mps": torch.device("mps", 0), "second": torch.device(NAME, 1)}.items():
-            found[name] = _refused(
-                lambda device=device: DevicePool(device, b.interceptor.pools, ram_bytes=None, tensor_bytes=1)
-            )
+            found[name] = _refused(partial(DevicePool, device, b.interceptor.pools, ram_bytes=None, tensor_bytes=1))
         _put(CardBackend, __init__=_unified)
         found["unified"] = _refused(lambda: torch.ones(9, device=NAME))
     _put(CardBackend, __init__=CARD_INIT)
@@ -283,7 +282,7 @@ def doors(_: list[str]) -> int:
     vars(module)["JITFunction"] = _Kernel
     with budget(gpu_tensors="4K") as b:
         x, y, others = (torch.full((4000,), float(k), device=NAME) for k in (1, 2, 5))
-        memory, found = x.untyped_storage(), {}
+        memory, found = x.untyped_storage(), dict[str, Any]()
         float((y + others).sum().item())
         found["size"] = [memory.nbytes(), memory.size()]
         address = x.data_ptr()
@@ -291,7 +290,7 @@ def doors(_: list[str]) -> int:
         found["stays"] = [address == x.data_ptr(), ctypes.c_float.from_address(card().card_memory(address)).value]
         kernel = _Kernel()
         found["kernel"] = []
-        for _ in range(3):
+        for _turn in range(3):
             kernel.run(y, others)
             float((x * 2).sum().item())
             pins = [s.pins for t in (y, others) if (s := b.interceptor.table.known(t)) is not None]
@@ -301,7 +300,7 @@ def doors(_: list[str]) -> int:
         torch.save({"y": y}, saved)
         saved.seek(0)
         found["saved"] = float(torch.load(saved, map_location="cpu")["y"].sum().item())
-        found["graph"] = _refused(lambda: torch.cuda.CUDAGraph.capture_begin(None))  # type: ignore[arg-type]
+        found["graph"] = _refused(partial(vars(torch.cuda.CUDAGraph)["capture_begin"], None))
         found["shared"] = _refused(lambda: y.untyped_storage()._share_cuda_())
     return _say(found)
 
@@ -334,7 +333,7 @@ def _no_wait_for_computing() -> None:
     def copy(backend: Any, target: torch.Tensor, source: torch.Tensor, after: object) -> torch.Event:
         with backend._copies:
             target.copy_(source, non_blocking=True)
-            return backend._copies.record_event()  # type: ignore[no-any-return]
+            return backend._copies.record_event()
 
     _put(CardBackend, copy=copy)
 

@@ -349,7 +349,7 @@ class StorageTable:
         if self._bound_device is None and not self.elsewhere:
             return False
         with without_modes():
-            return bool(torch.empty(0, dtype=torch.uint8, device=CPU).set_(storage).is_pinned())  # type: ignore[call-overload]
+            return bool(torch.empty(0, dtype=torch.uint8, device=CPU).set_(storage).is_pinned())
 
     def _meet_on_device(self, storage: torch.UntypedStorage, nbytes: int) -> Storage | None:
         device = storage.device

@@ -41,7 +41,7 @@ def test_a_block_stays_while_it_is_copied_and_is_paged_by_the_host_s_budget(tmp_
     blocks = HostBlocks(host)
     first, second = blocks.take(8_000), None
     end = blocks.hold(first, write=True)
-    first.fill_(7)
+    torch.empty(0, dtype=torch.uint8).set_(first).fill_(7)
     end()
     second = blocks.take(8_000)
     blocks.hold(second, write=True)()

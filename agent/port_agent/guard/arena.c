@@ -1,7 +1,7 @@
 /* Addresses of guarded blocks: one reserved range, an index from its granules to blocks, records of blocks.
  *
- * Addresses are plentiful and pages are not: what a block's addresses take is rounded up to classes, four to each power of two,
- * and used again by class; its pages are exactly what was asked for.
+ * Addresses are plentiful and pages are not: what an allocation's addresses take is rounded up to classes, four to each power of
+ * two, and used again by class, records and all; its pages are exactly what was asked for.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -24,6 +24,7 @@ static _Atomic uint32_t *index_;       /* block of each granule, +1 */
 static struct block *blocks_;
 static uint32_t made_, unused_ = NOTHING;
 static uint32_t free_by_class_[CLASSES];
+static size_t block_bytes_;
 
 /* Blocks over others' addresses in order, twice: whoever looks is not disturbed by the next change, and looks again after it. */
 static uint32_t *adopted_[2];
@@ -48,8 +49,9 @@ bool arena_grow(void *table, size_t *usable, size_t needed) {
     return true;
 }
 
-bool arena_begin(void) {
+bool arena_begin(size_t block_bytes) {
     guard_page = (size_t)sysconf(_SC_PAGESIZE);
+    block_bytes_ = block_bytes;
     /* 39 bits of addresses on a Raspberry Pi, 47 on x86-64; less where RLIMIT_AS says so. */
     for (size_t bytes = (size_t)1 << 42; bytes >= (size_t)1 << 33; bytes >>= 1) {
         char *address = arena_reserve(bytes);
@@ -79,6 +81,13 @@ struct block *arena_block(uint32_t index) { return &blocks_[index]; }
 
 uint32_t arena_index_of(const struct block *block) { return (uint32_t)(block - blocks_); }
 
+struct block *arena_first(const struct block *block) { return &blocks_[block->first]; }
+
+struct block *arena_following(const struct block *block) {
+    struct block *next = block->following == NOTHING ? NULL : &blocks_[block->following];
+    return next && next->bytes ? next : NULL;
+}
+
 /* Return the place of the first of `count` blocks that ends beyond `address`. */
 static uint32_t place_of(const uint32_t *adopted, uint32_t count, uintptr_t address) {
     uint32_t low = 0;
@@ -104,21 +113,23 @@ struct block *arena_adopted_from(uintptr_t address) {
     }
 }
 
-/* Put a block among those over others' addresses, or take it out; the guard's lock is held. */
-static bool change_adopted(struct block *block, bool in) {
+/* Put an allocation's blocks among those over others' addresses, or take them out; the guard's lock is held. */
+static bool change_adopted(struct block *first, bool in) {
     uint32_t changes = atomic_load(&adopted_changes_), now = changes & 1, next = 1 - now;
-    uint32_t count = adopted_count_[now], place = place_of(adopted_[now], count, block->address);
-    uint32_t changed = in ? count + 1 : count - 1;
+    uint32_t count = adopted_count_[now], place = place_of(adopted_[now], count, first->address);
+    uint32_t own = (uint32_t)((first->all_bytes + block_bytes_ - 1) / block_bytes_);
+    uint32_t changed = in ? count + own : count - own;
     for (int i = 0; i < 2; i++) /* as one comes in: that it goes must not fail */
         if (in && (changed > MOST_ADOPTED || !arena_grow(adopted_[i], &adopted_bytes_[i], changed * sizeof **adopted_)))
             return false;
     uint32_t *to = adopted_[next];
     memcpy(to, adopted_[now], place * sizeof *to);
     if (in) {
-        to[place] = arena_index_of(block);
-        memcpy(to + place + 1, adopted_[now] + place, (count - place) * sizeof *to);
+        for (EACH_BLOCK(block, first))
+            to[place++] = arena_index_of(block);
+        memcpy(to + place, adopted_[now] + place - own, (count + own - place) * sizeof *to);
     } else {
-        memcpy(to + place, adopted_[now] + place + 1, (count - place - 1) * sizeof *to);
+        memcpy(to + place, adopted_[now] + place + own, (count - place - own) * sizeof *to);
     }
     adopted_count_[next] = changed;
     atomic_store(&adopted_changes_, changes + 1);
@@ -157,74 +168,114 @@ static struct block *new_record(void) {
     return there ? &blocks_[made_++] : NULL;
 }
 
-static void clear(struct block *block, size_t bytes) {
-    block->bytes = bytes;
-    block->span_count = 0;
-    block->pins = 0;
-    block->donor = 0;
-    block->held = 0;
-    block->offset = -1;
-    block->older = block->newer = block->next = NOTHING;
+static void give_record(struct block *block) {
+    block->bytes = 0;
+    block->next = unused_;
+    unused_ = arena_index_of(block);
+}
+
+static void give_records(struct block *first) {
+    for (uint32_t index = arena_index_of(first), following; index != NOTHING; index = following) {
+        following = blocks_[index].following;
+        give_record(&blocks_[index]);
+    }
+}
+
+/* Make records for a range of addresses, one for each block that it has room for; NULL where there are not so many. */
+static struct block *new_run(uintptr_t address, size_t bytes, size_t reserved) {
+    struct block *first = NULL, *last = NULL;
+    for (size_t done = 0; done < bytes; done += block_bytes_) {
+        struct block *block = new_record();
+        if (!block) {
+            if (first)
+                give_records(first);
+            return NULL;
+        }
+        first = first ? first : block;
+        if (last)
+            last->following = arena_index_of(block);
+        last = block;
+        block->address = address + done;
+        block->reserved = reserved;
+        block->first = arena_index_of(first);
+        block->following = NOTHING;
+        block->writable = 0;
+        atomic_store(&block->state, FREE_BLOCK);
+    }
+    return first;
+}
+
+/* Have the blocks of a run be those of an allocation; what is beyond it has no bytes. */
+static void divide(struct block *first, size_t bytes) {
+    first->all_bytes = bytes;
+    for (uint32_t index = arena_index_of(first); index != NOTHING; index = blocks_[index].following) {
+        struct block *block = &blocks_[index];
+        block->bytes = bytes < block_bytes_ ? bytes : block_bytes_;
+        bytes -= block->bytes;
+        block->span_count = 0;
+        block->pins = 0;
+        block->donor = 0;
+        block->held = 0;
+        block->offset = -1;
+        block->older = block->newer = block->next = NOTHING;
+    }
 }
 
 struct block *arena_take(size_t bytes) {
     size_t reserved, class = class_of(bytes, &reserved);
-    struct block *block;
+    struct block *first;
     if (free_by_class_[class] != NOTHING) {
-        block = &blocks_[free_by_class_[class]];
-        free_by_class_[class] = block->next;
+        first = &blocks_[free_by_class_[class]];
+        free_by_class_[class] = first->next;
     } else {
         uintptr_t address = next_;
         if (reserved > end_ - address || !arena_grow(index_, &index_bytes_, (address + reserved - begin_) / GRANULE * sizeof *index_) ||
-            !(block = new_record())) {
+            !(first = new_run(address, reserved, reserved))) {
             errno = ENOMEM;
             return NULL;
         }
-        block->address = address;
-        block->reserved = reserved;
-        uint32_t entry = arena_index_of(block) + 1;
-        for (size_t i = 0; i < reserved / GRANULE; i++)
-            atomic_store_explicit(&index_[(block->address - begin_) / GRANULE + i], entry, memory_order_release);
+        const struct block *block = first;
+        for (size_t done = 0; done < reserved; done += GRANULE) {
+            if (done && done % block_bytes_ == 0)
+                block = &blocks_[block->following];
+            atomic_store_explicit(&index_[(address + done - begin_) / GRANULE], arena_index_of(block) + 1, memory_order_release);
+        }
         atomic_store_explicit(&next_, address + reserved, memory_order_release);
     }
-    clear(block, bytes);
-    return block;
+    divide(first, bytes);
+    return first;
 }
 
 struct block *arena_adopt(uintptr_t address, size_t bytes) {
     const struct block *beyond = arena_adopted_from(address);
-    struct block *block = beyond && beyond->address < address + bytes ? NULL : new_record();
-    if (!block)
+    struct block *first = beyond && beyond->address < address + bytes ? NULL : new_run(address, bytes, 0);
+    if (!first)
         return NULL;
-    block->address = address;
-    block->reserved = 0;
-    block->writable = 0;
-    clear(block, bytes);
-    if (change_adopted(block, true))
-        return block;
-    block->next = unused_;
-    unused_ = arena_index_of(block);
+    divide(first, bytes);
+    if (change_adopted(first, true))
+        return first;
+    give_records(first);
     return NULL;
 }
 
-void arena_give(struct block *block) {
-    if (!block->reserved) {
-        change_adopted(block, false);
+void arena_give(struct block *first) {
+    for (EACH_BLOCK(block, first)) {
+        if (block->reserved && block->writable) /* empty, but RLIMIT_DATA counts what can be written */
+            mprotect((void *)block->address, block->bytes, PROT_NONE);
+        block->writable = 0;
         atomic_store(&block->state, FREE_BLOCK);
-        block->bytes = 0;
-        block->next = unused_;
-        unused_ = arena_index_of(block);
+    }
+    if (!first->reserved) {
+        change_adopted(first, false);
+        give_records(first);
         return;
     }
     size_t reserved;
-    size_t class = class_of(block->reserved, &reserved);
-    if (block->writable) /* empty, but RLIMIT_DATA counts what can be written */
-        mprotect((void *)block->address, block->bytes, PROT_NONE);
-    block->writable = 0;
-    atomic_store(&block->state, FREE_BLOCK);
-    block->bytes = 0;
-    block->next = free_by_class_[class];
-    free_by_class_[class] = arena_index_of(block);
+    size_t class = class_of(first->reserved, &reserved);
+    for (uint32_t index = arena_index_of(first); index != NOTHING; index = blocks_[index].following)
+        blocks_[index].bytes = 0;
+    first->next = free_by_class_[class];
+    free_by_class_[class] = arena_index_of(first);
 }
 
 void list_append(struct block_list *list, struct block *block) {

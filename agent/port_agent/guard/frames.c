@@ -63,17 +63,22 @@ void frames_drop(struct block *block) {
     give_back(block, frames_of(block));
 }
 
-/* A free block that has lost its pages is nobody's: its addresses may serve another. */
+static bool has_pages(const struct block *any) {
+    for (EACH_BLOCK(block, any))
+        if (block->span_count)
+            return true;
+    return false;
+}
+
+/* A free allocation that has lost its pages is nobody's: its addresses may serve another. */
 static void forget_if_empty(struct block *block) {
-    if (atomic_load(&block->state) == FREE_BLOCK) {
-        guard_unlist_free(block);
-        if (!block->span_count)
-            arena_give(block);
-        else
-            frames_offer(block);
-    } else {
+    bool is_free = atomic_load(&block->state) == FREE_BLOCK;
+    if (is_free)
+        guard_unlist_free(arena_first(block));
+    if (block->span_count)
         frames_offer(block);
-    }
+    else if (is_free && !has_pages(block))
+        arena_give(arena_first(block));
 }
 
 size_t frames_trim(size_t bytes) {

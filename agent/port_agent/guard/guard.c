@@ -17,8 +17,10 @@
 #include "guard_internal.h"
 #include "processes.h"
 
-#define RECENT 8                       /* blocks that faulted last leave after all others: what runs needs several at once */
-#define AT_HAND 3                      /* and of these the last never do: one instruction may need them, and would fault for ever */
+#define BLOCK_BYTES ((size_t)1 << 20)  /* what comes and leaves at once */
+#define BLOCKS_IN_LIMIT 16             /* or less, where so many would not be within the limit */
+#define AT_HAND 6                      /* blocks that a thread touched last stay: a loop needs all of its operands, or faults for ever */
+#define FAULTS 64                      /* that are remembered */
 #define BINS 4096
 #define NEAR_SHARE 2                   /* of the limit, what is left when that is near: the next operator may need as much again */
 #define MEASURE_BYTES ((size_t)4 << 20)
@@ -38,8 +40,12 @@ static uint64_t peak_live_bytes_; /* since `guard_measure_live_bytes` */
 static _Atomic uint32_t lock_;
 static struct block_list resident_ = EMPTY_LIST; /* by last known use */
 static uint32_t free_bins_[BINS];
-static uint32_t recent_[RECENT];
-static unsigned recent_next_;
+static struct {
+    uint32_t block;
+    const void *thread;
+} faults_[FAULTS];
+static unsigned fault_count_, at_hand_;
+static size_t untouched_bytes_; /* of blocks that have no pages yet */
 static uint32_t busy_;
 static _Atomic uint32_t paused_;
 static size_t asked_limit_, process_limit_, measured_at_bytes_, rest_bytes_;
@@ -88,8 +94,8 @@ _Noreturn void guard_die(const char *what, const struct block *block) {
     const char *reason = strerrorname_np(error);
     int length = snprintf(text, sizeof text, "port-agent: %s (%s)", what, reason ? reason : "unknown error");
     if (block)
-        length += snprintf(text + length, sizeof text - (size_t)length, ": tensor memory of %zu bytes at %p", block->bytes,
-                           (void *)block->address);
+        length += snprintf(text + length, sizeof text - (size_t)length, ": tensor memory of %zu bytes at %p", arena_first(block)->all_bytes,
+                           (void *)arena_first(block)->address);
     length += snprintf(text + length, sizeof text - (size_t)length, "; the program ends here, its numbers until now are right\n");
     if (syscall(SYS_write, 2, text, (size_t)length) < 0) { /* nothing is left to say it to */
     }
@@ -107,25 +113,36 @@ static void used_again(struct block *block) {
 
 static uint32_t *bin_of(size_t bytes) { return &free_bins_[bytes / guard_page * 0x9E3779B1u >> 20 & (BINS - 1)]; }
 
-static void list_free(struct block *block) {
-    uint32_t *bin = bin_of(block->bytes);
-    block->next = *bin;
-    *bin = arena_index_of(block);
+static void list_free(struct block *first) {
+    uint32_t *bin = bin_of(first->all_bytes);
+    first->next = *bin;
+    *bin = arena_index_of(first);
 }
 
-void guard_unlist_free(struct block *block) {
-    for (uint32_t *link = bin_of(block->bytes); *link != NOTHING; link = &arena_block(*link)->next)
-        if (*link == arena_index_of(block)) {
-            *link = block->next;
+void guard_unlist_free(struct block *first) {
+    for (uint32_t *link = bin_of(first->all_bytes); *link != NOTHING; link = &arena_block(*link)->next)
+        if (*link == arena_index_of(first)) {
+            *link = first->next;
             return;
         }
 }
 
-static void note_fault(struct block *block) { recent_[recent_next_++ % RECENT] = arena_index_of(block); }
+/* A thread is known by where it has what is its own. */
+static void note_fault(struct block *block) {
+    faults_[fault_count_ % FAULTS].block = arena_index_of(block);
+    faults_[fault_count_++ % FAULTS].thread = &bears_away_;
+    at_hand_ = 0;
+    for (unsigned i = 0; i < FAULTS && i < fault_count_ && at_hand_ < FAULTS; i++) {
+        unsigned earlier = 0;
+        while (faults_[earlier].thread != faults_[i].thread)
+            earlier++;
+        at_hand_ += earlier == i ? AT_HAND : 0;
+    }
+}
 
-static bool among_last_faults(const struct block *block, unsigned count) {
-    for (unsigned i = 1; i <= count && i <= recent_next_; i++)
-        if (recent_[(recent_next_ - i) % RECENT] == arena_index_of(block))
+static bool is_at_hand(const struct block *block) {
+    for (unsigned i = 1; i <= at_hand_ && i <= fault_count_ && i <= FAULTS; i++)
+        if (faults_[(fault_count_ - i) % FAULTS].block == arena_index_of(block))
             return true;
     return false;
 }
@@ -247,12 +264,12 @@ static void leave(struct block *block) {
     frames_offer(block);
 }
 
-/* Return the block that was used longest ago and may leave, but for the last `faults` that did: two would chase each other. */
-static struct block *choose(const struct block *except, unsigned faults) {
+/* Return the block that was used longest ago and may leave, but for what is at hand: two would chase each other. */
+static struct block *choose(const struct block *except) {
     for (uint32_t index = resident_.oldest; index != NOTHING; index = arena_block(index)->newer) {
         struct block *block = arena_block(index);
         uint32_t state = atomic_load(&block->state);
-        if (block != except && !block->pins && (state == DIRTY || state == CLEAN) && !among_last_faults(block, faults))
+        if (block != except && !block->pins && (state == DIRTY || state == CLEAN) && !is_at_hand(block))
             return block;
     }
     return NULL;
@@ -288,9 +305,7 @@ static void find_room(size_t bytes, const struct block *except) {
         }
         if (give_up_unused(counters_.resident_bytes + fresh - counters_.limit_bytes))
             continue;
-        struct block *victim = choose(except, RECENT);
-        if (!victim)
-            victim = choose(except, AT_HAND);
+        struct block *victim = choose(except);
         if (!victim)
             return;
         leave(victim);
@@ -314,6 +329,20 @@ static void wait_for(struct block *block, uint32_t state) {
     unlock();
     sleep_on(&block->state, state);
     lock();
+}
+
+/* Give a block its first pages. */
+static void begin_block(struct block *block) {
+    become(block, FILLING);
+    busy_++;
+    untouched_bytes_ -= block->bytes;
+    find_room(block->bytes, block);
+    if (!give_pages(block))
+        guard_die("the kernel gave no memory", block);
+    busy_--;
+    block->writes++;
+    list_append(&resident_, block);
+    become(block, DIRTY);
 }
 
 static void bring(struct block *block, bool write) {
@@ -491,8 +520,11 @@ static bool ensure(struct block *block, bool write, bool *brought) {
                 wait_for_resume();
                 break;
             }
-            bring(block, write);
-            *brought = true;
+            *brought = state == AWAY;
+            if (*brought)
+                bring(block, write);
+            else
+                begin_block(block);
             return true;
         }
     }
@@ -515,7 +547,7 @@ enum fault_outcome guard_resolve(uintptr_t address, bool write, bool write_is_kn
     bool brought, ours = ensure(block, writes, &brought);
     if (ours) {
         counters_.read_faults += brought;
-        counters_.write_faults += !brought && writes;
+        counters_.write_faults += !brought && writes && state != UNTOUCHED;
         note_fault(block);
         if (!brought)
             used_again(block);
@@ -530,7 +562,10 @@ enum fault_outcome guard_resolve(uintptr_t address, bool write, bool write_is_kn
 int guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes) {
     if (active_)
         return EALREADY;
-    if (!arena_begin())
+    size_t block_bytes = BLOCK_BYTES;
+    while (block_bytes > GRANULE && block_bytes > limit_bytes / BLOCKS_IN_LIMIT)
+        block_bytes /= 2;
+    if (!arena_begin(block_bytes))
         return errno;
     for (int i = 0; i < BINS; i++)
         free_bins_[i] = NOTHING;
@@ -547,20 +582,65 @@ int guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes
 
 bool guard_active(void) { return active_; }
 
+/* Take a free allocation of a size, which has all of its pages. */
 static struct block *take_free(size_t bytes) {
     for (uint32_t *link = bin_of(bytes); *link != NOTHING; link = &arena_block(*link)->next) {
-        struct block *block = arena_block(*link);
-        if (block->bytes == bytes && frames_of(block) == bytes) {
-            *link = block->next;
+        struct block *first = arena_block(*link);
+        if (first->all_bytes != bytes)
+            continue;
+        *link = first->next;
+        for (EACH_BLOCK(block, first)) {
             frames_withdraw(block);
-            return block;
+            if (!block->writable)
+                protect(block, PROT_READ | PROT_WRITE);
+            block->writable = 1;
         }
+        return first;
     }
     return NULL;
 }
 
+/* Return the blocks of a new allocation with a place in the page file and no pages; NULL where there is no room. */
+static struct block *take_away(size_t bytes) {
+    struct block *first = arena_take(bytes);
+    for (struct block *block = first; block; block = arena_following(block))
+        if (!store_take(block)) {
+            for (EACH_BLOCK(taken, first))
+                store_release(taken);
+            arena_give(first);
+            return NULL;
+        }
+    return first;
+}
+
+/* Return the blocks of a new allocation with pages. More than one block, and not enough room: they take theirs as they are touched. */
+static struct block *take_pages(size_t bytes, bool *untouched) {
+    struct block *first = arena_take(bytes);
+    if (!first)
+        return NULL;
+    if (bytes == first->bytes) {
+        find_room(bytes, first);
+    } else {
+        follow_process(bytes);
+        *untouched = counters_.resident_bytes + beyond(bytes, frames_offered()) > counters_.limit_bytes;
+    }
+    for (struct block *block = first; block && !*untouched; block = arena_following(block))
+        if (!give_pages(block)) {
+            for (EACH_BLOCK(given, first)) {
+                resident_changed(0, frames_of(given));
+                frames_drop(given);
+            }
+            arena_give(first);
+            return NULL;
+        }
+    if (*untouched)
+        untouched_bytes_ += bytes;
+    return first;
+}
+
 static bool is_near(void) {
-    return counters_.resident_bytes - frames_offered() > counters_.limit_bytes - counters_.limit_bytes / NEAR_SHARE;
+    size_t held = counters_.resident_bytes - frames_offered() + untouched_bytes_;
+    return held > counters_.limit_bytes - counters_.limit_bytes / NEAR_SHARE;
 }
 
 void guard_call_when_near(int (*call)(int (*)(void *), void *), int (*what)(void *)) {
@@ -584,83 +664,94 @@ void *guard_allocate(size_t bytes) {
         return NULL;
     }
     wait_for_others(bytes);
-    bool away = bears_away_;
-    struct block *block = away ? NULL : take_free(bytes);
-    if (away) {
-        block = arena_take(bytes);
-        if (!block || !store_take(block)) {
-            if (block)
-                arena_give(block);
-            store_forgo(bytes);
-            unlock();
-            errno = ENOMEM;
-            return NULL;
-        }
-    } else if (block) {
-        if (!block->writable)
-            protect(block, PROT_READ | PROT_WRITE);
-        block->writable = 1;
-    } else {
-        find_room(bytes, NULL);
-        block = arena_take(bytes);
-        if (!block || !give_pages(block)) {
-            if (block) {
-                resident_changed(0, frames_of(block));
-                frames_drop(block);
-                arena_give(block);
-            }
-            store_forgo(bytes);
-            unlock();
-            errno = ENOMEM;
-            return NULL;
-        }
+    bool away = bears_away_, untouched = false;
+    struct block *first = away ? take_away(bytes) : take_free(bytes);
+    if (!first && !away)
+        first = take_pages(bytes, &untouched);
+    if (!first) {
+        store_forgo(bytes);
+        unlock();
+        errno = ENOMEM;
+        return NULL;
     }
-    count_in(block);
-    if (!away)
-        list_append(&resident_, block);
-    become(block, away ? AWAY : DIRTY);
+    for (EACH_BLOCK(block, first)) {
+        count_in(block);
+        if (!away && !untouched)
+            list_append(&resident_, block);
+        become(block, away ? AWAY : untouched ? UNTOUCHED : DIRTY);
+    }
     bool near = call_when_near_ && is_near();
     unlock();
     if (near && !call_when_near_(what_when_near_, NULL))
         call_when_near_ = NULL;
-    return (void *)block->address;
+    return (void *)first->address;
+}
+
+/* Wait until no thread moves any block of an allocation. */
+static void wait_for_all(struct block *first) {
+    for (struct block *block = first; block;) {
+        uint32_t state = atomic_load(&block->state);
+        bool moves = state == FILLING || state == WRITING;
+        if (moves)
+            wait_for(block, state);
+        block = moves ? first : arena_following(block);
+    }
 }
 
 bool guard_free(void *address) {
-    struct block *block = arena_block_at((uintptr_t)address);
-    if (!block || block->address != (uintptr_t)address)
+    struct block *first = arena_block_at((uintptr_t)address);
+    if (!first || first->address != (uintptr_t)address || first != arena_first(first))
         return false;
     lock();
-    uint32_t state;
-    while ((state = atomic_load(&block->state)) == FILLING || state == WRITING)
-        wait_for(block, state);
-    if (state == FREE_BLOCK) {
-        errno = EINVAL;
-        guard_die("a tensor's memory was freed twice", block);
+    wait_for_all(first);
+    bool whole = true;
+    for (EACH_BLOCK(block, first)) {
+        uint32_t state = atomic_load(&block->state);
+        if (state == FREE_BLOCK) {
+            errno = EINVAL;
+            guard_die("a tensor's memory was freed twice", block);
+        }
+        if (state == DIRTY || state == CLEAN)
+            list_remove(&resident_, block);
+        if (state == UNTOUCHED)
+            untouched_bytes_ -= block->bytes;
+        frames_withdraw(block);
+        store_release(block);
+        count_out(block);
+        block->pins = block->held = 0;
+        atomic_store(&block->state, FREE_BLOCK);
+        whole = whole && frames_of(block) == block->bytes;
     }
-    if (state == DIRTY || state == CLEAN)
-        list_remove(&resident_, block);
-    frames_withdraw(block);
-    store_release(block);
-    store_forgo(block->bytes);
-    count_out(block);
-    block->pins = block->held = 0;
-    atomic_store(&block->state, FREE_BLOCK);
-    if (block->span_count) {
-        list_free(block);
+    store_forgo(first->all_bytes);
+    if (whole)
+        list_free(first);
+    bool any = false;
+    for (EACH_BLOCK(block, first)) {
+        any = any || block->span_count;
         frames_offer(block);
-        if (counters_.resident_bytes > counters_.limit_bytes)
-            resident_changed(0, frames_trim(counters_.resident_bytes - counters_.limit_bytes));
-    } else {
-        arena_give(block);
     }
+    if (!any)
+        arena_give(first);
+    else if (counters_.resident_bytes > counters_.limit_bytes)
+        resident_changed(0, frames_trim(counters_.resident_bytes - counters_.limit_bytes));
     unlock();
     return true;
 }
 
 size_t guard_usable(const void *address) {
     struct block *block = arena_block_at((uintptr_t)address);
-    return block && block->reserved && block->address == (uintptr_t)address ? block->bytes : 0;
+    bool begins = block && block->reserved && block->address == (uintptr_t)address && block == arena_first(block);
+    return begins ? block->all_bytes : 0;
+}
+
+/* Return a block by any address in it; NULL where none is, or no memory is guarded. */
+static struct block *block_at(const void *address) { return active_ ? arena_block_at((uintptr_t)address) : NULL; }
+
+static bool all_are(const struct block *any, enum block_state state) {
+    for (EACH_BLOCK(block, any))
+        if (atomic_load(&block->state) != state)
+            return false;
+    return true;
 }
 
 enum mapping_kind guard_watch(void *address, size_t bytes) {
@@ -668,66 +759,79 @@ enum mapping_kind guard_watch(void *address, size_t bytes) {
         return NO_MAPPING;
     enum mapping_kind kind = NO_MAPPING;
     lock();
-    struct block *block = arena_block_at((uintptr_t)address);
-    if (!block && (block = arena_adopt((uintptr_t)address, bytes))) {
-        protect(block, PROT_READ);
-        become(block, MAPPED);
-    }
-    if (block && block->address == (uintptr_t)address && block->bytes == bytes)
-        kind = atomic_load(&block->state) == MAPPED ? FILE_PAGES : OWN_MEMORY;
+    struct block *first = arena_block_at((uintptr_t)address);
+    if (!first && (first = arena_adopt((uintptr_t)address, bytes)))
+        for (EACH_BLOCK(block, first)) {
+            protect(block, PROT_READ);
+            become(block, MAPPED);
+        }
+    if (first && first->address == (uintptr_t)address && first == arena_first(first) && first->all_bytes == bytes)
+        kind = all_are(first, MAPPED) ? FILE_PAGES : OWN_MEMORY;
     unlock();
     return kind;
 }
 
 bool guard_drop_pages(const void *address) {
-    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
-    if (!block)
+    struct block *any = block_at(address);
+    if (!any)
         return false;
     lock();
-    bool of_file = atomic_load(&block->state) == MAPPED;
-    if (of_file && !block->pins)
-        madvise((void *)block->address, block->bytes, MADV_DONTNEED); /* they come back from the file */
+    bool of_file = all_are(any, MAPPED);
+    for (EACH_BLOCK(block, any))
+        if (atomic_load(&block->state) == MAPPED && !block->pins)
+            madvise((void *)block->address, block->bytes, MADV_DONTNEED); /* they come back from the file */
     unlock();
     return of_file;
 }
 
 bool guard_take_from_file(const void *address) {
-    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
-    if (!block)
+    struct block *any = block_at(address);
+    if (!any)
         return false;
-    bool brought;
+    bool there = true, brought;
     lock();
-    bool there = ensure(block, true, &brought);
+    for (EACH_BLOCK(block, any))
+        there = there && (atomic_load(&block->state) != MAPPED || ensure(block, true, &brought));
+    there = there && atomic_load(&any->state) != FREE_BLOCK;
     unlock();
     return there;
 }
 
 bool guard_is_of_file(const void *address) {
-    const struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
-    return block && atomic_load(&block->state) == MAPPED;
+    struct block *any = block_at(address);
+    if (!any)
+        return false;
+    lock();
+    bool of_file = all_are(any, MAPPED);
+    unlock();
+    return of_file;
 }
 
-/* What lies below a block's addresses is about to be somebody else's, or goes on without a block. */
-static void forget(struct block *block, bool whole) {
-    uint32_t state;
-    bool brought;
-    block->pins++;
-    if (!whole && atomic_load(&block->state) != MAPPED)
-        ensure(block, true, &brought);
-    while ((state = atomic_load(&block->state)) == FILLING || state == WRITING)
-        wait_for(block, state);
-    if (!whole)
-        protect(block, PROT_READ | PROT_WRITE);
-    if (state == DIRTY || state == CLEAN)
-        list_remove(&resident_, block);
-    frames_withdraw(block);
-    resident_changed(0, frames_of(block));
-    store_release(block);
-    if (state != MAPPED) {
-        store_forgo(block->bytes);
-        count_out(block);
+/* What lies below an allocation's addresses is about to be somebody else's from `begin` to `end`, and goes on without blocks elsewhere. */
+static void forget(struct block *first, uintptr_t begin, uintptr_t end) {
+    for (EACH_BLOCK(block, first)) {
+        bool gone = begin <= block->address && block->address + block->bytes <= end, brought;
+        block->pins++;
+        if (!gone && atomic_load(&block->state) != MAPPED)
+            ensure(block, true, &brought);
     }
-    arena_give(block);
+    wait_for_all(first);
+    for (EACH_BLOCK(block, first)) {
+        bool gone = begin <= block->address && block->address + block->bytes <= end;
+        uint32_t state = atomic_load(&block->state);
+        if (!gone)
+            protect(block, PROT_READ | PROT_WRITE);
+        if (state == DIRTY || state == CLEAN)
+            list_remove(&resident_, block);
+        frames_withdraw(block);
+        resident_changed(0, frames_of(block));
+        store_release(block);
+        if (state != MAPPED) {
+            store_forgo(block->bytes);
+            count_out(block);
+        }
+    }
+    arena_give(first);
 }
 
 void guard_unmapped(const void *address, size_t bytes) {
@@ -738,56 +842,93 @@ void guard_unmapped(const void *address, size_t bytes) {
             return;
         lock();
         if (block == arena_adopted_from(begin))
-            forget(block, begin <= block->address && block->address + block->bytes <= end);
+            forget(arena_first(block), begin, end);
         unlock();
     }
 }
 
 bool guard_seal(const void *address, uint32_t *writes) {
-    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
-    if (!block)
+    struct block *any = block_at(address);
+    if (!any)
         return false;
+    bool closed = true;
+    *writes = 0;
     lock();
-    uint32_t state = atomic_load(&block->state);
-    bool closed = state != FREE_BLOCK && !(block->pins && block->writable);
-    if (closed && block->writable && state == DIRTY) {
-        protect(block, PROT_READ);
-        block->writable = 0;
+    for (EACH_BLOCK(block, any)) {
+        uint32_t state = atomic_load(&block->state);
+        closed = closed && state != FREE_BLOCK && !(block->pins && block->writable);
+        if (closed && block->writable && state == DIRTY) {
+            protect(block, PROT_READ);
+            block->writable = 0;
+        }
+        *writes += block->writes;
     }
-    *writes = block->writes;
     unlock();
     return closed;
 }
 
+/* Return whether nobody opened any block of an allocation since it had been opened `writes` times, nor can write one now. */
+static bool all_unwritten(const struct block *any, uint32_t writes) {
+    bool open = false;
+    for (EACH_BLOCK(block, any)) {
+        open = open || block->writable;
+        writes -= block->writes;
+    }
+    return !open && !writes;
+}
+
 bool guard_unwritten(const void *address, uint32_t writes) {
-    const struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
-    return block && !block->writable && block->writes == writes;
+    struct block *any = block_at(address);
+    if (!any)
+        return false;
+    lock();
+    bool unwritten = all_unwritten(any, writes);
+    unlock();
+    return unwritten;
+}
+
+static bool may_be_dropped(const struct block *any, uint32_t writes) {
+    for (EACH_BLOCK(block, any)) {
+        uint32_t state = atomic_load(&block->state);
+        if (block->pins || block->held || !(state == DIRTY || state == CLEAN || state == AWAY))
+            return false;
+    }
+    return all_unwritten(any, writes);
 }
 
 bool guard_drop(const void *address, uint32_t writes) {
-    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
-    if (!block)
+    struct block *any = block_at(address);
+    if (!any)
         return false;
     lock();
-    bool may = atomic_load(&block->state) == DIRTY && !block->pins && !block->held && !block->writable && block->writes == writes;
-    if (may) {
-        protect(block, PROT_NONE);
-        become(block, DROPPED);
-        list_remove(&resident_, block);
-        frames_offer(block);
-    }
+    bool resident = false;
+    for (EACH_BLOCK(block, any))
+        resident = resident || atomic_load(&block->state) == DIRTY;
+    bool may = resident && may_be_dropped(any, writes);
+    if (may)
+        for (EACH_BLOCK(block, any)) {
+            if (atomic_load(&block->state) != AWAY) {
+                protect(block, PROT_NONE);
+                list_remove(&resident_, block);
+                frames_offer(block);
+            }
+            become(block, DROPPED);
+        }
     unlock();
     return may;
 }
 
 bool guard_fill(void *address, const void *from, size_t bytes) {
-    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
-    if (!block)
+    struct block *any = block_at(address);
+    if (!any)
         return false;
     lock();
-    bool may = atomic_load(&block->state) == DROPPED && bytes <= block->bytes;
-    if (may) {
-        refill(block, from, bytes);
+    bool may = all_are(any, DROPPED) && bytes <= arena_first(any)->all_bytes;
+    for (EACH_BLOCK(block, any)) {
+        if (!may)
+            break;
+        size_t start = block->address - arena_first(any)->address;
+        refill(block, (const char *)from + start, at_most(beyond(bytes, start), block->bytes));
         list_append(&resident_, block);
         become(block, DIRTY);
     }
@@ -795,68 +936,89 @@ bool guard_fill(void *address, const void *from, size_t bytes) {
     return may;
 }
 
+/* Return whether a block, which does not end before `address`, begins before `bytes` from there on end. */
+static bool is_within(const struct block *block, const void *address, size_t bytes) {
+    return block && (block->address <= (uintptr_t)address || block->address - (uintptr_t)address < bytes);
+}
+
 bool guard_pin(const void *address, size_t bytes, bool write) {
-    struct block *block = active_ && bytes ? arena_block_at((uintptr_t)address) : NULL;
-    if (!block)
+    struct block *any = bytes ? block_at(address) : NULL;
+    if (!any)
         return false;
-    bool brought;
+    bool there = true, brought;
     lock();
-    bool there = ensure(block, write, &brought);
-    if (there) {
-        block->pins++;
-        counters_.kernel_calls++;
-        used_again(block);
-    }
+    for (struct block *block = any; there && is_within(block, address, bytes); block = arena_following(block))
+        if ((there = ensure(block, write, &brought))) {
+            block->pins++;
+            used_again(block);
+        }
+    counters_.kernel_calls += there;
     unlock();
     return there;
 }
 
 void guard_unpin(const void *address, size_t bytes) {
-    struct block *block = bytes ? arena_block_at((uintptr_t)address) : NULL;
-    if (!block)
+    struct block *any = bytes ? arena_block_at((uintptr_t)address) : NULL;
+    if (!any)
         return;
     int saved = errno; /* of the call that was made meanwhile; waiting for the lock may set another */
     lock();
-    if (block->pins)
-        block->pins--;
+    for (struct block *block = any; is_within(block, address, bytes); block = arena_following(block))
+        if (block->pins)
+            block->pins--;
     unlock();
     errno = saved;
 }
 
 bool guard_bring(const void *address) {
-    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
-    if (!block)
+    struct block *any = block_at(address);
+    if (!any)
         return false;
-    bool brought;
+    bool there = true, brought;
+    size_t room = counters_.limit_bytes;
     lock();
-    bool there = ensure(block, false, &brought);
-    if (there && !brought && atomic_load(&block->state) != WRITING)
-        used_again(block);
+    for (EACH_BLOCK(block, any)) { /* what would push out its own beginning comes when it is touched */
+        if (block->bytes > room)
+            break;
+        room -= block->bytes;
+        if (atomic_load(&block->state) == UNTOUCHED)
+            continue;
+        there = there && ensure(block, false, &brought);
+        if (there && !brought && atomic_load(&block->state) != WRITING)
+            used_again(block);
+    }
     unlock();
     return there;
 }
 
 bool guard_write_back(const void *address) {
-    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
-    if (!block)
+    struct block *any = block_at(address);
+    if (!any)
         return false;
+    bool wrote = false;
     lock();
-    bool dirty = atomic_load(&block->state) == DIRTY && !block->pins;
-    if (dirty)
-        write_back(block);
+    for (EACH_BLOCK(block, any))
+        if (atomic_load(&block->state) == DIRTY && !block->pins) {
+            write_back(block);
+            wrote = true;
+        }
     unlock();
-    return dirty;
+    return wrote;
 }
 
 bool guard_evict(const void *address) {
-    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
-    if (!block)
+    struct block *any = block_at(address);
+    if (!any)
         return false;
+    bool away = true;
     lock();
-    uint32_t state = atomic_load(&block->state);
-    if ((state == DIRTY || state == CLEAN) && !block->pins)
-        leave(block);
-    bool away = atomic_load(&block->state) == AWAY;
+    for (EACH_BLOCK(block, any)) {
+        uint32_t state = atomic_load(&block->state);
+        if ((state == DIRTY || state == CLEAN) && !block->pins)
+            leave(block);
+        state = atomic_load(&block->state);
+        away = away && (state == AWAY || state == UNTOUCHED);
+    }
     unlock();
     return away;
 }
@@ -915,12 +1077,9 @@ static void copy_part(struct block *block, size_t start, void *memory, size_t by
     block->pins--;
 }
 
-bool guard_copy(const void *address, size_t start, void *memory, size_t bytes, bool write) {
-    struct block *block = active_ ? arena_block_at((uintptr_t)address) : NULL;
-    if (!block || start > block->bytes || bytes > block->bytes - start)
-        return false;
-    bool pinned = guard_pin(memory, bytes, !write), there = true, brought;
-    lock();
+/* Copy a part of one block; false where it is free. */
+static bool copy_within(struct block *block, size_t start, void *memory, size_t bytes, bool write) {
+    bool brought;
     while (atomic_load(&block->state) == FILLING || must_wait())
         if (must_wait())
             wait_for_resume();
@@ -928,8 +1087,26 @@ bool guard_copy(const void *address, size_t start, void *memory, size_t bytes, b
             wait_for(block, FILLING);
     if (atomic_load(&block->state) == AWAY && (!write || store_may_overwrite(block)))
         transfer_part(block, start, memory, bytes, write);
-    else if ((there = ensure(block, write, &brought)))
+    else if (ensure(block, write, &brought))
         copy_part(block, start, memory, bytes, write);
+    else
+        return false;
+    return true;
+}
+
+bool guard_copy(const void *address, size_t start, void *memory, size_t bytes, bool write) {
+    struct block *any = block_at(address);
+    if (!any || start > arena_first(any)->all_bytes || bytes > arena_first(any)->all_bytes - start)
+        return false;
+    bool pinned = guard_pin(memory, bytes, !write), there = true;
+    lock();
+    uintptr_t from = arena_first(any)->address + start, end = from + bytes;
+    for (EACH_BLOCK(block, any)) {
+        uintptr_t begin = from > block->address ? from : block->address;
+        uintptr_t stop = end < block->address + block->bytes ? end : block->address + block->bytes;
+        if (there && begin < stop)
+            there = copy_within(block, begin - block->address, (char *)memory + (begin - from), stop - begin, write);
+    }
     unlock();
     if (pinned)
         guard_unpin(memory, bytes);

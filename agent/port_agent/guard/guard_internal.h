@@ -22,6 +22,7 @@ enum block_state {
     WRITING,   /* a thread writes them: readers go on, writers wait */
     MAPPED,    /* a file's pages, which the kernel brings: closed for writing, and a block like others from its first write on */
     DROPPED,   /* nothing is held anywhere: who gave it up makes it again */
+    UNTOUCHED, /* nobody touched it since it was allocated: it has no pages, and nothing is lost */
 };
 
 /* Resident pages within one kernel mapping, which is what mremap moves in one call. */
@@ -30,10 +31,13 @@ struct span {
     size_t bytes;
 };
 
+/* An allocation is a run of blocks of `arena_begin`'s size, of which the last may be smaller; blocks come and leave one by one. */
 struct block {
     uintptr_t address;
     size_t bytes;                  /* multiple of the page size */
     size_t reserved;               /* addresses, multiple of GRANULE; 0: they are a mapping's, not the arena's */
+    size_t all_bytes;              /* of the allocation; in the first of its blocks */
+    uint32_t first, following;     /* of the allocation's blocks */
     _Atomic uint32_t state;        /* also what waiting threads sleep on */
     uint32_t pins;
     uint32_t writes;               /* times that it was opened for writing after it had been closed */
@@ -52,7 +56,7 @@ struct block {
 
 /* arena.c: addresses and records. */
 extern size_t guard_page;
-bool arena_begin(void);
+bool arena_begin(size_t block_bytes);         /* a power of two, at least GRANULE */
 /* A table whose entries may be used as far as it was grown: RLIMIT_DATA counts what can be written. */
 void *arena_reserve(size_t bytes);
 bool arena_grow(void *table, size_t *usable, size_t needed);
@@ -60,12 +64,17 @@ bool arena_holds(const void *address);
 struct block *arena_block_at(uintptr_t address);
 struct block *arena_block(uint32_t index);
 uint32_t arena_index_of(const struct block *block);
-struct block *arena_take(size_t bytes);       /* a block without pages */
-/* A block over addresses that are somebody else's, whole pages; NULL where one lies there, or no record is left. */
+/* The blocks of an allocation, in the order of their addresses; NULL after the last. */
+struct block *arena_first(const struct block *block);
+struct block *arena_following(const struct block *block);
+#define EACH_BLOCK(name, any) struct block *name = arena_first(any); name; name = arena_following(name)
+/* Blocks without pages for an allocation: the first. */
+struct block *arena_take(size_t bytes);
+/* Blocks over addresses that are somebody else's, whole pages; NULL where one lies there, or no record is left. */
 struct block *arena_adopt(uintptr_t address, size_t bytes);
 /* Return the first block over such addresses that ends beyond `address`; NULL where none does. */
 struct block *arena_adopted_from(uintptr_t address);
-void arena_give(struct block *block);         /* takes back one without pages */
+void arena_give(struct block *first);         /* takes back an allocation without pages */
 
 /* Blocks in an order, each in one list at a time: it is resident, or its pages are offered. */
 struct block_list {
@@ -115,7 +124,7 @@ bool faults_begin(void);
 bool faults_let_user_in(sigset_t *inside);
 void faults_keep_user_out(const sigset_t *inside);
 
-void guard_unlist_free(struct block *block);  /* a free block that is no longer whole */
+void guard_unlist_free(struct block *first);  /* a free allocation that is no longer whole */
 
 uint64_t guard_now_ns(void);
 

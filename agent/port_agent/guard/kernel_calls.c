@@ -138,6 +138,7 @@ static void end_if_refused(long result, const void *handed, const char *what) {
 }
 
 #define ARGUMENTS 6
+#define TO_THE_END SIZE_MAX /* of an allocation, where nobody says how much the kernel will touch */
 
 static void collect(long *arguments, va_list list) {
     for (int i = 0; i < ARGUMENTS; i++)
@@ -160,11 +161,11 @@ EXPORT long syscall(long number, ...) {
     bool ours = caller >= __ehdr_start && caller < _end; /* pages are read and written by these */
     bool pinned[ARGUMENTS] = {false};
     for (int i = 0; !ours && i < ARGUMENTS; i++)
-        pinned[i] = guard_pin((void *)a[i], 1, true);
+        pinned[i] = guard_pin((void *)a[i], TO_THE_END, true);
     long result = real(number, a[0], a[1], a[2], a[3], a[4], a[5]);
     for (int i = 0; !ours && i < ARGUMENTS; i++)
         if (pinned[i])
-            guard_unpin((void *)a[i], 1);
+            guard_unpin((void *)a[i], TO_THE_END);
     return result;
 }
 
@@ -176,10 +177,10 @@ EXPORT int ioctl(int file, unsigned long request, ...) {
     va_start(list, request);
     void *handed = va_arg(list, void *);
     va_end(list);
-    bool pinned = guard_pin(handed, 1, true);
+    bool pinned = guard_pin(handed, TO_THE_END, true);
     int result = real(file, request, handed);
     if (pinned)
-        guard_unpin(handed, 1);
+        guard_unpin(handed, TO_THE_END);
     end_if_refused(result, handed, "the kernel cannot reach a tensor whose address is inside of what ioctl is handed" REMEDY);
     return result;
 }

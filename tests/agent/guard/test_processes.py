@@ -222,7 +222,8 @@ def test_steps_that_write_many_times_the_tensors_are_said(tmp_path: Path) -> Non
     weight = torch.nn.Parameter(torch.ones(1 << 18)); optimizer = torch.optim.SGD([weight], 0.1)
     blocks = blocks_of(16)
     for step in range(3):
-        for repeat in range(5): computed(blocks, 1)
+        for value in range(5):
+            for block in blocks: ctypes.memset(block, value, 1 << 20)
         weight.grad = torch.ones_like(weight); optimizer.step()
     """
     done, _ = run(program, tmp_path, "--tensors", "2M")

@@ -29,7 +29,7 @@
 #define OTHERS_PATIENCE_MS 50
 #define OTHERS_RETRY_NS 1000000000u
 #define AFTER_SIGNAL_NS 2000000000u /* for which a thread runs through a pause that a signal ended for it: Ctrl-C is the user's */
-#define PROCESS_MARGIN ((size_t)8 << 20) /* small allocations and code come between two measurements */
+#define PROCESS_MARGIN ((size_t)12 << 20) /* small allocations and code come between two measurements */
 
 static bool active_;
 static size_t smallest_;

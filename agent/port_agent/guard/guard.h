@@ -1,6 +1,8 @@
 /* Guarded memory: blocks whose residency is said by the protection of their pages.
  *
- * A block keeps its address for life. Its pages are dirty (readable and writable: memory is the truth), clean (readable: memory
+ * An allocation is a block, or a run of blocks of 1 MiB (less under small limits) where it is larger: they come and leave one by one, so
+ * what is larger than the limit passes through it. A new one that has no room takes its pages as it is touched. A block keeps its
+ * address for life. Its pages are dirty (readable and writable: memory is the truth), clean (readable: memory
  * and page file hold the same bytes) or away (no access: the page file is the truth). Whoever touches what is not there faults;
  * the handler brings the bytes, or marks them written, and the access goes on. So nothing has to be known about who reads or
  * writes a block: generated kernels, C++ extensions and pointers kept for hours see the same bytes as without a limit.
@@ -44,26 +46,26 @@ struct guard_counters {
 int guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes);
 bool guard_active(void);
 
-/* Return a block of at least `bytes`, page-aligned; NULL with errno where there is no memory or no room on the medium. */
+/* Return an allocation of at least `bytes`, page-aligned; NULL with errno where there is no memory or no room on the medium. */
 void *guard_allocate(size_t bytes);
-/* Take back a block; false when `address` is not one. */
+/* Take back an allocation; false where none begins at `address`. */
 bool guard_free(void *address);
-/* Return the usable bytes of the block that begins at `address`, 0 where none does. */
+/* Return the usable bytes of the allocation that begins at `address`, 0 where none does. */
 size_t guard_usable(const void *address);
 
 /* Bring what lies in a range and keep it resident until `guard_unpin`; `write`: it will be written. Returns whether a block lies there. */
 bool guard_pin(const void *address, size_t bytes, bool write);
 void guard_unpin(const void *address, size_t bytes);
 
-/* Advice, by any address in a block; false where none is there. */
+/* Advice for an allocation, by any address in it; false where none is there. What does not fit below the limit is not brought. */
 bool guard_bring(const void *address);
 bool guard_write_back(const void *address);  /* dirty becomes clean */
 bool guard_evict(const void *address);       /* not while it is pinned */
 
 /* Whether blocks that this thread allocates have a place in the page file and no pages: what they hold is written by `guard_copy`. */
 void guard_bear_away(bool away);
-/* Copy between a block, from byte `start` on, and memory, bringing no block that is away: a part of its page is read, or written.
- * `start` is a multiple of 1 MiB, and so is the end, unless the block ends there. False where no such part is. */
+/* Copy between an allocation, from byte `start` on, and memory, bringing no block that is away: a part of its page is read, or written.
+ * `start` is a multiple of 1 MiB, and so is the end, unless it ends there. False where no such part is. */
 bool guard_copy(const void *address, size_t start, void *memory, size_t bytes, bool write);
 /* Return what blocks hold now, without what they gave up and another may have. */
 size_t guard_held_bytes(void);

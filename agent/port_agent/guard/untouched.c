@@ -8,7 +8,7 @@
 
 #include "guard_internal.h"
 
-#define BLOCKS 256
+#define BLOCKS 4096
 #define ALLOCATIONS 32
 #define PAGES_AT_ONCE 65536
 #define LOOK_SHARE 20          /* looking takes at most this part of the time */
@@ -36,7 +36,7 @@ static uint64_t own_time_ns(void) {
 
 void untouched_note(struct block *block, size_t fresh) {
     untouched_.tensor_bytes += fresh;
-    if (block->unseen || block_count_ == BLOCKS) /* so many between two looks are small */
+    if (block->unseen || block_count_ == BLOCKS)
         return;
     block->unseen = 1;
     blocks_[block_count_++] = arena_index_of(block);

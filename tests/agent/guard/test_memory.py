@@ -216,6 +216,25 @@ for step in range(2):
 """Operands and results of 15 MiB each."""
 
 
+@pytest.mark.parametrize("bound", [FOLLOWED, LIMIT], ids=["followed", "alone"])
+def test_operands_far_larger_than_the_budget_pass_through_it(bound: tuple[str, ...], tmp_path: Path) -> None:
+    """Each of the tensors of one operator is four times the budget: they come and leave by blocks, in turn."""
+    program = """
+import torch
+torch.manual_seed(0)
+a, b = torch.randn(3 << 20), torch.randn(3 << 20)
+c = a > 0
+d = torch.where(c, a, b)
+torch.addcmul(a, d, b, out=b)
+print(d.sum().item(), b.sum().item(), b[::4099].tolist())
+"""
+    written(tmp_path, program)
+    expected = computed("train.py", folder=tmp_path)
+    done = followed("train.py", folder=tmp_path, bound=(*bound, "--report", str(tmp_path / "report.json")))
+    assert (done.code, done.output) == (0, expected.output), done.said
+    assert json.loads((tmp_path / "report.json").read_text())["peak_tensor_bytes"] < 6 << 20
+
+
 def test_operators_that_do_not_fit_run_in_pieces(tmp_path: Path) -> None:
     written(tmp_path, MANY + IN_PIECES)
     expected = plain("train.py", folder=tmp_path)

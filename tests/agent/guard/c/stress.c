@@ -1,0 +1,225 @@
+/* Threads read, write, hand to the kernel, move, allocate and free guarded memory under a limit of a tenth of it, while another changes
+ * the limit, stops all and forks. Every word has a value that follows from its place and how often it was written; exit status 0: all
+ * had it, and at the end nothing is held. Linked with the library's sources, with and without a sanitizer. */
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "guard.h"
+
+#define WORKERS 4
+#define HELD 12
+#define SMALLEST ((size_t)64 << 10)
+#define LARGEST ((size_t)4 << 20)
+#define MEBIBYTE ((size_t)1 << 20)
+#define LIMIT (WORKERS * HELD * LARGEST / 2 / 10)
+#define CHECK(condition)                                                     \
+    do {                                                                     \
+        if (!(condition)) {                                                  \
+            fprintf(stderr, "line %d: %s is false\n", __LINE__, #condition); \
+            abort();                                                         \
+        }                                                                    \
+    } while (0)
+
+static atomic_int running;
+static int rounds;
+
+struct held {
+    uint64_t *words;
+    size_t bytes;
+    uint64_t salt;
+    uint32_t *writes; /* of each page of 4096 bytes, whose words all have the same */
+};
+
+static uint32_t next_random(uint32_t *state) {
+    *state = *state * 1664525u + 1013904223u;
+    return *state >> 8;
+}
+
+static uint64_t value(const struct held *held, size_t word) {
+    return (held->salt + word) * 0x9E3779B97F4A7C15u + held->writes[word / 512];
+}
+
+static void write_page(struct held *held, size_t page) {
+    held->writes[page]++;
+    for (size_t word = page * 512; word < (page + 1) * 512; word++)
+        held->words[word] = value(held, word);
+}
+
+static void check_page(const struct held *held, const uint64_t *words, size_t page) {
+    for (size_t word = 0; word < 512; word++)
+        CHECK(words[word] == value(held, page * 512 + word));
+}
+
+static void fill(struct held *held, uint32_t *random) {
+    held->bytes = SMALLEST + next_random(random) % (LARGEST - SMALLEST) / 4096 * 4096;
+    held->words = guard_allocate(held->bytes);
+    held->writes = calloc(held->bytes / 4096, sizeof *held->writes);
+    held->salt = (uint64_t)next_random(random) << 24;
+    CHECK(held->words && held->writes && guard_usable(held->words) == held->bytes);
+    for (size_t page = 0; page < held->bytes / 4096; page++)
+        write_page(held, page);
+}
+
+static void empty(struct held *held) {
+    CHECK(guard_free(held->words));
+    free(held->writes);
+}
+
+/* What the kernel reads, and what it writes. */
+static void through_a_pipe(struct held *held, size_t page, const int *ends) {
+    uint64_t there[512];
+    char *address = (char *)held->words + page * 4096;
+    CHECK(write(ends[1], address, 4096) == 4096 && read(ends[0], there, 4096) == 4096);
+    check_page(held, there, page);
+    write_page(held, page);
+    memcpy(there, address, 4096);
+    memset(address, 0, 4096);
+    CHECK(write(ends[1], there, 4096) == 4096 && read(ends[0], address, 4096) == 4096);
+}
+
+/* A part is read and written without the rest, from and to another piece of guarded memory. */
+static void in_parts(struct held *held, struct held *other, uint32_t *random) {
+    size_t start = next_random(random) % (held->bytes / MEBIBYTE + 1) * MEBIBYTE;
+    size_t bytes = held->bytes - start < MEBIBYTE ? held->bytes - start : MEBIBYTE;
+    if (!bytes || other->bytes < bytes || other == held)
+        return;
+    CHECK(guard_copy(held->words, start, other->words, bytes, false));
+    for (size_t page = 0; page < bytes / 4096; page++)
+        check_page(held, other->words + page * 512, start / 4096 + page);
+    for (size_t page = 0; page < bytes / 4096; page++) {
+        held->writes[start / 4096 + page]++;
+        for (size_t word = 0; word < 512; word++)
+            other->words[page * 512 + word] = value(held, start / 8 + page * 512 + word);
+    }
+    CHECK(guard_copy(held->words, start, other->words, bytes, true));
+    for (size_t page = 0; page < bytes / 4096; page++)
+        write_page(other, page);
+}
+
+/* Given up and made again. */
+static void again(struct held *held) {
+    uint32_t writes;
+    if (!guard_seal(held->words, &writes) || !guard_unwritten(held->words, writes) || !guard_drop(held->words, writes))
+        return;
+    uint64_t *made = guard_allocate(held->bytes);
+    CHECK(made);
+    for (size_t word = 0; word < held->bytes / 8; word++)
+        made[word] = value(held, word);
+    CHECK(guard_fill(held->words, made, held->bytes) && guard_free(made));
+}
+
+static void advise(struct held *held, uint32_t random) {
+    const void *within = (char *)held->words + random % held->bytes;
+    if (random % 3 == 0)
+        guard_evict(within);
+    else if (random % 3 == 1)
+        CHECK(guard_bring(within));
+    else
+        guard_write_back(within);
+}
+
+static void *work(void *seed) {
+    uint32_t random = (uint32_t)(uintptr_t)seed;
+    struct held all[HELD];
+    int ends[2];
+    CHECK(!pipe(ends));
+    for (int i = 0; i < HELD; i++)
+        fill(&all[i], &random);
+    for (int round = 0; round < rounds; round++) {
+        struct held *held = &all[next_random(&random) % HELD];
+        size_t page = next_random(&random) % (held->bytes / 4096);
+        switch (next_random(&random) % 8) {
+        case 0:
+            empty(held);
+            fill(held, &random);
+            break;
+        case 1:
+            through_a_pipe(held, page, ends);
+            break;
+        case 2:
+            in_parts(held, &all[next_random(&random) % HELD], &random);
+            break;
+        case 3:
+            again(held);
+            break;
+        case 4:
+            advise(held, next_random(&random));
+            break;
+        case 5:
+            write_page(held, page);
+            break;
+        default:
+            check_page(held, held->words + page * 512, page);
+        }
+    }
+    for (int i = 0; i < HELD; i++) {
+        for (size_t page = 0; page < all[i].bytes / 4096; page++)
+            check_page(&all[i], all[i].words + page * 512, page);
+        empty(&all[i]);
+    }
+    close(ends[0]);
+    close(ends[1]);
+    atomic_fetch_sub(&running, 1);
+    return NULL;
+}
+
+/* What a forked child sees and writes is its own. */
+static void fork_once(struct held *own) {
+    pid_t child = fork();
+    if (!child) {
+        for (size_t page = 0; page < own->bytes / 4096; page++) {
+            check_page(own, own->words + page * 512, page);
+            write_page(own, page);
+        }
+        guard_evict(own->words);
+        check_page(own, own->words, 0);
+        _exit(0);
+    }
+    int status;
+    CHECK(child > 0 && waitpid(child, &status, 0) == child && status == 0);
+    for (size_t page = 0; page < own->bytes / 4096; page++)
+        check_page(own, own->words + page * 512, page);
+}
+
+int main(int count, char **words) {
+    CHECK(count == 3 && (rounds = atoi(words[2])) > 0);
+    CHECK(!guard_begin(words[1], LIMIT, SMALLEST));
+    pthread_t threads[WORKERS];
+    running = WORKERS;
+    for (uintptr_t i = 0; i < WORKERS; i++)
+        CHECK(!pthread_create(&threads[i], NULL, work, (void *)(i + 1)));
+    struct held own;
+    uint32_t random = 99;
+    fill(&own, &random);
+    for (int turn = 0; atomic_load(&running); turn++) {
+        struct timespec moment = {0, 3000000};
+        nanosleep(&moment, NULL);
+        guard_tick();
+        guard_set_limit(turn % 2 ? LIMIT : LIMIT / 2);
+        if (turn % 16 == 3) {
+            guard_pause();
+            guard_resume();
+        }
+        if (turn % 64 == 7)
+            fork_once(&own);
+    }
+    for (int i = 0; i < WORKERS; i++)
+        CHECK(!pthread_join(threads[i], NULL));
+    empty(&own);
+    guard_trim();
+    struct guard_counters counters;
+    guard_read_counters(&counters);
+    CHECK(!counters.live_bytes && !counters.live_blocks && !counters.resident_bytes && !guard_held_bytes());
+    printf("%llu faults, %llu MiB written, %llu MiB at most\n", (unsigned long long)(counters.read_faults + counters.write_faults),
+           (unsigned long long)(counters.written_bytes >> 20), (unsigned long long)(counters.peak_resident_bytes >> 20));
+    return 0;
+}

@@ -10,7 +10,7 @@ import pytest
 from port_agent import guard, malloc
 from tests.attack.outcome import AttackOutcome, Survived
 
-SOURCES = [path for room in (guard, malloc) for path in Path(room.__file__).parent.glob("*.c")]
+SOURCES = [path for room in (guard, malloc) for path in Path(str(room.__file__)).parent.glob("*.c")]
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 WORKERS = 4
 

@@ -8,7 +8,7 @@
 
 #include "guard_internal.h"
 
-#define BLOCKS 4096
+#define BLOCKS 2048
 #define ALLOCATIONS 32
 #define PAGES_AT_ONCE 65536
 #define LOOK_SHARE 20          /* looking takes at most this part of the time */

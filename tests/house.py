@@ -1,4 +1,4 @@
-"""The product's sources, for the tests of how the house is built: each is parsed once in a process."""
+"""The product's sources, for the tests of how the house is built: they are parsed once in a process."""
 
 import ast
 import gc
@@ -26,5 +26,14 @@ def parse(path: Path) -> ast.Module:
             gc.enable()
 
 
-tree_of = cache(parse)
-"""Likewise, kept: for modules of the product."""
+@cache
+def _trees() -> dict[Path, ast.Module]:
+    gc.collect()
+    trees = {path: parse(path) for path in product_files()}
+    gc.freeze()  # they stay: whoever looks for garbage later would look at each of their million nodes
+    return trees
+
+
+def tree_of(path: Path) -> ast.Module:
+    """Return the tree of a module of the product, which is not to be changed."""
+    return _trees()[path]

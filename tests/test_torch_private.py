@@ -8,16 +8,15 @@ What no source text tells: a private attribute of an object of torch's that the 
 """
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-ROOT = Path(__file__).resolve().parents[1]
-PRODUCT = (ROOT / "agent/port_agent", ROOT / "planner/port_planner")
+from tests.house import ROOT, product_files, tree_of
+
 ROOM = ROOT / "planner/port_planner/torch_compat"
 
 _EXEMPT = frozenset({"_schema", "_asdict", "_fields", "_make", "_replace"})
@@ -57,15 +56,15 @@ def _chain(node: ast.expr) -> list[str]:
     return [node.id, *reversed(parts)] if isinstance(node, ast.Name) else ["?", *reversed(parts)]
 
 
-def _own_names(tree: ast.Module) -> set[str]:
+def _own_names(nodes: Sequence[ast.AST]) -> set[str]:
     """Return what a module defines: functions, classes, fields, slots and attributes of `self`."""
-    own = {n.name for n in ast.walk(tree) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
-    for node in ast.walk(tree):
+    own = {n.name for n in nodes if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)}
+    for node in nodes:
         if isinstance(node, ast.Attribute | ast.Name) and isinstance(node.ctx, ast.Store):
             if _chain(node)[0] in ("self", "cls") or isinstance(node, ast.Name):
                 own.add(_chain(node)[-1])
             if isinstance(node, ast.Name) and node.id == "__slots__":
-                own |= {c.value for c in ast.walk(tree) if isinstance(c, ast.Constant) and isinstance(c.value, str)}
+                own |= {c.value for c in nodes if isinstance(c, ast.Constant) and isinstance(c.value, str)}
     return own
 
 
@@ -75,16 +74,16 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[tuple[str, str]]:
     return [(module + a.name, a.asname or (a.name if module else a.name.partition(".")[0])) for a in node.names]
 
 
-def private_uses(source: str) -> Iterator[tuple[int, str]]:
+def private_uses(tree: ast.Module) -> Iterator[tuple[int, str]]:
     """Yield the private parts of torch that a module touches, with their lines."""
-    tree = ast.parse(source)
-    own, of_torch = _own_names(tree), {"torch"}
-    for node in ast.walk(tree):
+    nodes = [*ast.walk(tree)]
+    own, of_torch = _own_names(nodes), {"torch"}
+    for node in nodes:
         if isinstance(node, ast.Import | ast.ImportFrom):
             found = [(full, name) for full, name in _imported(node) if full.split(".")[0] == "torch"]
             of_torch |= {name for _, name in found}
             yield from ((node.lineno, full) for full, _ in found if any(map(_is_private, full.split("."))))
-    for node in ast.walk(tree):
+    for node in nodes:
         if isinstance(node, ast.Attribute) and _is_private(node.attr):
             chain = _chain(node)
             is_operator = any(part.removeprefix("_") in _OPERATORS for part in chain)
@@ -100,10 +99,9 @@ def private_uses(source: str) -> Iterator[tuple[int, str]]:
 def test_no_other_module_touches_a_private_part_of_torch() -> None:
     found = [
         f"{path.relative_to(ROOT)}:{line}: {name}"
-        for folder in PRODUCT
-        for path in sorted(folder.rglob("*.py"))
+        for path in product_files()
         if ROOM not in path.parents
-        for line, name in sorted(set(private_uses(path.read_text(encoding="utf-8"))))
+        for line, name in sorted(set(private_uses(tree_of(path))))
     ]
     assert not found, "private parts of torch belong to port_planner.torch_compat:\n" + "\n".join(found)
 
@@ -124,7 +122,7 @@ def test_no_other_module_touches_a_private_part_of_torch() -> None:
     ],
 )
 def test_a_private_part_is_found(source: str) -> None:
-    assert list(private_uses(source))
+    assert list(private_uses(ast.parse(source)))
 
 
 @pytest.mark.parametrize(
@@ -137,4 +135,4 @@ def test_a_private_part_is_found(source: str) -> None:
     ],
 )
 def test_what_is_no_private_part_is_not_found(source: str) -> None:
-    assert not list(private_uses(source))
+    assert not list(private_uses(ast.parse(source)))

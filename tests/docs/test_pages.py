@@ -1,5 +1,6 @@
 """Links lead somewhere, README is short, and what left it is found where it went."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,12 @@ def test_links_lead_somewhere(page: Path) -> None:
         if not file.exists() or (heading and heading not in headings(file))
     ]
     assert not broken, f"{page.relative_to(ROOT)} links to {broken}"
+
+
+def test_a_version_of_the_changelog_is_read_in_minutes() -> None:
+    """A line for each thing that a user notices; the figures behind it are in docs/changes."""
+    text = (ROOT / "CHANGELOG.md").read_text()
+    parts = re.split(r"^## ", text, flags=re.M)[1:]
+    assert len(parts) > 1 and all(len(part.splitlines()) < 140 for part in parts)
+    kinds = set(re.findall(r"^### (.+)$", text, re.M))
+    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}

@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.follow_zoo import features
-from benchmarks.follow_zoo.children import run_in_children
+from benchmarks.follow_zoo import children, features
 from benchmarks.follow_zoo.compare import Outcome, Program, Verdict, digest, digest_of, first_difference, said, seed
 from port_agent import budget
 from port_agent.intercept.budget import Report
@@ -73,10 +72,11 @@ def _digest_within(program: Program, size: int) -> tuple[dict[str, str], Report]
 def main(words: list[str]) -> int:
     """Judge each so manieth feature, from one on, but for those of worker processes, in children; print outcomes as JSON, a line each."""
     every, first = map(int, words)
-    followed_card()  # before autograd asks how many devices there are
+    followed_card()  # before autograd asks how many devices there are; a child must be the first to ask, as it has threads for them
+    vars(children)["warm_up"] = bool
     known = sorted(n for n in features.registered() if n not in features.KNOWN_WRONG and not n.startswith("workers/"))
     cases = [CardCase(name, features.registered()[name]) for name in known[first::every]]
-    for outcome in run_in_children(cases, jobs=1, timeout_s=TIMEOUT_S):
+    for outcome in children.run_in_children(cases, jobs=1, timeout_s=TIMEOUT_S):
         sys.stdout.write(json.dumps(outcome.as_json()) + "\n")
         sys.stdout.flush()
     return 0

@@ -638,9 +638,12 @@ static struct block *take_pages(size_t bytes, bool *untouched) {
     return first;
 }
 
-static bool is_near(void) {
+static void unlock_and_call_if_near(void) {
     size_t held = counters_.resident_bytes - frames_offered() + untouched_bytes_;
-    return held > counters_.limit_bytes - counters_.limit_bytes / NEAR_SHARE;
+    bool near = call_when_near_ && held >= counters_.limit_bytes - counters_.limit_bytes / NEAR_SHARE;
+    unlock();
+    if (near && !call_when_near_(what_when_near_, NULL))
+        call_when_near_ = NULL;
 }
 
 void guard_call_when_near(int (*call)(int (*)(void *), void *), int (*what)(void *)) {
@@ -680,10 +683,7 @@ void *guard_allocate(size_t bytes) {
             list_append(&resident_, block);
         become(block, away ? AWAY : untouched ? UNTOUCHED : DIRTY);
     }
-    bool near = call_when_near_ && is_near();
-    unlock();
-    if (near && !call_when_near_(what_when_near_, NULL))
-        call_when_near_ = NULL;
+    unlock_and_call_if_near();
     return (void *)first->address;
 }
 
@@ -1204,7 +1204,7 @@ void guard_tick(void) {
         find_room(0, NULL);
     else
         follow_process(0);
-    unlock();
+    unlock_and_call_if_near(); /* what a program writes may be a file's pages, and none of its own */
 }
 
 void guard_measure_shared(void) {

@@ -427,6 +427,26 @@ print(sum(b.sum().item() for b in blocks), late.sum().item())
     assert float(re.search(r"peak ([\d.]+) MiB", done.ours[0])[1]) <= ram_mib + 16, done.ours  # type: ignore[index]
 
 
+def test_weights_in_a_file_that_are_written_in_place_leave(tmp_path: Path) -> None:
+    """Of a program that allocates no large tensor: what it writes are a file's pages, 192 MiB of its own then."""
+    program = """
+import torch
+storage = torch.UntypedStorage.from_file("weights", False, 192 << 20)
+weights = [storage[k << 20 : k + 8 << 20] for k in range(0, 192, 8)]
+weights = [torch.tensor([], dtype=torch.int32).set_(weight) for weight in weights]
+for step in range(2):
+    for weight in weights: weight.add_(step + 1)
+print([weight[::99991].tolist() for weight in weights])
+"""
+    written(tmp_path, program)
+    (tmp_path / "weights").write_bytes(bytes(range(256)) * (192 << 12))
+    free = followed("train.py", folder=tmp_path, bound=("--ram", "4G"))
+    peak_mib = float(re.search(r"peak ([\d.]+) MiB", free.ours[0])[1])  # type: ignore[index]
+    done = followed("train.py", folder=tmp_path, bound=("--ram", f"{int(peak_mib) - 128}M"))
+    assert (done.code, done.output) == (0, free.output), done.said
+    assert float(re.search(r"peak ([\d.]+) MiB", done.ours[-1])[1]) <= peak_mib - 96, done.ours  # type: ignore[index]
+
+
 def test_a_budget_that_the_process_itself_passes_is_said(tmp_path: Path) -> None:
     written(tmp_path, "import torch\nprint(sum(torch.ones(1 << 20).sum().item() for _ in range(4)))")
     done = followed("train.py", folder=tmp_path, bound=("--ram", "100M", "--guard-only"))

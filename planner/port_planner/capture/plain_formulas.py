@@ -15,10 +15,9 @@ from torch import Tensor
 from torch.autograd.graph import Node
 
 from port_planner.torch_compat.autograd import (
-    ASK_WHAT_IS_SAVED,
     ENGINE,
     NODES_THAT_ASK_FOR_MODES,
-    is_batch,
+    differs_under_modes,
     is_wrapped,
     nodes_behind,
     saved_arguments,
@@ -73,12 +72,10 @@ class _PlainNode:
     def _begin(self, gradients: Gradients) -> None:
         name, kept = self._node.name(), list(saved_as_they_were(self._node))
         saved = [one.data for one in kept if isinstance(one.data, Tensor)]
-        operands = [*saved, *(g for g in gradients if g is not None)]
-        asked = saved if name in ASK_WHAT_IS_SAVED else operands
-        if not any(map(is_batch, operands)) and any(map(is_wrapped, asked)):
-            return  # plain PyTorch takes those other formulas for what `torch.func` wraps, too
+        if not differs_under_modes(self._node, saved, gradients):
+            return
         hooked = any(one.unpack_hook is not None for one in kept)  # they may give what they packed but once
-        if name not in _FORMULAS or hooked or any(map(is_wrapped, operands)):
+        if name not in _FORMULAS or hooked or any(is_wrapped(t) for t in (*saved, *gradients) if t is not None):
             self._others.add(name)
             return
         self._saved = saved_arguments(self._node)

@@ -1,6 +1,6 @@
 """Autograd's graph: names of its nodes, what they saved, tangents, and the wrappers of `torch.func`."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -29,6 +29,16 @@ is_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 """Of `torch.func`: a batch of gradients (is_grads_batched), any wrapper, and what is left of one whose level has ended."""
+
+
+def differs_under_modes(node: Node, saved: Sequence[Tensor], gradients: Iterable[Tensor | None]) -> bool:
+    """Return whether a node of `NODES_THAT_ASK_FOR_MODES` takes another formula under a mode than without one.
+
+    For what `torch.func` wraps it takes that one anyway; of a batch of gradients (is_grads_batched) it never knows.
+    """
+    operands = [*saved, *(g for g in gradients if g is not None)]
+    asked = saved if node.name() in ASK_WHAT_IS_SAVED else operands
+    return any(map(is_batch, operands)) or not any(map(is_wrapped, asked))
 
 
 def nodes_behind(roots: Iterable[Tensor | GradientEdge]) -> Iterator[Node]:

@@ -7,6 +7,7 @@ from port_planner.torch_compat.autograd import (
     ASK_WHAT_IS_SAVED,
     ENGINE,
     NODES_THAT_ASK_FOR_MODES,
+    differs_under_modes,
     forward_differentiating,
     is_batch,
     is_wrapped,
@@ -48,6 +49,29 @@ def test_wrappers_are_known() -> None:
     seen: list[bool] = []
     torch.func.vmap(lambda t: seen.append(is_wrapped(t)) or t)(torch.ones(2, 2))
     assert seen == [True] and not is_wrapped(torch.ones(2)) and not is_batch(torch.ones(2))
+
+
+def test_what_torch_func_wraps_takes_the_formula_of_a_mode_anyway() -> None:
+    product, filled = (
+        torch.ones(2, requires_grad=True).prod().grad_fn,
+        torch.ones(2).masked_fill(torch.ones(2) > 0, torch.ones((), requires_grad=True)).grad_fn,
+    )
+    assert product is not None and filled is not None
+    plain, seen = torch.ones(2), list[tuple[bool, bool, bool]]()
+
+    def asked(wrapped: torch.Tensor) -> torch.Tensor:
+        seen.append(
+            (
+                differs_under_modes(product, [plain], [wrapped, None]),
+                differs_under_modes(product, [wrapped], [plain]),
+                differs_under_modes(filled, [plain], [wrapped]),
+            )
+        )
+        return wrapped
+
+    torch.func.vmap(asked)(torch.ones(3, 2))
+    assert seen == [(True, False, False)], "products ask of their operand alone"
+    assert differs_under_modes(product, [plain], [plain]) and differs_under_modes(filled, [plain], [plain])
 
 
 def test_backward_calls_the_engine_by_its_name() -> None:

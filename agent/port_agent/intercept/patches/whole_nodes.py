@@ -19,8 +19,8 @@ from port_agent.intercept.dispatch.tangents import tangent_of
 from port_agent.intercept.residency.operands import tensors_in
 from port_agent.intercept.residency.refusals import unsupported
 from port_planner.torch_compat.autograd import (
-    ASK_WHAT_IS_SAVED,
     NODES_THAT_ASK_FOR_MODES,
+    differs_under_modes,
     forward_differentiating,
     is_batch,
     is_wrapped,
@@ -66,12 +66,10 @@ class _WholeNode:
 
     def _begin(self, gradients: tuple[Tensor | None, ...]) -> None:
         saved = [unwrap_if_dead(t) for t in _saved_tensors(self._node)]
+        if not differs_under_modes(self._node, saved, gradients):
+            return
         operands = [*saved, *(g for g in gradients if g is not None)]
-        batched = any(map(is_batch, operands))
-        asked = saved if self._node.name() in ASK_WHAT_IS_SAVED else operands
-        if not batched and any(map(is_wrapped, asked)):
-            return  # plain PyTorch uses those other formulas for what `torch.func` wraps, too
-        if batched or any(map(is_wrapped, operands)):
+        if any(is_batch(t) or is_wrapped(t) for t in operands):
             raise unsupported(
                 f"the gradients of {self._node.name()} for a batch of gradients have different last digits while "
                 "operators are intercepted",

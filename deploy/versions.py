@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Install, switch and roll back versions of PORT agent under one directory (default /opt/port-agent).
 
-    versions/0.1.0/    a virtual environment with the application only (2 MB)
+    versions/0.2.0/    a virtual environment with the application only (2 MB)
     runtimes/<id>/     torch and the other dependencies (1 GB), shared by all versions with the same lock
     current, previous  symbolic links into versions/
     unconfirmed        names the version that was switched to and has not yet been seen working

@@ -1,9 +1,10 @@
 """What the documents for people name is there."""
 
+import importlib
 import re
 import subprocess
 import sys
-from importlib.metadata import version
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -54,5 +55,12 @@ def test_what_readme_and_makefile_run_can_be_imported() -> None:
     assert done.returncode == 0, done.stderr
 
 
-def test_the_distribution_has_the_version_of_the_source() -> None:
-    assert version("port-agent") == VERSION
+def test_the_distribution_takes_its_version_from_the_source() -> None:
+    dynamic = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["dynamic"]["version"]["attr"]
+    module, _, name = dynamic.rpartition(".")
+    assert getattr(importlib.import_module(module), name) == VERSION
+
+
+def test_the_newest_version_of_the_changelog_is_that_of_the_source() -> None:
+    released = re.findall(r"^## \[(\d[\d.]*)\]", (ROOT / "CHANGELOG.md").read_text(), re.M)
+    assert released[0] == VERSION

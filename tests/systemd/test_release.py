@@ -15,6 +15,7 @@ import torch
 
 from deploy.changelog import ChangelogError, cut, section
 from deploy.release import bill_of_materials, checksums
+from port_agent.system import VERSION
 from tests.systemd.packages import CHECKOUT
 
 TEXT = "# Changelog\n\n## [Unreleased]\n\n### Added\n- new\n\n## [0.1.0] - 2026-01-02\n\n### Fixed\n- old\n"
@@ -60,7 +61,7 @@ def test_checksums_are_those_of_the_files(tmp_path: Path) -> None:
 def test_the_wheel_installs_where_nothing_of_ours_is_and_trains(tmp_path: Path) -> None:
     out = tmp_path / "dist"
     subprocess.run([sys.executable, str(CHECKOUT / "deploy/release.py"), str(out)], check=True)
-    (wheel,) = out.glob("*.whl")
+    (wheel,) = out.glob(f"port_agent-{VERSION}-*.whl")
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     listed = subprocess.run(
         ["git", "ls-files", "agent", "planner"], cwd=CHECKOUT, capture_output=True, text=True, check=True

@@ -408,7 +408,8 @@ class Residency:
         The pages of a mapped storage whose pointer was handed out are checked; one that was written stays resident for
         good.
         """
-        if storage.clean and storage.resident and self.backing.written_past(storage, _alive(storage)):
+        memory = storage.ref()  # None if it died while it was written
+        if memory is not None and storage.clean and storage.resident and self.backing.written_past(storage, memory):
             self.change([storage])
         guarded = self.backing.guarded
         if not (storage.watched or guarded) or not storage.in_file or not mapping_written(_alive(storage)):

@@ -9,7 +9,7 @@ import torch
 from port_agent.intercept.decisions.rematerialization import remat_of
 from port_agent.intercept.residency.backing import ResizedStorages
 from port_agent.intercept.residency.residency import Residency
-from port_agent.intercept.residency.storages import NEVER, Storage, StorageTable, allocated_bytes
+from port_agent.intercept.residency.storages import NEVER, Moving, Storage, StorageTable, allocated_bytes
 from port_agent.intercept.residency.trace import AHEAD
 from port_agent.paging.page_space import PageSpace
 from port_agent.paging.pager import Pager, Slot
@@ -147,3 +147,17 @@ def test_what_is_needed_soon_stays(residency: Residency) -> None:
     _narrow, _wide, _, record = widened(residency, next_use=AHEAD)
     residency.keep_smaller(record)
     assert record.resident
+
+
+def test_one_that_dies_while_it_is_written_is_gone(residency: Residency, monkeypatch: pytest.MonkeyPatch) -> None:
+    tensors, records = rows(residency, 3)
+    wait = residency.backing.wait
+
+    def waiting(moving: Moving) -> None:
+        wait(moving)
+        tensors[0] = tensors[1]  # the program's last reference to what was written
+
+    monkeypatch.setattr(residency.backing, "wait", waiting)
+    assert residency.make_free(0)
+    assert records[0].ref() is None and residency.table.resident_bytes == 2 * ROW
+    assert residency.reclaim_dead() == records[:1] and residency.table.resident_bytes == 2 * ROW

@@ -1,4 +1,4 @@
-"""Batches of any structure as columns with a row per sample, which is how a bundle keeps its data, and back."""
+"""Convert batches of any structure to columns with one row per sample, as bundles store data, and back."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,9 +16,9 @@ MAX_BUCKETS = 16
 """Kinds of batches in one job: each is recorded, measured and planned on its own."""
 
 _Shapes = tuple[tuple[int, ...], ...]
-"""Of the rows of each leaf that has one for each sample."""
+"""Per-sample shapes of the leaves that have a row for each sample."""
 _Numbers = tuple[torch.dtype, int]
-"""Of a leaf: their type, and how many dimensions."""
+"""A leaf's data type and number of dimensions."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,9 @@ class JoinedBatches:
 
 
 class _BatchJoiner:
-    """Takes batches whose rows have the same shapes, and whose other leaves are the same; of the first it keeps those."""
+    """Joins batches whose rows have the same shapes and whose other leaves are equal; those are kept from the first
+    batch.
+    """
 
     def __init__(self, number: int, leaves: list[Any], places: Sequence[int], folder: Path | None) -> None:
         self.number, self._places = number, places
@@ -50,12 +52,14 @@ class _BatchJoiner:
         self._ended = False
 
     def differing(self, leaves: Sequence[Any]) -> int | None:
-        """Return which leaf of a batch with rows of the same shapes makes it one of another kind; None: it is of this one."""
+        """Return the first leaf that makes a batch with rows of the same shapes a different kind; None if it is of this
+        kind.
+        """
         pairs = enumerate(zip(leaves, self.leaves, strict=True))
         return next((i for i, (leaf, there) in pairs if i not in self._places and not _same(leaf, there)), None)
 
     def add(self, number: int, leaves: Sequence[Any]) -> None:
-        """Append a batch; raise JobError where it has another number of rows than the first, and is not the last."""
+        """Append a batch; raise JobError if its number of rows differs from the first's and another batch follows."""
         rows = [leaves[i] for i in self._places]
         if self._ended or len(rows[0]) > self._batch_size:
             raise JobError(
@@ -91,8 +95,8 @@ def as_columns(batches: Iterable[Any], folder: Path | None = None) -> tuple[Join
             places, structure = _places(leaves), own_structure
         elif own_structure != structure:
             raise JobError(
-                f"batch {number} has another structure than the first ({own_structure} instead of {structure}); "
-                "a bundle's steps take one. Train with `port-agent exec`, which follows what changes"
+                f"batch {number} has a different structure from the first ({own_structure} instead of {structure}); "
+                "a bundle's steps take a single structure. Train with `port-agent exec`, which supports changing structures"
             )
         for i in places:
             leaves[i] = _as_rows(number, i, leaves[i])
@@ -113,30 +117,30 @@ def as_columns(batches: Iterable[Any], folder: Path | None = None) -> tuple[Join
 
 
 def _too_many(number: int, leaves: Sequence[Any], alike: Sequence[_BatchJoiner]) -> JobError:
-    """Return the error for one kind of batches too many; `alike`: those whose rows have the shapes of this one, the last of which it is."""
+    """Return the error for too many kinds of batches; `alike`: earlier kinds whose rows have the same shapes."""
     before = alike[-2] if len(alike) > 1 else None
     i = None if before is None else before.differing(leaves)
     if before is None or i is None:
         return JobError(
-            f"the batches have more than {MAX_BUCKETS} shapes, and each takes a step of its own: pad them to as many (in the "
-            "collate_fn, to multiples of a length), or train with `port-agent exec`, which follows what changes"
+            f"the batches have more than {MAX_BUCKETS} shapes, and each needs its own step: pad them to that many (in the "
+            "collate_fn, to multiples of a length), or train with `port-agent exec`, which supports changing shapes"
         )
     return JobError(
-        f"leaf {i} of batch {number} is {_shown(leaves[i])}, and {_shown(before.leaves[i])} in batch {before.number}: it has no row for "
-        f"each sample, so each of its values takes a step of its own, and there are more than {MAX_BUCKETS}. Train with `port-agent exec`, "
-        "which follows what changes"
+        f"leaf {i} of batch {number} is {_shown(leaves[i])}, and {_shown(before.leaves[i])} in batch "
+        f"{before.number}: it has no row for each sample, so each of its values needs its own step, and there are "
+        f"more than {MAX_BUCKETS}. Train with `port-agent exec`, which supports changing values"
     )
 
 
 def _iterated(batches: Iterable[Any]) -> Iterator[tuple[list[Any], pytree.TreeSpec]]:
-    """Yield the leaves of each batch and its structure; mappings of other kinds become dictionaries."""
+    """Yield the leaves of each batch and its structure; all kinds of mappings become dictionaries."""
     with own_code("iterating over the batches"):
         for batch in batches:
             yield pytree.tree_flatten(dict(batch) if isinstance(batch, Mapping) else batch)
 
 
 def _places(leaves: Sequence[Any]) -> list[int]:
-    """Return which leaves have a row for each sample: as many as the first tensor of the batch."""
+    """Return the indices of the leaves with one row per sample: as many as the first tensor of the batch has."""
     size = next((len(leaf) for leaf in leaves if _has_rows(leaf)), 0)
     if not size:
         raise JobError(
@@ -154,7 +158,7 @@ def _has_rows(leaf: Any) -> bool:
 
 
 def _as_rows(number: int, place: int, leaf: Any) -> Any:
-    """Return an array as a tensor, anything else as it is."""
+    """Return an array as a tensor, and anything else unchanged."""
     try:
         return torch.as_tensor(leaf) if isinstance(leaf, np.ndarray) else leaf
     except TypeError as error:
@@ -168,16 +172,16 @@ def _numbers(leaf: torch.Tensor) -> _Numbers:
 
 
 def _check_rows(number: int, leaves: Sequence[Any], places: Sequence[int], numbers: Sequence[_Numbers]) -> None:
-    """Raise JobError unless a batch has rows where the first has some, of the same kind of numbers, in all leaves as many."""
+    """Raise JobError unless each leaf has the same kind of rows as in the first batch, and all leaves equally many."""
     rows = {len(leaves[i]) if _has_rows(leaves[i]) else None for i in places}
     for i, wanted in zip(places, numbers, strict=True):
         leaf = leaves[i]
         if not _has_rows(leaf) or _numbers(leaf) != wanted or len(rows) > 1:
             dtype, dimensions = wanted
             raise JobError(
-                f"leaf {i} of batch {number} is {_shown(leaf)}, and {str(dtype).removeprefix('torch.')} with {dimensions} dimensions in "
-                "the first batch: every sample has a row of that kind in each of these leaves. Train with `port-agent exec`, which "
-                "follows what changes"
+                f"leaf {i} of batch {number} is {_shown(leaf)}, and {str(dtype).removeprefix('torch.')} with "
+                f"{dimensions} dimensions in the first batch: every sample needs a row of that kind in each of these "
+                "leaves. Train with `port-agent exec`, which supports changing kinds"
             )
 
 

@@ -17,13 +17,13 @@ from port_planner.job import JobError
 _CHUNK_BYTES = 4 << 20
 
 _THERE = (list, tuple, range, str, bytes, bytearray, memoryview, array)
-"""Sequences whose items are all there: torch reads them at once."""
+"""Sequences whose items are all in memory: torch reads them at once."""
 
 
 class ColumnFile:
-    """Rows of one data type and shape, appended in order to a file without a name, and read from there into tensors of their own.
+    """Rows of one data type and shape, appended to an unnamed file in order, and read back into new tensors.
 
-    `folder`: on the disk that takes them; None: where the system keeps temporary files.
+    `folder`: on the disk that stores them; None: the system's folder for temporary files.
     """
 
     def __init__(self, dtype: torch.dtype, row_shape: tuple[int, ...], folder: Path | None = None) -> None:
@@ -54,7 +54,7 @@ class ColumnFile:
         return self._rows
 
     def append(self, rows: torch.Tensor) -> None:
-        """Add `rows`, [n, *row shape]; raise JobError where the disk takes no more."""
+        """Add `rows`, [n, *row shape]; raise JobError if the disk is full."""
         try:
             for piece in chunks_of_tensor(rows):
                 while piece:
@@ -84,7 +84,7 @@ class ColumnFile:
         while into:
             count = os.preadv(self._file.fileno(), [into], self._offset + offset)
             if not count:
-                raise JobError("the file of a column of the data has become shorter since it was opened; plan again")
+                raise JobError("the file of a column of the data was truncated after it was opened; plan again")
             offset, into = offset + count, into[count:]
 
     def _not_kept(self, error: OSError) -> JobError:
@@ -110,8 +110,8 @@ def as_column(values: Any, folder: Path | None = None) -> Column:
         return _of_rows(values, folder)
     if (
         isinstance(values, np.memmap)
-        and isinstance(values.base, mmap.mmap)  # all of the map: of a part of it, where it begins is not told
-        and values.mode in ("r", "r+")  # "c": what was written is not in the file
+        and isinstance(values.base, mmap.mmap)  # # of the whole mapping: a partial one does not tell where it begins
+        and values.mode in ("r", "r+")  # # "c": changes stay out of the file
         and values.flags.c_contiguous
         and values.filename
         and values.ndim
@@ -122,7 +122,9 @@ def as_column(values: Any, folder: Path | None = None) -> Column:
 
 
 def is_read_by_rows(values: Any) -> bool:
-    """Return whether values are neither there as numbers nor a column of ours: a sequence that reads each row when it is asked for it."""
+    """Return whether values are a sequence that reads each row on request, rather than numbers in memory or a column
+    file.
+    """
     return isinstance(values, Sequence) and not isinstance(values, _THERE)
 
 

@@ -49,7 +49,7 @@ class Pace:
 def pace(now: datetime, deadline: datetime, window: Window | None, *, epochs: int, steps_per_epoch: int) -> Pace:
     """Return the seconds that each step may take; raises DeadlineError if no time is left at all."""
     if epochs < 1 or steps_per_epoch < 1:
-        raise DeadlineError(f"{epochs} epochs of {steps_per_epoch} steps are nothing to plan; both must be at least 1")
+        raise DeadlineError(f"{epochs} epochs of {steps_per_epoch} steps cannot be planned; both must be at least 1")
     if (now.tzinfo is None) != (deadline.tzinfo is None):
         now = now.astimezone() if deadline.tzinfo is not None else now.replace(tzinfo=None)
     hours = window if window is not None else Window(time(0), time(0))
@@ -63,9 +63,9 @@ def pace(now: datetime, deadline: datetime, window: Window | None, *, epochs: in
 
 
 def shortfall(wanted: Pace, step_seconds: float, sufficient_budget: str | None) -> str | None:
-    """Return what is wrong if a step takes `step_seconds`; None if it is in time.
+    """Return the problem if a step takes `step_seconds`, or None if the deadline holds.
 
-    It says by how much, and what would do.
+    The text says by how much it is missed and what would suffice.
     """
     if step_seconds <= wanted.seconds_per_step:
         return None
@@ -73,12 +73,12 @@ def shortfall(wanted: Pace, step_seconds: float, sufficient_budget: str | None) 
     late = needed - wanted.available_s
     fits = math.floor(wanted.available_s / step_seconds)
     remedy = (
-        f"a budget of {sufficient_budget} would do"
+        f"a budget of {sufficient_budget} would suffice"
         if sufficient_budget is not None
         else "no RAM budget makes it fast enough"
     )
     return (
-        f"{wanted.steps} steps of {step_seconds:.3g} s take {format_seconds(needed)} of charging time, there are "
+        f"{wanted.steps} steps of {step_seconds:.3g} s take {format_seconds(needed)} of charging time, available are "
         f"{format_seconds(wanted.available_s)}: {format_seconds(late)} too much ({fits} steps fit); {remedy}, or move "
         "the deadline, train fewer epochs or widen the charging hours"
     )

@@ -1,1 +1,3 @@
-"""What says nothing of graphs, plans or devices: errors, units, times, bounds, the user's cache, this process's memory, input and output past the page cache."""
+"""Basics without graphs, plans or devices: errors, units, times, bounds, the user's cache, process memory, and I/O that
+bypasses the page cache.
+"""

@@ -1,4 +1,4 @@
-"""Bounds of what is read from files and from other devices, as annotations that msgspec checks."""
+"""Bounds on data from files and other devices, as annotations that msgspec checks."""
 
 from typing import Annotated
 

@@ -1,7 +1,6 @@
-"""Sealed files, and the folders of them in the user's cache: written in one piece, so many in each and no more.
+"""Sealed files in folders of the user's cache: written atomically, with a maximum number per folder.
 
-What is kept there saves time alone: a file that is damaged, of another form or from elsewhere is none, and a folder that cannot be
-written keeps none.
+The cache only saves time: a damaged or foreign file counts as missing, and a folder that cannot be written stays empty.
 """
 
 import contextlib
@@ -13,7 +12,7 @@ import msgspec
 import xxhash
 
 _SEAL_BYTES = 8
-"""Of the checksum in front."""
+"""Bytes of the checksum at the start."""
 
 _Content = TypeVar("_Content")
 
@@ -25,7 +24,7 @@ def sealed(content: object) -> bytes:
 
 
 def read_sealed(path: Path, kind: type[_Content]) -> _Content | None:
-    """Return the content of a file that holds what `sealed` gave; None where there is none that can be read."""
+    """Return the content of a file written with `sealed`, or None if it cannot be read."""
     with contextlib.suppress(OSError, msgspec.DecodeError):
         seal, packed = (content := path.read_bytes())[:_SEAL_BYTES], content[_SEAL_BYTES:]
         if xxhash.xxh3_64_digest(packed) == seal:
@@ -34,7 +33,7 @@ def read_sealed(path: Path, kind: type[_Content]) -> _Content | None:
 
 
 def cache_folder(what: str) -> Path | None:
-    """Return where the user's cache has files of this kind; None where the user has no home."""
+    """Return the user's cache folder for this kind of file, or None if the user has no home."""
     cache = os.environ.get("XDG_CACHE_HOME")
     if cache and Path(cache).is_absolute():
         return Path(cache) / "port-agent" / what
@@ -43,12 +42,12 @@ def cache_folder(what: str) -> Path | None:
 
 
 def read_cached(folder: Path | None, name: str, kind: type[_Content]) -> _Content | None:
-    """Return what a folder keeps under a name; None where there is none that can be read."""
+    """Return the content stored under a name in a folder, or None if it cannot be read."""
     return None if folder is None else read_sealed(folder / name, kind)
 
 
 def write_cached(folder: Path | None, name: str, content: object, *, max_files: int) -> None:
-    """Keep a content under a name, in place of what was there; of more than `max_files` those not written for longest go."""
+    """Store content under a name, replacing the old one; beyond `max_files`, the files written longest ago are deleted."""
     if folder is None:
         return
     with contextlib.suppress(OSError):

@@ -18,12 +18,15 @@ from pathlib import Path
 _MADV_DONTNEED = 4
 
 _libc = ctypes.PyDLL(None)
-"""Its calls keep the interpreter's lock, so that no other thread of Python unmaps anything between two of them."""
+"""Its calls keep the interpreter's lock, so no other Python thread unmaps anything between two of them."""
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.readlink.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
 _libc.readlink.restype = ctypes.c_ssize_t
 _A_BYTE = ctypes.create_string_buffer(1)
-"""Of the path of a mapped file: whether there is one is all that is asked. Written, so on a page of this process's own."""
+"""Buffer for the path of a mapped file; only whether there is one matters.
+
+It was written, so it lies on a page of this process's own.
+"""
 
 _NO_FILES = ("/dev/", "/memfd:", "/SYSV", "/anon_hugepage")
 """Beginnings of what Linux lists like the path of a file."""
@@ -34,7 +37,10 @@ _CODE, _CONSTANTS = "r-xp", "r--p"
 """Permissions of private mappings that nobody writes."""
 
 _OWN_PAGES = frozenset(("Anonymous:", "Swap:"))
-"""Figures of pages that are no longer the file's: relocated code, a debugger's breakpoints. They would be lost."""
+"""Smaps fields that count pages no longer identical to the file: relocated code, a debugger's breakpoints.
+
+Unmapping would lose them.
+"""
 
 
 def release_code_pages() -> None:
@@ -48,7 +54,8 @@ def release_code_pages() -> None:
 
 
 def release_data_pages() -> None:
-    """Unmap the resident pages of all other files that this process has mapped privately, of weights, where it wrote none of them.
+    """Unmap the resident pages of all other privately mapped files, such as weights, if this process never wrote to
+    them.
 
     Linux only; nothing happens elsewhere.
     """
@@ -112,10 +119,10 @@ def _release(mappings: Callable[[str], list[tuple[int, int]]]) -> None:
 
 
 def _give_back(start: int, stop: int) -> None:
-    """Unmap the resident pages of a file's mapping, where the kernel has it still (proc_pid_map_files(5)).
+    """Unmap the resident pages of a file's mapping if the kernel still has it (proc_pid_map_files(5)).
 
-    A collection of garbage or another thread may have unmapped the file since the kernel's list was read, and allocated at the same address:
-    such memory would be lost.
+    Garbage collection or another thread may have unmapped the file since the kernel's list was read, and allocated at
+    the same address: such memory would be lost.
     """
     if _libc.readlink(b"/proc/self/map_files/%x-%x" % (start, stop), _A_BYTE, 1) == 1:
         _libc.madvise(start, stop - start, _MADV_DONTNEED)
@@ -131,10 +138,10 @@ def _own_page() -> ctypes.Array[ctypes.c_char]:
 
 
 def tells_own_pages(smaps: str, written: int) -> bool:
-    """Return whether the text of a smaps says that a file's private mapping, at an address that this process wrote, has a page of its own.
+    """Return whether an smaps text reports private pages for a file's mapping at an address this process wrote.
 
-    An emulator of user programs (qemu-user, in Docker's containers for another architecture) writes one in which no file's has, whatever it
-    says of stack and heap: relocated code would be taken for the file's, and be lost.
+    An emulator of user programs (qemu-user, in Docker's containers for another architecture) never reports any for
+    files, although it does for stack and heap: relocated code would be mistaken for the file's, and lost.
     """
     holds_address = False
     for line in smaps.splitlines():
@@ -150,7 +157,7 @@ def tells_own_pages(smaps: str, written: int) -> bool:
 def code_mappings(smaps: str) -> list[tuple[int, int]]:
     """Return the address ranges of clean private mappings of executable files: code, and what is only read beside it.
 
-    They are read from the text of a /proc/PID/smaps. A file of which nothing is executable, one of weights, is none of them.
+    Parses the text of /proc/PID/smaps. Files without executable mappings, such as weights, are not included.
     """
     found = _private_mappings(smaps)
     executable = _executable(found)
@@ -162,7 +169,7 @@ def code_mappings(smaps: str) -> list[tuple[int, int]]:
 
 
 def data_mappings(smaps: str) -> list[tuple[int, int]]:
-    """Return the address ranges of clean private mappings of files of which nothing is executable, from the text of a smaps."""
+    """Return the address ranges of clean private mappings of files without executable mappings, from an smaps text."""
     found = _private_mappings(smaps)
     executable = _executable(found)
     return [(m.start, m.stop) for m in found if m.path not in executable and m.own_kb == 0]

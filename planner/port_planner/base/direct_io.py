@@ -1,4 +1,4 @@
-"""Input and output past the page cache: what a medium itself takes, and no memory for copies."""
+"""I/O that bypasses the page cache: it measures the medium itself and takes no memory for copies."""
 
 import contextlib
 import fcntl
@@ -15,11 +15,11 @@ def padded(nbytes: int) -> int:
 
 
 def bypass_page_cache(descriptor: int) -> None:
-    """Have an open file's reads and writes reach the medium itself.
+    """Make reads and writes of an open file bypass the page cache.
 
-    tmpfs and some network file systems do not know how.
+    tmpfs and some network file systems do not support it.
 
-    On Linux (O_DIRECT) they must then be in whole blocks of aligned memory.
+    On Linux (O_DIRECT), transfers must then use whole blocks of aligned memory.
     """
     with contextlib.suppress(OSError):
         if sys.platform == "darwin":

@@ -21,17 +21,17 @@ class ExitCode(IntEnum):
     """
 
     DONE = 0
-    """What was asked is done."""
+    """The request succeeded."""
     FAILED = 1
-    """It did not work this time; the message says why, and what to do."""
+    """The request failed this time; the message says why and what to do."""
     IMPOSSIBLE = 2
-    """As asked it can never work: a wrong argument, a broken bundle, a budget below the possible."""
+    """The request can never work as given: a wrong argument, a broken bundle, a budget below the minimum."""
     UNREACHABLE = 3
     """No daemon answers."""
     DIVERGED = 4
     """The loss or the state became NaN or infinite; the last good checkpoint is kept."""
     LEFT = 75
-    """EX_TEMPFAIL: a worker left on request and can be resumed; the place is taken by another daemon."""
+    """EX_TEMPFAIL: a worker stopped on request and can be resumed, or another daemon already runs."""
     CONFIG = 78
     """EX_CONFIG: the configuration cannot be read."""
     INTERRUPTED = 130
@@ -64,7 +64,7 @@ def of_the_program(filename: str) -> bool:
 
 @cache
 def _not_the_program() -> tuple[str, ...]:
-    """Return how files begin that are not the user's: ours, libraries, Python's, and code without a file."""
+    """Return the path prefixes of files that are not the user's: ours, libraries, Python's, and code without a file."""
     import sysconfig  # only here: it loads how Python was built, and most processes never ask
 
     pythons = ("purelib", "platlib", "stdlib", "platstdlib", "scripts")
@@ -72,7 +72,7 @@ def _not_the_program() -> tuple[str, ...]:
 
 
 def place_of_function(function: object) -> str:
-    """Return where a function is written, as "train.py:12"; of anything else its type."""
+    """Return where a function is defined, as "train.py:12"; for any other object, its type."""
     code = getattr(function, "__code__", None)
     return type(function).__name__ if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 

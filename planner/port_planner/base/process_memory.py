@@ -1,4 +1,4 @@
-"""Resident memory of this process: what it is now, its peak, and the peak measured anew."""
+"""Resident memory of this process: the current value, the peak, and a peak that can be reset."""
 
 import os
 import re
@@ -10,11 +10,11 @@ from io import FileIO
 from pathlib import Path
 
 PAGE_BYTES: int = os.sysconf("SC_PAGE_SIZE")
-"""Of memory: 4 KiB, on a Raspberry Pi 5 16 KiB, 64 KiB where a distribution for Arm servers has it."""
+"""Bytes of a memory page: 4 KiB; 16 KiB on a Raspberry Pi 5; 64 KiB on some Arm server distributions."""
 
 _HUGE_PAGE_BYTES = Path("/sys/kernel/mm/transparent_hugepage/hpage_pmd_size")
 _PRESENT = 63
-"""The bit of an entry of /proc/self/pagemap that says that a page is resident (Documentation/admin-guide/mm/pagemap.rst)."""
+"""The bit of a /proc/self/pagemap entry that marks a resident page (Documentation/admin-guide/mm/pagemap.rst)."""
 
 
 def resident_bytes() -> int:
@@ -34,9 +34,10 @@ def peak_resident_bytes() -> int:
 
 
 def peak_with_children_bytes() -> int:
-    """Return the highest resident memory of this process or of one that it has waited for, whichever was larger.
+    """Return the highest resident memory of this process or of any child that it waited for, in bytes.
 
-    getrusage(2): a child counts what its parent had when it was started, so children alone are not told.
+    getrusage(2): a child counts what its parent had when it was started, so the children's own peak cannot be
+    separated.
     """
     unit = 1 if sys.platform == "darwin" else 1024
     return max(peak_resident_bytes(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit)
@@ -48,11 +49,11 @@ def data_bytes() -> int:
 
 
 def untouched_block_bytes() -> int:
-    """Return what is not resident of the huge pages that are touched in part, where they were asked for, on Linux; else 0.
+    """Return the non-resident bytes of partly touched huge pages that were requested (Linux; 0 elsewhere).
 
-    The kernel makes huge pages of what is touched in part whenever it comes to it (khugepaged, Documentation/admin-guide/
-    mm/transhuge.rst), so resident memory grows by up to this much without the process doing anything. Where no page is touched it makes
-    none: mimalloc, which torch's wheels for Arm allocate with, reserves a GiB.
+    The kernel may complete partly touched huge pages at any time (khugepaged, Documentation/admin-guide/
+    mm/transhuge.rst), so resident memory grows by up to this much without the process doing anything. It completes no
+    untouched ones: mimalloc, which torch's wheels for Arm allocate with, reserves a GiB.
     """
     if sys.platform != "linux" or not _HUGE_PAGE_BYTES.exists():
         return 0
@@ -66,7 +67,7 @@ def untouched_block_bytes() -> int:
 
 
 def _hinted_areas(areas: str) -> Iterator[tuple[int, int]]:
-    """Yield first address and end of each area for which huge pages were asked, of the text of smaps."""
+    """Yield the first address and the end of each area for which huge pages were requested, from an smaps text."""
     bounds = (0, 0)
     for line in areas.splitlines():
         key, _, value = line.partition(":")
@@ -77,22 +78,22 @@ def _hinted_areas(areas: str) -> Iterator[tuple[int, int]]:
 
 
 def _untouched(pagemap: FileIO, start: int, nbytes: int) -> int:
-    """Return the bytes that are not resident of a huge page; 0 where none of it is."""
+    """Return the non-resident bytes of a huge page; 0 if none of it is resident."""
     pages = array("Q", os.pread(pagemap.fileno(), nbytes // PAGE_BYTES * 8, start // PAGE_BYTES * 8))
     resident = sum(page >> _PRESENT for page in pages)
     return nbytes - resident * PAGE_BYTES if resident else 0
 
 
 def reset_peak() -> None:
-    """Let `peak_resident_bytes` start again from what is resident now.
+    """Reset `peak_resident_bytes` to the current resident memory.
 
-    OSError where the system cannot.
+    Raises OSError if the system cannot.
     """
     Path("/proc/self/clear_refs").write_text("5")
 
 
 def available_bytes(groups: Path = Path("/sys/fs/cgroup")) -> int:
-    """Return how much more memory this process can take, of the machine and of its groups (cgroup v2)."""
+    """Return how much more memory this process can take, limited by the machine and by its cgroups (v2)."""
     if sys.platform != "linux":
         import psutil
 

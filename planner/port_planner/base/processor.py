@@ -15,11 +15,13 @@ ARM_PARTS = {
 
 _KINDS = ("model name", "CPU implementer", "CPU part")
 _INSTRUCTIONS = ("flags", "Features")
-"""What libraries look at when they choose kernels: on Arm bf16, i8mm and sve stand here, and no vector width tells of them."""
+"""CPU flags that libraries use to choose kernels; on Arm they include bf16, i8mm and sve, which the vector width does
+not show.
+"""
 
 
 def cpuinfo() -> str:
-    """Return what Linux says of its processors; empty on other systems."""
+    """Return what Linux reports about its processors; empty on other systems."""
     with contextlib.suppress(OSError):
         return Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     return ""
@@ -39,7 +41,9 @@ def core_names(text: str) -> tuple[str, ...]:
 
 
 def identity(text: str) -> tuple[str, ...]:
-    """Return what tells a processor from one whose kernels may compute otherwise: kinds of cores and instructions, sorted."""
+    """Return what distinguishes processors whose kernels may compute differently: kinds of cores and instructions,
+    sorted.
+    """
     kinds = {f"{key}: {core[key]}" for core in _processors(text) for key in (*_KINDS, *_INSTRUCTIONS) if key in core}
     return tuple(sorted(kinds))
 

@@ -1,4 +1,4 @@
-"""Where our two packages lie: side by side in an installation, in a folder each in a checkout."""
+"""The locations of our two packages: side by side in an installation, one folder each in a checkout."""
 
 from pathlib import Path
 
@@ -7,7 +7,7 @@ _AGENT_IN_CHECKOUT = _PLANNER.parent / "agent"
 _AGENT = _AGENT_IN_CHECKOUT if (_AGENT_IN_CHECKOUT / "port_agent").is_dir() else _PLANNER
 
 SOURCE_ROOTS = tuple(dict.fromkeys((_AGENT, _PLANNER)))
-"""The folders, each once, that belong on the import path of whoever imports `port_agent` and `port_planner`."""
+"""The folders, without duplicates, that must be on the import path to import `port_agent` and `port_planner`."""
 PACKAGE_FOLDERS = (_AGENT / "port_agent", _PLANNER / "port_planner")
 FIRMWARE_SOURCES = _AGENT / "port_agent" / "firmware"
-"""The C sources of microcontrollers: `firmware/` of a checkout, data of `port_agent` where it is installed."""
+"""The C sources for microcontrollers: `firmware/` in a checkout, package data of `port_agent` in an installation."""

@@ -1,4 +1,4 @@
-"""The bytes of a tensor: piece by piece, without needing all of them at once, and beside another's."""
+"""The bytes of a tensor: piece by piece, so that they need not all be in memory, and compared with another tensor's."""
 
 from collections.abc import Iterator
 
@@ -24,7 +24,7 @@ def chunks_of_tensor(tensor: torch.Tensor) -> Iterator[memoryview]:
 
 
 def storage_chunks(tensor: torch.Tensor) -> Iterator[memoryview]:
-    """Yield the bytes of the storage that a tensor lies in, as `chunks_of_tensor` does."""
+    """Yield the bytes of the tensor's whole storage, as `chunks_of_tensor` does."""
     storage = tensor.untyped_storage()
     empty = torch.empty(0, dtype=torch.uint8, device=tensor.device)
     return chunks_of_tensor(empty.set_(storage, 0, (storage.nbytes(),), (1,)))

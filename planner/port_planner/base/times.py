@@ -13,7 +13,7 @@ _BARE_NUMBER = re.compile(r"[-+]?[0-9.]*")
 _HOW = 'write it like 8h, 3d, 07:00, 2026-12-24 or "2026-12-24 18:00"'
 _HOW_HOURS = 'write it like "22:00-07:00"'
 _LAST_YEAR = 9000
-"""Calendars of 64-bit seconds go on; those of Python and of databases end at 9999, in every time zone."""
+"""Calendars of 64-bit seconds continue beyond; those of Python and of databases end at 9999 in every time zone."""
 LATEST_UNIX = 4102444800.0
 """2100-01-01: calendars and time zones are certain to know it."""
 
@@ -27,9 +27,9 @@ class HoursError(UnitError):
 
 
 def parse_deadline(text: str, now_unix: float) -> float:
-    """Return the Unix time of a moment to come: "8h" from now, "07:00" the next one, an ISO date and time.
+    """Return the Unix time of a future moment: "8h" from now, the next "07:00", or an ISO date and time.
 
-    Local time where no zone is given. Raises MomentError for anything else, and for what is over.
+    Uses local time if no zone is given. Raises MomentError for anything else, and for a moment in the past.
     """
     seconds = _span(text)
     if seconds is not None:
@@ -40,7 +40,7 @@ def parse_deadline(text: str, now_unix: float) -> float:
         return (today if today.timestamp() > now_unix else today + timedelta(days=1)).timestamp()
     moment = _date(text)
     if moment <= now_unix:
-        raise MomentError(f"the moment {shown(text)} is over; name one to come: {_HOW}")
+        raise MomentError(f"the moment {shown(text)} is in the past; give a future one: {_HOW}")
     return moment
 
 
@@ -64,14 +64,14 @@ def parse_since(text: str, now_unix: float) -> float:
         return (today if today.timestamp() <= now_unix else today - timedelta(days=1)).timestamp()
     moment = _date(text)
     if moment > now_unix:
-        raise MomentError(f"the moment {shown(text)} is still to come; name one that was: {_HOW}")
+        raise MomentError(f"the moment {shown(text)} is in the future; give a past one: {_HOW}")
     return moment
 
 
 def parse_hours(text: str) -> tuple[time, time]:
-    """Return begin and end of "22:00-07:00", local time.
+    """Return the start and end of "22:00-07:00", in local time.
 
-    It may pass midnight, and "24:00" is midnight.
+    The span may cross midnight; "24:00" means midnight.
 
     Raises HoursError for anything else.
     """
@@ -83,9 +83,9 @@ def parse_hours(text: str) -> tuple[time, time]:
 
 
 def _span(text: str) -> float | None:
-    """Return the seconds of a duration; None for what is none.
+    """Return the seconds of a duration, or None if it is not one.
 
-    A bare number says nothing, not even a year.
+    Raises MomentError for a bare number, which could also be a year.
     """
     if _BARE_NUMBER.fullmatch(text.strip()):
         raise MomentError(f"{shown(text)} has no unit; {_HOW}")

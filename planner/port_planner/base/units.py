@@ -14,11 +14,11 @@ for _power, _letter in enumerate("KMGT", start=1):
     _SIZE_UNITS[f"{_letter}B"] = 1000**_power
 
 _MIN_UNITS = 64
-"""Of a unit, for a size to be told in whole ones."""
+"""A size is shown in whole units from this many units on."""
 LARGEST_BYTES = 2**63 - 1
 """What a file offset and a database column hold."""
 LONGEST_S = 3660 * 86400
-"""Ten years: what is longer is a slip of the finger, and calendars end."""
+"""Ten years: anything longer is a typing error, and calendars end."""
 
 _NUMBER = r"[0-9]{1,30}(?:\.[0-9]{1,30})?"
 _DURATION_UNITS_S = {
@@ -67,7 +67,7 @@ def parse_bytes(text: str | int) -> int:
     """
     if isinstance(text, bool) or not isinstance(text, int | str):
         raise SizeError(
-            f"the size {shown(text)} is a {type(text).__name__}; give a text or a whole number: {_HOW_SIZES}"
+            f"the size {shown(text)} is a {type(text).__name__}; give a string or a whole number: {_HOW_SIZES}"
         )
     if isinstance(text, int):
         count = Decimal(text)
@@ -80,7 +80,7 @@ def parse_bytes(text: str | int) -> int:
     if count < 0:
         raise SizeError(f"the size {shown(text)} is negative; {_HOW_SIZES}")
     if count > LARGEST_BYTES:
-        raise SizeError(f"the size {shown(text)} is more than 8 EiB, the largest there is; {_HOW_SIZES}")
+        raise SizeError(f"the size {shown(text)} exceeds the maximum of 8 EiB; {_HOW_SIZES}")
     return int(count)
 
 
@@ -125,7 +125,9 @@ def format_bytes(count: float) -> str:
 
 
 def size_at_least(count: int) -> str:
-    """Return the smallest size, as options take it, that is no less than `count` bytes: `203M`, below 64 MiB `4608K`, below 64 KiB in bytes."""
+    """Return the smallest size, as options take it, of at least `count` bytes: `203M`; below 64 MiB `4608K`; below 64
+    KiB in bytes.
+    """
     for unit, letter in ((1 << 20, "M"), (1 << 10, "K")):
         if count >= _MIN_UNITS * unit:
             return f"{-(-count // unit)}{letter}"
@@ -133,7 +135,7 @@ def size_at_least(count: int) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Return a duration as a person would say it: `850 ms`, `12.3 s`, `4 min 05 s`, `3 h 20 min`."""
+    """Return a duration in readable form: `850 ms`, `12.3 s`, `4 min 05 s`, `3 h 20 min`."""
     if seconds < 1:
         return f"{seconds * 1000:.0f} ms"
     if seconds < 60:

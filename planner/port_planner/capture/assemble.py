@@ -67,7 +67,9 @@ def assemble(
 
 
 def _copy_changed_constants(tape: Tape) -> None:
-    """Let what the step changes of a constant that it makes anew each time be a copy, which begins with the same contents in each step."""
+    """Make the step change a copy of each constant that it recreates every time; the copy starts with the same contents
+    in each step.
+    """
     changed = {s for op in tape.ops for s in op.writes if tape.storages[s].role is Role.CONSTANT}
     for s in sorted(changed):
         constant, storage = len(tape.storages), tape.storages[s]
@@ -91,16 +93,16 @@ def _last_touch(tape: Tape) -> dict[int, int]:
     return {s: i for i, op in enumerate(tape.ops) for s in _touched(tape, op)}
 
 
-# -- a + b where a is not needed any more: a += b
+# # -- a + b where a is no longer needed: a += b
 
 
 def _accumulate_in_place(tape: Tape, kept: set[int], gradients: set[int]) -> dict[int, int]:
-    """Let sums of gradients overwrite a summand that dies there.
+    """Make sums of gradients overwrite a summand whose lifetime ends there.
 
-    So does autograd itself outside of recording.
+    Autograd does the same when it is not recorded.
 
     Addition is commutative to the bit, so either summand may be the one to be overwritten. Returns, for each storage
-    that is gone, the one that took its place.
+    that disappeared, the one that replaced it.
     """
     merged: dict[int, int] = {}
     last = _last_touch(tape)
@@ -131,7 +133,7 @@ def _accumulate_in_place(tape: Tape, kept: set[int], gradients: set[int]) -> dic
 
 
 def _following(update_ops: UpdateOps, merged: Mapping[int, int]) -> UpdateOps:
-    """Return the recipe with its ops writing where merged gradients now lie: tied weights, clipped."""
+    """Return the recipe with its operators writing to the merged gradients' storages (tied weights, clipping)."""
 
     def follow(op: RecordedOp) -> RecordedOp:
         return replace(op, writes=tuple(sorted({merged.get(s, s) for s in op.writes})))
@@ -199,9 +201,9 @@ def _add_into(tape: Tape, buffer: int, gradient: int, *, first: bool) -> Recorde
 
 
 def _summing_op(tape: Tape, gradient: int, touching: Mapping[int, list[int]], moved: set[int]) -> int | None:
-    """Return the op that makes a gradient as the sum of two, if it is the last to touch it.
+    """Return the op that makes a gradient as the sum of two if no later op touches it.
 
-    `touching`: the places of the ops that touch each storage, ascending.
+    `touching`: the indices of the ops that touch each storage, ascending.
     """
     last = touching[gradient][-1]
     op = tape.ops[last]
@@ -212,13 +214,13 @@ def _summing_op(tape: Tape, gradient: int, touching: Mapping[int, list[int]], mo
     return last if sums and produces and last not in moved and not later else None
 
 
-# -- what is left
+# # -- what remains
 
 
 def _alive(tape: Tape, ops: list[RecordedOp], kept: set[int]) -> list[RecordedOp]:
     """Drop ops whose results nothing reads.
 
-    Those stay that change what outlives the step, draw numbers or check.
+    Ops that change persistent contents, draw random numbers or check something stay.
     """
     needed = set(kept)
     result = []

@@ -1,8 +1,9 @@
-"""What steps leave to later ones outside of the model: tensors that the program kept, whatever they are called.
+"""State that steps leave to later ones outside the model: tensors that the program keeps anywhere.
 
-A bundle repeats one recording, and a checkpoint has the model, the optimizer and torch's generators: an average of weights in a list, a
-teacher whose weights are exchanged, a queue of past outputs would stay as they were recorded, or be lost where training is cut. Their contents need not
-show that in the first steps: an average of weights that have not changed yet is those weights.
+A bundle repeats one recording, and a checkpoint has the model, the optimizer and torch's generators: an average of
+weights in a list, a teacher whose weights are exchanged, a queue of past outputs would stay as recorded, or be lost
+when training is interrupted. Their contents need not show that in the first steps: an average of weights that have not
+changed yet is those weights.
 """
 
 import gc
@@ -12,24 +13,24 @@ from torch.multiprocessing.reductions import StorageWeakRef
 
 
 class StepResults:
-    """The storages that operators made in recorded steps, step by step, as long as somebody holds them."""
+    """The storages that operators created in recorded steps, step by step, while anything still refers to them."""
 
     def __init__(self) -> None:
         self._steps: list[dict[int, tuple[StorageWeakRef, str]]] = []
 
     def add(self, made: Iterable[tuple[StorageWeakRef, str]]) -> None:
-        """Take in what a step made, and in which line of the program; "" where that is not known."""
+        """Register the storages a step created, and the line of the program that did; "" if unknown."""
         self._steps.append({reference.cdata: (reference, line) for reference, line in made})
 
     def hold(self, storage: int) -> bool:
-        """Return whether a step made this storage, known by its address."""
+        """Return whether a step created this storage, identified by its address."""
         return any(storage in step for step in self._steps)
 
     def gathered(self, known: Set[int]) -> list[str] | None:
-        """Return the lines that made storages of which those of two steps or more are there at once; None where they are not.
+        """Return the lines whose storages from two or more steps exist at once, or None if there are none.
 
-        But for those that are `known` to the next, as the model's are. What each step puts in the place of the one before is no more than looked at, unless a step reads it; of what is gathered any may be
-        read later.
+        Storages `known` to the next step, such as the model's, do not count. A value that each step replaces is only
+        inspected, unless a step reads it; gathered values may be read later.
         """
         if len(self._held(known)) > 1:
             gc.collect()  # what only refers to itself
@@ -37,7 +38,7 @@ class StepResults:
         return sorted({line for lines in held for line in lines if line}) if len(held) > 1 else None
 
     def _held(self, known: Set[int]) -> list[set[str]]:
-        """Return the lines of what is there of each step that anything is left of."""
+        """Return, for each step with surviving storages, the lines that created them."""
         there = [{s: made for s, made in step.items() if not made[0].expired()} for step in self._steps]
         self._steps = [left for left in there if left]
         held = ({line for s, (_, line) in left.items() if s not in known} for left in self._steps)

@@ -1,10 +1,10 @@
-"""The backward pass of convolutions of which frozen parameters want only some gradients.
+"""The backward pass of convolutions for which frozen parameters need only some gradients.
 
-Autograd computes its three gradients by one operator and so saves the input even where only the gradients
-of input or bias are asked for, which need nothing of it but its shape. Here that operand becomes a stand-in of the same
-shape, all of whose elements are the weight's first one, so that the activation need not live from forward to backward.
-torch's CPU kernels compute bias and weight gradients in one go and return both, whatever the mask says. The mask is set
-to what they do, and nothing takes the surplus weight gradient: the bias gradient is the same to the bit.
+Autograd computes its three gradients by one operator and so saves the input even where only the gradients of input or
+bias are requested, which need only its shape. Here that operand becomes a stand-in of the same shape, all of whose
+elements are the weight's first one, so that the activation need not live from forward to backward. torch's CPU kernels
+compute bias and weight gradients together and return both, regardless of the mask. The mask is set to match, and
+nothing uses the surplus weight gradient: the bias gradient is bit-identical.
 """
 
 from dataclasses import replace
@@ -19,22 +19,24 @@ INPUT, WEIGHT, MASK = 1, 2, 10
 
 
 def as_kernels_compute(tape: Tape) -> None:
-    """Let convolutions' backward operators say what the kernels return, and hold no input that is not read."""
+    """Make convolutions' backward operators declare what the kernels return, and hold no input that is not read."""
     for i, op in enumerate(tape.ops):
         if op.name == BACKWARD and isinstance(mask := op.args[MASK], tuple) and mask[1] is False and _on_cpu(tape, op):
             tape.ops[i] = _without_input(tape, op, bool(mask[0]), bool(mask[2]))
 
 
 def _on_cpu(tape: Tape, op: RecordedOp) -> bool:
-    """Return whether the CPU's kernels compute it; what others do with a mask is theirs, and recorded as it is."""
+    """Return whether the CPU's kernels compute it; other devices treat the mask differently, which is recorded
+    unchanged.
+    """
     source = op.args[INPUT]
     return isinstance(source, Ref) and tape.storages[tape.values[source.value].storage].device == CPU
 
 
 def is_plain(value: Value) -> bool:
-    """Return whether a value lies in its storage row after row.
+    """Return whether a value is contiguous in its storage.
 
-    In other layouts the kernels look at the strides.
+    For other layouts the kernels use the strides.
     """
     step = 1
     for size, stride in zip(reversed(value.shape), reversed(value.stride), strict=True):

@@ -1,8 +1,9 @@
-"""Record the update of an optimizer of any class, and the numbers that it takes for each step to come.
+"""Record the update of an optimizer of any class, and its numbers for each future step.
 
-A copy of the optimizer steps on meta tensors, which have shapes and no contents: nothing it does can depend on the numbers of a
-weight or gradient, else it is refused by name, or written again (`rewritten_steps`). So all updates can be run at planning, and the numbers among the operators'
-arguments (learning rate, corrections of bias) go into the bundle as a table; the worker needs none of the optimizer's code.
+A copy of the optimizer steps on meta tensors, which have shapes and no contents: nothing it does can depend on the
+values of weights or gradients; otherwise it is rejected by name, or replaced (`rewritten_steps`). So all updates can be
+run while planning, and the numbers among the operators' arguments (learning rate, corrections of bias) go into the
+bundle as a table; the worker needs none of the optimizer's code.
 """
 
 import copy
@@ -28,10 +29,12 @@ from port_planner.operators.row import Filling
 from port_planner.torch_compat.modes import without_modes
 from port_planner.torch_compat.optimizers import drop_step_hooks, is_scheduled_step
 
-_REMEDY = f"a bundle cannot repeat that; {OPTIMIZER_REMEDY}"
+_REMEDY = f"a bundle cannot reproduce that; {OPTIMIZER_REMEDY}"
 
 _MIN_UPDATES = 3
-"""So many are compared at least: the first makes the state, the second uses it, the third shows that nothing goes on changing."""
+"""The minimum number of updates compared: the first creates the state, the second uses it, the third shows that nothing
+keeps changing.
+"""
 
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
 """What the code of an optimizer may raise on tensors without contents."""
@@ -39,7 +42,9 @@ _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, Runtime
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """A tensor that an optimizer keeps of a parameter, and the one value that it begins with; None: it begins as a copy of the parameter."""
+    """A tensor that an optimizer keeps for a parameter, and its single initial value; None: it starts as a copy of the
+    parameter.
+    """
 
     parameter: torch.Tensor
     name: str
@@ -86,7 +91,9 @@ def record_update(
             tracked.append(shadow.step(recorder, row, names))
         changing.append(code.changed())
     if counting := sorted(changing[0] & changing[1]):
-        raise CaptureError(f"{shadow.name} changes {', '.join(counting)}, outside of itself, in each step: {_REMEDY}")
+        raise CaptureError(
+            f"{shadow.name} changes {', '.join(counting)}in each step, which is not part of it: {_REMEDY}"
+        )
     first, second = (
         {p: _form(recorder.tape, ops, shadow.labels(recorder, p)) for p, ops in t.items()} for t in tracked
     )
@@ -94,7 +101,7 @@ def record_update(
         if not second[p].shape:
             raise CaptureError(f"{shadow.name} does not change {names[p]}, which has a gradient: {_REMEDY}")
         if first[p].shape != second[p].shape:
-            raise CaptureError(f"{shadow.name}'s first update runs other operators than its second: {_REMEDY}")
+            raise CaptureError(f"{shadow.name}'s first update runs different operators from its second: {_REMEDY}")
     kinds: dict[Any, list[torch.Tensor]] = {}
     for p in stand_ins:
         kinds.setdefault((shadow.group_of(p), p.shape, p.stride(), p.dtype, second[p].shape), []).append(p)
@@ -104,7 +111,7 @@ def record_update(
         optimizer, {p: stand_ins[p] for p in chosen}, names, rows, second, recorder.stand_in_device
     )
     if remembered[1] != shadow.plain_memory():
-        raise CaptureError(f"{shadow.name} remembers what depends on how many parameters it has: {_REMEDY}")
+        raise CaptureError(f"{shadow.name} has state that depends on its number of parameters: {_REMEDY}")
     updates: dict[torch.Tensor, tuple[RecordedOp, ...]] = {}
     slot = 0
     for alike in members:
@@ -113,8 +120,8 @@ def record_update(
             for i, forms in enumerate((first, second)):
                 if repr([column[i] for column in columns[slot : slot + used]]) != repr([*forms[p].floats]):
                     raise CaptureError(
-                        f"{shadow.name} updates {names[p]} by other numbers than {names[alike[0]]}, which is of the same shape: "
-                        f"{_REMEDY}"
+                        f"{shadow.name} updates {names[p]} with different numbers from {names[alike[0]]}, which has "
+                        f"the same shape: {_REMEDY}"
                     )
             updates[p], _ = with_slots(tracked[1][p], slot, (float,))
         slot += used
@@ -132,9 +139,10 @@ def _tabulated(
     expected: Mapping[torch.Tensor, _Form],
     device: str,
 ) -> tuple[list[list[float]], bool, list[list[str]]]:
-    """Return each number's values over the updates, whether they stay as the last is, and what was remembered after each.
+    """Return each number's values over the updates, whether they stay at the last one, and the optimizer's memory after
+    each.
 
-    They stay where an update left everything as it was that the optimizer remembers.
+    They stay constant once an update leaves the optimizer's memory unchanged.
     """
     shadow = _Shadow(optimizer, stand_ins)
     columns: list[list[float]] = [[] for p in stand_ins for _ in expected[p].floats]
@@ -153,7 +161,9 @@ def _tabulated(
         for p in stand_ins:
             form = _form(recorder.tape, tracked[p], shadow.labels(recorder, p))
             if form.shape != expected[p].shape:
-                raise CaptureError(f"{shadow.name} runs other operators in its update {i + 1} than before: {_REMEDY}")
+                raise CaptureError(
+                    f"{shadow.name} runs different operators in update {i + 1} from those before: {_REMEDY}"
+                )
             numbers += form.floats
         for column, number in zip(columns, numbers, strict=True):
             column.append(number)
@@ -168,10 +178,10 @@ class _Shadow:
     def __init__(self, optimizer: torch.optim.Optimizer, stand_ins: Mapping[torch.Tensor, torch.Tensor]) -> None:
         self.name = f"the optimizer {type(optimizer).__name__}"
         if optimizer.state:
-            raise CaptureError(f"{self.name} has made steps already; make a new one, or train with `port-agent exec`")
+            raise CaptureError(f"{self.name} has already made steps; create a new one, or train with `port-agent exec`")
         step = vars(optimizer).get("step")
         if step is not None and not is_scheduled_step(step):
-            raise CaptureError(f"{self.name} has a step() of its own object, not of its class: {_REMEDY}")
+            raise CaptureError(f"{self.name} has a step() set on the instance, not defined by its class: {_REMEDY}")
         self._stand_ins = stand_ins
         self._gradients = {p: s.grad for p, s in stand_ins.items()}
         self.states: list[StateTensor] = []
@@ -207,7 +217,7 @@ class _Shadow:
             recorder.add(state.tensor, Role.STATE, state.name)
 
     def labels(self, recorder: StepRecorder, parameter: torch.Tensor) -> dict[int, str]:
-        """Return what the storages of one parameter are to its update."""
+        """Return the role of each storage of one parameter in its update."""
         found = {self._storage(recorder, self._stand_ins[parameter]): "the parameter"}
         gradient = self._gradients[parameter]
         if gradient is not None:
@@ -243,7 +253,7 @@ class _Shadow:
         ops = tape.ops[start:]
         del tape.ops[start:]
         if any(s.untyped_storage() is not places[p] for p, s in self._stand_ins.items()):
-            raise CaptureError(f"{self.name} puts other tensors in the place of parameters (p.data = ...): {_REMEDY}")
+            raise CaptureError(f"{self.name} replaces parameters by other tensors (p.data = ...): {_REMEDY}")
         ops = self._take_state(recorder, ops, names)
         known |= {self._storage(recorder, state.tensor) for state in self.states}
         for op in ops:
@@ -260,7 +270,7 @@ class _Shadow:
     def _take_state(
         self, recorder: StepRecorder, ops: list[RecordedOp], names: Mapping[torch.Tensor, str]
     ) -> list[RecordedOp]:
-        """Note what state the step made, and leave out the operators that filled it, or whose result nothing reads."""
+        """Record the state that the step created, and drop the operators that filled it or whose result nothing reads."""
         tape = recorder.tape
         kept = {(state.parameter, state.name): state.tensor for state in self.states}
         fresh = not self.states
@@ -271,13 +281,15 @@ class _Shadow:
                     continue
                 what = f"{self.name} keeps {name!r} of {names[p]}"
                 if not fresh:
-                    raise CaptureError(f"{what} in another tensor after each step, not changed in place: {_REMEDY}")
+                    raise CaptureError(
+                        f"{what} in a new tensor after each step instead of changing it in place: {_REMEDY}"
+                    )
                 storage = self._storage(recorder, value)
                 fill = _first_value(tape, ops, storage, value)
                 copied = fill is None and _is_copied(tape, ops, recorder.value_of(value), recorder.value_of(stand_in))
                 if (fill is None and not copied) or storage in made:
                     raise CaptureError(
-                        f"{what}, which begins neither as one number everywhere nor as a copy of the parameter: {_REMEDY}"
+                        f"{what}, which starts neither as a constant nor as a copy of the parameter: {_REMEDY}"
                     )
                 made.add(storage)
                 stored = tape.storages[storage]
@@ -292,11 +304,13 @@ class _Shadow:
         ]
 
     def _by_parameter(self, recorder: StepRecorder, ops: Sequence[RecordedOp]) -> dict[torch.Tensor, list[RecordedOp]]:
-        """Report which parameter each operator is for, by what it reads and writes; raise CaptureError for one of two."""
+        """Return the operators of each parameter, by what they read and write; raise CaptureError for an operator that
+        serves two.
+        """
         tape, above = recorder.tape, dict[int, int]()
         shared = self._shared_gradients(recorder)
         if any(storage in shared for op in ops for storage in op.writes):
-            raise CaptureError(f"{self.name} changes a gradient that lies in memory with another's: {_REMEDY}")
+            raise CaptureError(f"{self.name} changes a gradient that shares memory with another: {_REMEDY}")
 
         def root(storage: int) -> int:
             while above.get(storage, storage) != storage:
@@ -337,7 +351,7 @@ class _Shadow:
         return _frozen([contents, groups])
 
     def plain_memory(self) -> list[str]:
-        """Return the numbers and names that the optimizer remembers beside those of each parameter."""
+        """Return the numbers and names that the optimizer remembers besides its per-parameter state."""
         known = {id(s) for s in self._stand_ins.values()}
         state = {key: value for key, value in self._shadow.state.items() if id(key) not in known}
         return [*_plain([{**vars(self._shadow), "state": state}])]
@@ -348,7 +362,9 @@ class _Shadow:
 
 
 def _frozen(item: Any) -> Any:
-    """Return what equals another such thing where nothing changed between; of an unknown kind of object, never."""
+    """Return a value that compares equal while the item is unchanged; for unknown kinds of objects, one that never
+    does.
+    """
     if isinstance(item, torch.Tensor):
         contents = b"" if item.is_meta else item.detach().clone().reshape(-1).view(torch.uint8).numpy().tobytes()
         return (id(item), id(item.untyped_storage()), contents)
@@ -382,7 +398,7 @@ def _touched(tape: Tape, op: RecordedOp) -> dict[int, None]:
 
 
 def _first_value(tape: Tape, ops: Sequence[RecordedOp], storage: int, tensor: torch.Tensor) -> float | None:
-    """Return the number that fills a tensor when a step makes it; None where there is no such number."""
+    """Return the number that fills a tensor when a step creates it, or None if there is no such number."""
     data = tape.storages[storage].data
     if data is not None:
         values = data.view(tensor.dtype).unique()
@@ -398,7 +414,7 @@ def _first_value(tape: Tape, ops: Sequence[RecordedOp], storage: int, tensor: to
 
 
 def _is_copied(tape: Tape, ops: Sequence[RecordedOp], state: int, parameter: int) -> bool:
-    """Return whether a value is first made as a copy of all of a parameter that lies row after row, and that nothing changed before."""
+    """Return whether a value first exists as a copy of a whole contiguous parameter that nothing changed before."""
     kept, of = tape.values[state], tape.values[parameter]
     if replace(kept, storage=of.storage, offset=of.offset) != of or not is_plain(of):
         return False

@@ -1,9 +1,10 @@
-"""Gradients by the formulas that plain PyTorch takes, while a step is recorded.
+"""Gradients by the formulas that plain PyTorch uses, while a step is recorded.
 
-`areAnyTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) is true under any dispatch mode, a recorder too, and some nodes of autograd's graph
-then take a formula that holds for every operand, where plain PyTorch looks at the operand first and takes another with other last digits.
-That one is recorded beside theirs, and a choice between the two by the same question. Where the gradients themselves are differentiated the
-answer is read and guarded instead: what was not chosen must not be in that graph.
+`areAnyTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) is true under any dispatch mode, including a recorder. Some
+nodes of autograd's graph then use a formula valid for every operand, where plain PyTorch inspects the operand and uses
+another with different last digits. That formula is recorded as well, with a choice between the two by the same test. If
+the gradients themselves are differentiated, the answer is read and guarded instead: the unused formula must not be in
+that graph.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,20 +28,23 @@ from port_planner.torch_compat.modes import current_modes
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
 Formula: TypeAlias = Callable[[Mapping[str, Any], Tensor, Gradients], Gradients | None]
-"""Returns plain PyTorch's gradients, of what a node saved, the gradient that it was given, and those that it made by the other formula; None where it cannot tell."""
+"""Returns plain PyTorch's gradients from a node's saved tensors, its incoming gradient, and the gradients it computed
+by the other formula; None if it cannot.
+"""
 
 
 @contextmanager
 def plain_formulas() -> Iterator[set[str]]:
-    """Have backward passes in the block, those that the loss makes itself too, give plain PyTorch's gradients under the modes that are on.
+    """Make backward passes in the block, including those inside the loss, give plain PyTorch's gradients under active
+    modes.
 
-    Gives a set for the names of the nodes that may have given others.
+    Yields a set that collects the names of nodes that may have given different ones.
     """
     others, modes = set[str](), len(current_modes())
     original = getattr(torch.autograd, ENGINE)
 
     def backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
-        own_mode = len(current_modes()) > modes  # plain PyTorch takes those other formulas under one, too
+        own_mode = len(current_modes()) > modes  # # plain PyTorch also uses those other formulas under one
         asking = () if own_mode else (n for n in nodes_behind(roots) if n.name() in NODES_THAT_ASK_FOR_MODES)
         nodes = [_PlainNode(node, others) for node in asking]
         try:
@@ -57,7 +61,7 @@ def plain_formulas() -> Iterator[set[str]]:
 
 
 class _PlainNode:
-    """A node whose gradients become plain PyTorch's as it ends; its name goes to `others` where that cannot be."""
+    """A node whose gradients become plain PyTorch's when it ends; its name goes to `others` if that is not possible."""
 
     def __init__(self, node: Node, others: set[str]) -> None:
         self._node, self._others = node, others
@@ -65,7 +69,7 @@ class _PlainNode:
         self._hooks = node.register_prehook(self._begin), node.register_hook(self._end)
 
     def close(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for hook in self._hooks:
             hook.remove()
 
@@ -74,7 +78,7 @@ class _PlainNode:
         saved = [one.data for one in kept if isinstance(one.data, Tensor)]
         if not differs_under_modes(self._node, saved, gradients):
             return
-        hooked = any(one.unpack_hook is not None for one in kept)  # they may give what they packed but once
+        hooked = any(one.unpack_hook is not None for one in kept)  # they may return what they packed only once
         if name not in _FORMULAS or hooked or any(is_wrapped(t) for t in (*saved, *gradients) if t is not None):
             self._others.add(name)
             return
@@ -91,7 +95,7 @@ class _PlainNode:
 
 
 def _of_product(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gradients:
-    """`prod_backward` of a product of all: no zero, one, or several, of which no derivative is left."""
+    """`prod_backward` of a product over everything: no zero, one zero, or several, where no derivative remains."""
     operand, (by_zeros,) = saved["self"], made
     if not operand.dim() or by_zeros is None:
         return made
@@ -112,7 +116,9 @@ def _of_products(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gra
 
 
 def _of_running_products(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gradients | None:
-    """`cumprod_backward` where nothing is zero: plain PyTorch's other way is none of operators, and a guard keeps it away."""
+    """`cumprod_backward` without zeros: plain PyTorch's other formula does not consist of operators, and a guard
+    excludes it.
+    """
     operand, result, dim = saved["self"], saved["result"], saved["dim"]
     if not operand.dim() or operand.numel() <= 1 or operand.shape[dim] == 1 or made[0] is None:
         return made
@@ -122,13 +128,13 @@ def _of_running_products(saved: Mapping[str, Any], grad: Tensor, made: Gradients
 
 
 def _of_filling(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gradients:
-    """`masked_fill_backward`, of the number that was filled in."""
+    """`masked_fill_backward` for the fill value."""
     rest, filled = made
     return made if filled is None else (rest, grad.masked_select(saved["mask"]).sum())
 
 
 def _chosen(condition: Tensor, one: Callable[[], Tensor], other: Callable[[], Tensor]) -> Tensor:
-    """Return `one` where a condition on all of an operand holds, else the `other`."""
+    """Return `one` where a condition on a whole operand holds, otherwise `other`."""
     if torch.is_grad_enabled():
         return one() if condition.item() else other()
     return torch.where(condition, one(), other())

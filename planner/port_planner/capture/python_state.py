@@ -1,9 +1,9 @@
-"""Python's own numbers that a step may decide by, wherever they are kept.
+"""Python values that may influence a step, wherever they are kept.
 
-A bundle has none of the code that reads them. One that changes in every step, as a count of steps does, may decide something later that
-no recording shows. They are looked for where the code that runs can reach them: in the model's modules, in what the loss function sees,
-and in the variables of each function of the program's that runs meanwhile, hooks and helpers among them. Tensors are none of these:
-a recording has them.
+A bundle has none of the code that reads them. A value that changes in every step, such as a step count, may later
+decide something that no recording shows. They are searched for where the running code can reach them: in the model's
+modules, in what the loss function sees, and in the variables of each of the program's functions that runs meanwhile,
+including hooks and helpers. Tensors do not count: a recording contains them.
 """
 
 import array
@@ -30,41 +30,43 @@ from port_planner.torch_compat.optimizers import is_scheduled_step
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _BYTES = (bytearray, memoryview, array.array)
 _MAX_BYTES = 1 << 20
-"""Of an array that is looked at: a larger one is data."""
+"""Maximum size of an inspected array: a larger one is data."""
 _MAX_ITEMS = 1 << 16
-"""Of a list, likewise."""
+"""Maximum length of an inspected list."""
 _MAX_MET = 4000
-"""Functions and objects that one reaches the other through: what is behind more of them is a library in all but its name."""
+"""Functions and objects reachable from one root: whatever leads to more is in effect a library."""
 _MAX_CALLS = 64
-"""Of one function in a step, whose variables are looked at."""
+"""Calls of one function in a step whose variables are inspected."""
 _OWN_REFERENCES = 3
-"""To an object that is held here and by nobody else, as `sys.getrefcount` counts them: in a list, a variable and its argument."""
+"""References to an object held only here, as `sys.getrefcount` counts them: in a list, a variable and its argument."""
 _TRAINERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
 """What an object that trains has, whatever its loss reads."""
 _OF_TORCH = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has; `training` among them: which operators run shows that."""
 _NO_STATE = frozenset({"logging", "typing", "re", "inspect", "importlib", "warnings"})
-"""Modules of Python's own whose objects keep what decides nothing."""
+"""Standard library modules whose objects hold no state that matters."""
 _OPEN = object()
 
 Variables = Iterator[tuple[str, Any]]
-"""Values by what a reader knows them by."""
+"""Values by the names a reader knows them by."""
 
 
 def python_state(model: torch.nn.Module, loss_fn: Any) -> dict[str, Any]:
-    """Return the plain values that a step may change, by what a reader knows them by."""
+    """Return the plain values that a step may change, by names a reader knows."""
     return {**dict(_of_modules("", model, _Walk(follows=True))), **dict(_seen_by(loss_fn, _Walk(follows=True)))}
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of what is another value than before."""
+    """Return the names of values that differ from before."""
     there = ((name, value, after[name]) for name, value in before.items() if name in after)
-    return frozenset(name for name, value, now in there if now is not value and now != value)  # a NaN is not what it is
+    return frozenset(
+        name for name, value, now in there if now is not value and now != value
+    )  # # NaN does not equal itself
 
 
 @dataclass(slots=True)
 class _Walk:
-    """A way through objects, each of which is met once. `follows`: functions lead to the variables that they name, too."""
+    """A traversal of objects that visits each one once. `follows`: functions lead to the variables they name."""
 
     follows: bool = False
     met: set[int] = field(default_factory=set)
@@ -79,7 +81,7 @@ class _Walk:
 
 @dataclass(frozen=True, slots=True)
 class _Root:
-    """What values are found behind, and the code that reaches it. `held`: the object alone, where it may be one that only the step itself has."""
+    """A root of the traversal and the code that reaches it. `held`: the object itself, if only the step may have it."""
 
     code: CodeType
     look: Callable[[], Variables]
@@ -88,9 +90,9 @@ class _Root:
 
 
 class StateOfCode:
-    """What the code of the program's that runs in a block can reach, as it was when that code began, and as it is now.
+    """The state reachable by the program's code that runs in a block, when that code started and now.
 
-    `arguments`: what functions are called with counts, too, where it outlives the block.
+    `arguments`: arguments of functions count too if they outlive the block.
     """
 
     def __init__(self, *, arguments: bool = True) -> None:
@@ -98,15 +100,15 @@ class StateOfCode:
         self._roots: dict[Any, _Root] = {}
         self._calls = Counter[CodeType]()
         self._running: dict[int, dict[str, Any]] = {}
-        """Of each call that is not over, what variables of enclosing functions were when it began."""
+        """For each unfinished call, the variables of enclosing functions when it started."""
         self._rebound: dict[CodeType, set[str]] = {}
-        """By code that runs, which of these had another value when it ended."""
+        """For each running code object, the variables whose values had changed when it ended."""
         self._device_file: str | None = None
-        """The driver of a device of the program's own: what it counts is no part of the step."""
+        """The driver of the program's own device: its counters are not part of the step."""
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """Look at each function of the program's that begins in the block, in this thread."""
+        """Inspect each of the program's functions that starts in the block, in this thread."""
         before, self._device_file = sys.getprofile(), own_device_file()
         sys.setprofile(self._profiled)
         try:
@@ -176,7 +178,7 @@ def _is_held_here_alone(held: list[Any]) -> bool:
 
 
 def _of_modules(name: str, model: torch.nn.Module, walk: _Walk) -> Variables:
-    """Yield the attributes of a module and of those within, and what their own `forward` sees."""
+    """Yield the attributes of a module and its submodules, and what their own `forward` methods see."""
     for inner, module in model.named_modules(prefix=name):
         own = {
             f"{inner}.{key}".lstrip("."): value for key, value in _attributes(module).items() if key not in _OF_TORCH
@@ -203,13 +205,13 @@ def _slots_of(kind: type) -> Iterable[str]:
 
 
 def _is_data(name: str, value: Any) -> bool:
-    """Return whether a class has this as data: neither code nor what Python keeps of it."""
+    """Return whether a class attribute is data: neither code nor Python's own bookkeeping."""
     code = callable(value) or isinstance(value, property | staticmethod | classmethod | ModuleType)
     return not (name.startswith("__") or code or hasattr(value, "__get__"))
 
 
 def _seen_by(function: Any, walk: _Walk) -> Variables:
-    """Yield the plain variables that a function sees, and those of functions behind them."""
+    """Yield the plain variables that a function sees, and those of functions reachable from it."""
     if not walk.meets(function):
         return
     if isinstance(function, functools.partial):
@@ -276,7 +278,9 @@ def _behind(name: str, value: Any, walk: _Walk) -> Variables:
 
 
 def _leaf(value: Any) -> Any:
-    """Return what equals another such thing where nothing changed between; `_OPEN` for what has parts, None for what is not looked at."""
+    """Return a value that compares equal while the item is unchanged; `_OPEN` for containers, None for items that are
+    not inspected.
+    """
     if isinstance(value, _PLAIN):
         return value
     if isinstance(value, np.generic):
@@ -299,9 +303,9 @@ def _leaf(value: Any) -> Any:
 
 
 def _state_of(value: Any) -> Any:
-    """Return what tells how far a generator of random numbers is; None for what keeps no count.
+    """Return the state of a random generator, or None for an object without a position.
 
-    Of any other iterator, and of a schedule or the optimizer that one changes, it is something new each time.
+    For any other iterator, and for a schedule or the optimizer it changes, it is different each time.
     """
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return value.getstate()
@@ -342,7 +346,9 @@ def _is_walked(kind: type) -> bool:
 
 
 def _holds_state(module: str, file: str | None) -> bool:
-    """Return whether what a module defines may keep the program's state: the program's own, and Python's; libraries keep theirs."""
+    """Return whether a module's definitions may hold the program's state: the program's own and Python's can; libraries
+    are excluded.
+    """
     room = module.partition(".")[0]
     if room in sys.stdlib_module_names:
         return room not in _NO_STATE

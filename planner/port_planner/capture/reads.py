@@ -25,7 +25,10 @@ _READS: tuple[tuple[Any, str], ...] = (
     (torch.UntypedStorage, "tolist"),
     (torch.UntypedStorage, "__iter__"),
 )
-"""Methods that read what a tensor or a storage holds; others, such as `__array__`, call one of these. A tensor's text is left: who prints it decides nothing by it."""
+"""Methods that read what a tensor or a storage holds; others, such as `__array__`, call one of these.
+
+A tensor's text is not watched: printing decides nothing.
+"""
 
 
 @contextmanager
@@ -63,7 +66,7 @@ def _watching(
 
 
 def _watching_sizes(make: Callable[..., Any], on_read: Callable[[torch.Tensor, str], None]) -> Callable[..., Any]:
-    """Report of the numbers of rows that a packed sequence has at each step in time: layers that take it read them where they lie."""
+    """Report reads of the row counts that a packed sequence has per time step: layers read them from its memory."""
 
     @functools.wraps(make)
     def telling(cls: type, data: Any, batch_sizes: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,7 @@
-"""What a step computes a second time, as gradient checkpointing does: recorded once, for the plan decides what is kept.
+"""What a step computes twice, as gradient checkpointing does: recorded once, because the plan decides what is kept.
 
 A storage that the backward pass fills by the same operators on the same contents as an earlier one holds the same bits.
-So it does where random numbers are drawn, if the generator was put back to where it stood the first time.
+The same is true of random numbers if the generator was restored to its earlier state.
 """
 
 from collections import defaultdict
@@ -14,10 +14,10 @@ from port_planner.ir.graph import Argument, Phase, Ref, Role, references
 
 
 def merge_recomputed(tape: Tape, kept: set[int]) -> None:
-    """Take operators of the backward pass off the tape that only repeat earlier ones; storages in `kept` stay.
+    """Remove operators of the backward pass that only repeat earlier ones; storages in `kept` stay.
 
-    Raises CaptureError where the step draws random numbers that do not follow one another: a bundle's worker draws them
-    in the order of its operators.
+    Raises CaptureError if the step's random numbers are not one continuous sequence: a bundle's worker draws them in
+    the order of its operators.
     """
     lives = _lives(tape)
     twins = _twins(tape, lives, kept)
@@ -29,7 +29,7 @@ def merge_recomputed(tape: Tape, kept: set[int]) -> None:
 
 
 def lay_into(tape: Tape, gone: int, into: int) -> None:
-    """Let every value of storage `gone` lie in storage `into`."""
+    """Move every value of storage `gone` to storage `into`."""
     for v, value in enumerate(tape.values):
         if value.storage == gone:
             tape.values[v] = replace(value, storage=into)
@@ -40,7 +40,7 @@ def lay_into(tape: Tape, gone: int, into: int) -> None:
 
 @dataclass(slots=True)
 class _Life:
-    """What happens to one storage: its contents one after the other, and who makes and reads which."""
+    """The history of one storage: its successive contents, and which operators make and read each."""
 
     contents: list[Hashable] = field(default_factory=list)
     makers: list[int] = field(default_factory=list)
@@ -82,13 +82,13 @@ def _read(tape: Tape, op: RecordedOp) -> Iterator[int]:
 
 
 def _made(tape: Tape, op: RecordedOp) -> tuple[int, ...]:
-    """Return the storages that an operator writes to, those first, and makes."""
+    """Return the storages that an operator writes to, then those it creates."""
     made = (tape.values[v].storage for v in op.outputs if v is not None)
     return tuple(dict.fromkeys((*op.writes, *made)))
 
 
 def _twins(tape: Tape, lives: Mapping[int, _Life], kept: set[int]) -> dict[int, int]:
-    """Return storages that the backward pass fills as the forward pass filled one, and that one."""
+    """Map storages that the backward pass fills exactly as the forward pass filled another to that other one."""
     forward: dict[Hashable, int] = {}
     twins = {}
     for storage, life in sorted(lives.items()):
@@ -104,10 +104,10 @@ def _twins(tape: Tape, lives: Mapping[int, _Life], kept: set[int]) -> dict[int, 
 
 
 def _settled(tape: Tape, lives: Mapping[int, _Life], twins: dict[int, int]) -> set[int]:
-    """Return the operators that only fill twins; strike those of which something else remains.
+    """Return the operators that only fill twins; discard twins whose operators must remain.
 
-    That is one that an operator fills together with what is nobody's twin, and one that is read before it is whole by an
-    operator that remains.
+    Those are twins that an operator fills along with a storage that has no twin, and twins that a remaining operator
+    reads before they are complete.
     """
     while True:
         repeated = {i for i, op in enumerate(tape.ops) if (made := _made(tape, op)) and all(s in twins for s in made)}
@@ -124,7 +124,10 @@ def _settled(tape: Tape, lives: Mapping[int, _Life], twins: dict[int, int]) -> s
 
 
 def require_one_stream(ops: Iterable[RecordedOp], state: bytes) -> bytes:
-    """Return the state of the generator after operators that draw from this one on. Raises CaptureError where it is set between."""
+    """Return the generator's state after operators that draw from this one onwards.
+
+    Raises CaptureError if it is set in between.
+    """
     for op in ops:
         if op.random:
             if op.draws_from != state:

@@ -31,22 +31,22 @@ _DIGEST_BYTES = 16
 
 _NO_MEMORY = "meta"
 _MAX_READ = 256
-"""Numbers of one tensor that are guarded one by one in each step."""
+"""Maximum count of numbers of one tensor that are guarded individually in each step."""
 _MAX_LINES = 3
-"""Of the program, that are named."""
+"""Maximum count of program lines that a message names."""
 _STEP_COUNT = SETTLED_STEP
-"""What an optimizer is told where it reads a number off a tensor, its count of steps: what follows from it is no constant."""
+"""The step count an optimizer gets where it reads one from a tensor; values derived from it are not constants."""
 
 OPTIMIZER_REMEDY = f"use one of {', '.join(OPTIMIZERS)}, or train with `port-agent exec`"
 """What helps where an optimizer's update cannot be repeated without its code."""
 
 _CROSS_STEP_REMEDY = (
-    "a bundle and its checkpoints have none of that. Keep it in a buffer of the model, or train with `port-agent exec`, which follows the "
-    "program itself"
+    "neither a bundle nor its checkpoints contain that. Keep it in a buffer of the model, or train with `port-agent "
+    "exec`, which runs the program itself"
 )
 
 _COMPARED: dict[Any, Any] = {torch.ops.aten.equal.default: torch.eq, torch.ops.aten.allclose.default: torch.isclose}
-"""Operators that answer with a truth value of Python's, and what gives one for each number."""
+"""Operators that return a Python bool, and their elementwise counterparts."""
 
 
 @dataclass(slots=True)
@@ -75,12 +75,12 @@ class RecordedOp:
     """Where the program called it, "" in the backward pass."""
     draws_from: bytes = b""
     draws_to: bytes = b""
-    """Of a random operator: digests of the state of torch's generator before and after it."""
+    """For a random operator: digests of the state of torch's generator before and after it."""
 
 
 @dataclass(slots=True)
 class _Place:
-    """Where a storage object of torch lies: recorded storage and offset in bytes into it."""
+    """Where a torch storage object lies: recorded storage and byte offset within it."""
 
     storage: int
     keep_alive: Any
@@ -100,15 +100,17 @@ class Tape:
     changing: frozenset[str] = frozenset()
     """Variables of Python's that have another value after the step (`python_state`)."""
     other_formulas: frozenset[str] = frozenset()
-    """Operators, with their lines, whose gradients have another formula, and other last digits, while a mode is on, as a recorder is."""
+    """Operators, with their lines, whose gradients use another formula, with different last digits, while a mode such
+    as a recorder is active.
+    """
     gradients: frozenset[int] = frozenset()
-    """The storages in which the step leaves the gradients of what is trained."""
+    """The storages in which the step leaves the gradients of the trained parameters."""
     results: StepResults = field(default_factory=StepResults)
-    """What this step and those recorded before it made."""
+    """The storages created by this step and by those recorded before it."""
 
 
 def _carried(what: str) -> CaptureError:
-    """Return what says that a step leaves something to later ones, and in which line."""
+    """Return the error that a step leaves something to later ones, with the line of the program."""
     place = program_line()
     return CaptureError(f"{place}{': ' if place else ''}{what}: {_CROSS_STEP_REMEDY}")
 
@@ -123,18 +125,18 @@ class StepRecorder(TorchDispatchMode):
         self.phase = Phase.FORWARD
         self.recording = True
         self.reads_numbers = False
-        """Whether an update gets the number that it reads off a tensor, where that has one, in place of a count of steps."""
+        """Whether an update receives the number it reads from a tensor, if the tensor has one, instead of a step count."""
         self._places: dict[int, _Place] = {}
         self._value_ids: dict[Value, int] = {}
         self._stand_in_bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self.stand_in_device = CPU
-        """Where what operators make of meta tensors would lie."""
+        """Device of the results that operators compute from meta tensors."""
         self._tainted: set[int] = set()
         self._fresh: set[int] = set()
-        """Constants that the step makes of numbers of Python's, as `torch.tensor` does, in memory of their own."""
+        """Constants that the step creates from Python numbers, as `torch.tensor` does, in their own memory."""
         self._parameters: dict[int, list[torch.Tensor]] = {}
         self.before_writes: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Parameters that forward and backward pass write to, with copies of what they held before."""
+        """Parameters that the forward and backward pass write to, with copies of their earlier contents."""
 
     # -- tensors and their places
 
@@ -179,25 +181,26 @@ class StepRecorder(TorchDispatchMode):
         return index
 
     def _require_no_cross_step(self, tensor: torch.Tensor) -> None:
-        """Raise CaptureError for a tensor that a step before this one made."""
+        """Raise CaptureError for a tensor that an earlier step created."""
         if self.tape.results.hold(storage_identity(tensor.untyped_storage())):
             kind = str(tensor.dtype).removeprefix("torch.")
             raise _carried(
-                f"the step reads a tensor of {kind} {list(tensor.shape)} that a step before it made and the program kept"
+                f"the step reads a tensor of {kind} {list(tensor.shape)} that an earlier step created and the program kept"
             )
 
     def require_nothing_gathered(self) -> None:
-        """Raise CaptureError where the program holds tensors of several steps before this one, that are none of the model's."""
+        """Raise CaptureError if the program holds tensors of several earlier steps that do not belong to the model."""
         lines = self.tape.results.gathered(self._places.keys())
         if lines is not None:
             made = f", made at {', '.join(lines[:_MAX_LINES])}" if lines else ""
             raise CaptureError(
-                f"the program keeps tensors of several steps{made}, which a later one may read: {_CROSS_STEP_REMEDY}. What is only to be shown, "
-                "return beside the loss: loss_fn may return (loss, aux)"
+                f"the program keeps tensors of several steps{made}, which a later step may read: "
+                f"{_CROSS_STEP_REMEDY}. What is only to be shown, return beside the loss: loss_fn may return (loss, "
+                "aux)"
             )
 
     def leave_results(self) -> None:
-        """Note what the step made, for those that are recorded after it."""
+        """Register what the step created, for the steps recorded after it."""
         lines = {self.tape.values[v].storage: op.line for op in self.tape.ops for v in op.outputs if v is not None}
         made = (place for place in self._places.values() if self.tape.storages[place.storage].role is Role.TEMPORARY)
         self.tape.results.add(
@@ -213,7 +216,7 @@ class StepRecorder(TorchDispatchMode):
         return index
 
     def stand_in(self, value: int) -> torch.Tensor:
-        """Return a meta tensor, which has no memory, for a recorded value; those that operators make of it count as on its device."""
+        """Return a meta tensor (without memory) for a recorded value; results computed from it count as on its device."""
         v = self.tape.values[value]
         dtype: torch.dtype = getattr(torch, v.dtype)
         stored = self.tape.storages[v.storage]
@@ -227,7 +230,7 @@ class StepRecorder(TorchDispatchMode):
             return base.as_strided(v.shape, v.stride, v.offset)
 
     def _device_of(self, tensor: torch.Tensor) -> str:
-        """Return the kind of device that a tensor lies on, or would if it were not one of the update's stand-ins."""
+        """Return the kind of device that a tensor lies on; for a stand-in of the update, the device of its original."""
         if self.phase is Phase.UPDATE and tensor.is_meta:
             return self.stand_in_device
         return kind_of(tensor)
@@ -248,12 +251,14 @@ class StepRecorder(TorchDispatchMode):
         self.tape.ops.append(op)
 
     def came_back(self, storage: torch.UntypedStorage, key: int) -> None:
-        """Take a storage for the one that was met under this key: it holds the same contents, and that one may be gone."""
+        """Treat a storage as the one seen under this key: it holds the same contents, and the earlier object may be
+        gone.
+        """
         if key in self._places:
             self._places[storage_identity(storage)] = _Place(self._places[key].storage, StorageWeakRef(storage))
 
     def add_scaled(self, target: torch.Tensor, other: torch.Tensor, factor: torch.Tensor) -> None:
-        """Record `target.add_(other, alpha=factor.item())`, whose number a tensor without contents cannot tell."""
+        """Record `target.add_(other, alpha=factor.item())`, whose factor a meta tensor cannot supply."""
         value, args = self.value_of(target), (Ref(self.value_of(target)), Ref(self.value_of(other)))
         writes, alpha = (self.tape.values[value].storage,), Ref(self.value_of(factor))
         op = RecordedOp(ADD_SCALED, args, (("alpha", alpha),), (value,), writes, self.phase, False, program_line())
@@ -320,7 +325,9 @@ class StepRecorder(TorchDispatchMode):
         return result
 
     def _physical(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor itself, or, of one that is only marked as conjugate or negated, what kernels make of it first."""
+        """Return the tensor, or for one only marked as conjugate or negated, the tensor that kernels compute from it
+        first.
+        """
         if not (tensor.is_conj() or tensor.is_neg()):
             return tensor
         self.tape.as_run = False
@@ -368,7 +375,7 @@ class StepRecorder(TorchDispatchMode):
         return result
 
     def _compared(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Compare two tensors, number by number, by an operator that tells what the answer depends on."""
+        """Compare two tensors number by number, with an operator that shows what the answer depends on."""
         one, other = args[:2]
         if func is torch.ops.aten.equal.default and one.shape != other.shape:
             return False
@@ -414,16 +421,17 @@ class StepRecorder(TorchDispatchMode):
             return _STEP_COUNT
         if tensor.is_meta:
             raise CaptureError(
-                f"{program_line() or 'a class of torch'}: the optimizer reads the value of a tensor in Python (.item(), float(), if), which depends on weights "
-                f"or gradients; a bundle has none of its code: {OPTIMIZER_REMEDY}"
+                f"{program_line() or 'a class of torch'}: the optimizer reads the value of a tensor in Python "
+                "(.item(), float(), if), which depends on weights or gradients; a bundle does not contain its code: "
+                f"{OPTIMIZER_REMEDY}"
             )
         return func(tensor)
 
     def read(self, tensor: torch.Tensor, method: str) -> None:
-        """Guard each number of a tensor that the program reads by a method which is no operator.
+        """Guard each number of a tensor that the program reads with a method that is not an operator.
 
-        Nothing is guarded that does not depend on the batch, the model or random numbers, nor what an operator's own code reads. Raises CaptureError for numbers that are not whole,
-        and for too many.
+        Values that do not depend on the batch, the model or random numbers are not guarded, nor reads by an operator's
+        own code. Raises CaptureError for non-integers, and for too many numbers.
         """
         place = self._places.get(storage_identity(tensor.untyped_storage())) if tensor.layout is torch.strided else None
         inside_operator = all(mode is not self for mode in current_modes())
@@ -435,9 +443,10 @@ class StepRecorder(TorchDispatchMode):
         """Guard each number of a tensor by an `item` that is recorded. Raises CaptureError as `read` does."""
         if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > _MAX_READ:
             raise CaptureError(
-                f"{program_line()} reads {tensor.numel()} numbers of a tensor in Python (.{method}()), which depend on the batch, the model or "
-                "random numbers; what follows from them would be frozen into the plan. Compute it by torch's operators, return it as an extra "
-                "output, or train with `port-agent exec`, which follows what changes"
+                f"{program_line()} reads {tensor.numel()} numbers of a tensor in Python (.{method}()), which depend "
+                "on the batch, the model or random numbers; their consequences would be frozen into the plan. Use "
+                "torch's operators instead, return it as an extra output, or train with `port-agent exec`, which "
+                "supports such reads"
             )
         with torch.no_grad():
             for k in range(tensor.numel()):
@@ -471,11 +480,12 @@ class StepRecorder(TorchDispatchMode):
         return tuple(writes)
 
     def _require_of_the_step(self, func: Any, writes: Iterable[int]) -> None:
-        """Raise CaptureError where a call changes a tensor that is there before the step and none of the model's."""
+        """Raise CaptureError if a call changes a tensor that exists before the step and does not belong to the model."""
         for s in writes:
             if self.tape.storages[s].role is Role.CONSTANT and s not in self._fresh:
                 raise _carried(
-                    f"{_name(func)} changes a tensor of {self.tape.storages[s].nbytes} bytes that is there before the step and is none of the model's"
+                    f"{_name(func)} changes a tensor of {self.tape.storages[s].nbytes} bytes that exists before the "
+                    "step and does not belong to the model"
                 )
 
     def _encode(self, argument: Any) -> Argument:
@@ -503,8 +513,8 @@ class StepRecorder(TorchDispatchMode):
             raise CaptureError("the step has a symbolic size; call it with plain tensors of fixed shape")
         if isinstance(argument, torch.Generator):
             raise CaptureError(
-                f"{program_line()} draws random numbers from a generator of its own, which a bundle does not have: draw from torch's (leave "
-                "`generator` out), or train with `port-agent exec`"
+                f"{program_line()} draws random numbers from its own generator, which a bundle does not have: draw "
+                "from torch's (leave `generator` out), or train with `port-agent exec`"
             )
         raise CaptureError(
             f"{program_line()}: an operator takes an argument of type {type(argument).__name__}, which is not supported"
@@ -512,7 +522,7 @@ class StepRecorder(TorchDispatchMode):
 
 
 def _offset_of(tensor: torch.Tensor, k: int) -> int:
-    """Return where in its storage the k-th number of a tensor lies, in elements."""
+    """Return the offset of a tensor's k-th number in its storage, in elements."""
     offset = int(tensor.storage_offset())
     for size, stride in zip(reversed(tensor.shape), reversed(tensor.stride()), strict=True):
         k, place = divmod(k, size)
@@ -529,13 +539,13 @@ NAMED_KINDS: dict[str, type] = {
 
 
 def storage_identity(storage: torch.UntypedStorage) -> int:
-    """Return what a storage is known by: no other has it while a StorageWeakRef of this one is there."""
+    """Return a storage's identity: no other storage has it while a StorageWeakRef of this one exists."""
     return int(StorageWeakRef(storage).cdata)
 
 
 @cache
 def _without_out(func: Any) -> Any:
-    """Return the overload of an operator that takes the same arguments but `out`, and writes to none; None where there is none."""
+    """Return the overload with the same arguments but `out` that writes to no argument; None if there is none."""
 
     def taken(overload: Any) -> list[tuple[str, str]]:
         return [(a.name, str(a.type)) for a in overload._schema.arguments if a.name != "out"]

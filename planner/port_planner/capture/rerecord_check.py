@@ -20,8 +20,8 @@ from port_planner.ir.graph import Argument, Phase, Ref, Role, Value, references,
 from port_planner.ir.operators import GUARD
 
 _REMEDY = (
-    "a bundle would repeat the first recording for ever. Make it depend on the batch and on torch's random numbers alone, "
-    "by torch's operators; or train with `port-agent exec`, which follows what changes"
+    "a bundle would repeat the first recording forever. Make it depend on the batch and on torch's random numbers alone, "
+    "using torch's operators; or train with `port-agent exec`, which supports changing steps"
 )
 
 _MAX_NAMED = 3
@@ -41,16 +41,17 @@ def require_same(first: Tape, other: Tape) -> None:
             raise CaptureError(f"{place}{difference}: {_REMEDY}")
     if counting := sorted(first.changing & other.changing):
         raise CaptureError(
-            f"the step changes {', '.join(counting[:_MAX_NAMED])} in Python each time, and what the program decides by that in a later step no "
-            "recording shows. Keep counts in a buffer of the model, compute with them by torch's operators, or train with `port-agent exec`, "
-            "which follows what changes"
+            f"the step changes {', '.join(counting[:_MAX_NAMED])} in Python each time, and what the program decides "
+            "by that in a later step no recording shows. Keep counts in a buffer of the model, compute with torch's "
+            "operators, or train with `port-agent exec`, which follows what changes"
         )
 
 
 def require_same_but_for_sums(first: Tape, other: Tape) -> None:
-    """The same of a tape whose step found gradients there and added its own to them, as all batches of an update but its first do.
+    """Raise CaptureError unless a step that adds to existing gradients is otherwise the same, as in all but an update's
+    first batch.
 
-    Raises CaptureError where it did anything else with them, too.
+    Also raises CaptureError if the step uses those gradients for anything else.
     """
     sums = [op for op in other.ops if _adds_to_gradient(other, op)]
     added = frozenset(other.values[v].storage for op in sums for v in references(op.args[1]))
@@ -58,15 +59,15 @@ def require_same_but_for_sums(first: Tape, other: Tape) -> None:
     for op in alone.ops:
         if any(alone.storages[s].role is Role.GRADIENT for s in touched_storages(alone, op)):
             raise CaptureError(
-                f"{op.line}{': ' if op.line else ''}{op.name} takes a gradient that an earlier batch of the same update left, besides adding to it: "
-                "a bundle sums gradients of its batches, and nothing else. Read them where the update is made, or train with `port-agent exec`, "
-                "which follows the program itself"
+                f"{op.line}{': ' if op.line else ''}{op.name} reads a gradient that an earlier batch of the same "
+                "update left, besides adding to it: a bundle only sums the gradients of its batches. Read them "
+                "where the update is made, or train with `port-agent exec`, which runs the program itself"
             )
     require_same(without_ops(first, _last_copies(first, first.gradients)), alone)
 
 
 def constants_of(tape: Tape) -> tuple[str, ...]:
-    """Say of each constant what it is and which operator reads it first."""
+    """Describe each constant and name the operator that reads it first."""
     found: dict[int, str] = {}
     for op in tape.ops:
         for v in (v for a in (*op.args, *(a for _, a in op.kwargs)) for v in references(a)):
@@ -78,7 +79,7 @@ def constants_of(tape: Tape) -> tuple[str, ...]:
 
 
 def _difference(first: Tape, mine: RecordedOp | None, other: Tape, theirs: RecordedOp | None) -> str:
-    """Return what is different between two operators at the same place of two tapes, "" for nothing."""
+    """Return how two operators at the same place of two tapes differ; "" if they do not."""
     if mine is None or theirs is None:
         op = mine or theirs
         name = "" if op is None else op.name
@@ -94,7 +95,7 @@ def _difference(first: Tape, mine: RecordedOp | None, other: Tape, theirs: Recor
     mine_values = [*references(mine_args), *(v for v in mine.outputs if v is not None)]
     their_values = [*references(their_args), *(v for v in theirs.outputs if v is not None)]
     for a, b in zip_longest(mine_values, their_values):
-        reason = "another number of tensors" if a is None or b is None else _unlike(first, a, other, b)
+        reason = "a different number of tensors" if a is None or b is None else _unlike(first, a, other, b)
         if reason:
             return f"{mine.name} works on {reason} in another recording of the step"
     if (mine.writes, mine.outputs, mine.phase) != (theirs.writes, theirs.outputs, theirs.phase):
@@ -103,7 +104,7 @@ def _difference(first: Tape, mine: RecordedOp | None, other: Tape, theirs: Recor
 
 
 def _adds_to_gradient(tape: Tape, op: RecordedOp) -> bool:
-    """Return whether this is autograd's sum of a gradient that was there and the step's own."""
+    """Return whether this operator is autograd's sum of an existing gradient and the step's own."""
     if op.name != "aten::add_.Tensor" or op.phase is not Phase.BACKWARD or len(op.args) != 2 or op.kwargs:
         return False
     summed, own = op.args
@@ -114,9 +115,10 @@ def _adds_to_gradient(tape: Tape, op: RecordedOp) -> bool:
 
 
 def _last_copies(tape: Tape, storages: Set[int]) -> list[RecordedOp]:
-    """Return what makes gradients in these storages by copying others: autograd does where something else holds those, or they lie otherwise.
+    """Return the operators that create gradients in these storages by copying: autograd copies if the original is
+    referenced or has another layout.
 
-    Where a gradient is there already it adds to that instead.
+    If a gradient already exists, it is added to instead.
     """
     found = list[RecordedOp]()
     for op, following in zip_longest(tape.ops, tape.ops[1:]):
@@ -131,7 +133,7 @@ def _last_copies(tape: Tape, storages: Set[int]) -> list[RecordedOp]:
 
 
 def without_ops(tape: Tape, ops: Sequence[RecordedOp]) -> Tape:
-    """Return a tape without these operators, values and storages numbered as they come, and constants named so."""
+    """Return a tape without these operators; values, storages and constants are renumbered consecutively."""
     left_out = {id(op) for op in ops}
     kept = [op for op in tape.ops if id(op) not in left_out]
     values, storages = dict[int, int](), dict[int, int]()
@@ -167,20 +169,22 @@ def without_ops(tape: Tape, ops: Sequence[RecordedOp]) -> Tape:
 
 
 def touched_storages(tape: Tape, op: RecordedOp) -> set[int]:
-    """Return the storages that an operator reads, writes or makes."""
+    """Return the storages that an operator reads, writes or creates."""
     values = [*references(_arguments(op)), *(v for v in op.outputs if v is not None)]
     return {*op.writes, *(tape.values[v].storage for v in values)}
 
 
 def _arguments(op: RecordedOp) -> tuple[Argument, ...]:
-    """Return what an operator was called with; of a guard not the line, which in the backward pass is that of whoever asked for it."""
+    """Return an operator's arguments; for a guard without the line, which in the backward pass is the line of the
+    caller.
+    """
     if op.name == GUARD:
         return op.args[:2]
     return (*op.args, *(part for name, value in op.kwargs for part in (name, value)))
 
 
 def _spelled(argument: Argument) -> Iterator[str]:
-    """Yield what an argument consists of; floats to the last bit, tensors without their place."""
+    """Yield the parts of an argument; floats exactly, tensors without their address."""
     if isinstance(argument, tuple):
         yield "("
         for part in argument:
@@ -202,7 +206,7 @@ def _unlike(first: Tape, mine: int, other: Tape, theirs: int) -> str:
     return (
         ""
         if _same_contents(s, t)
-        else f"other contents of a tensor of {_shape(a)} that no operator of torch made in the thread of the step"
+        else f"different contents of a tensor of {_shape(a)} that no operator of torch made in the thread of the step"
     )
 
 
@@ -218,7 +222,7 @@ def _same_contents(a: RecordedStorage, b: RecordedStorage) -> bool:
 
 @contextmanager
 def other_generators_untouched() -> Iterator[None]:
-    """Raise CaptureError where the block draws from Python's or numpy's global generator; restore them."""
+    """Raise CaptureError if the block draws from Python's or numpy's global generator; restore both."""
     python, arrays = random.getstate(), np.random.get_state(legacy=False)
     try:
         yield

@@ -20,7 +20,7 @@ RewrittenStep = Callable[[torch.optim.Optimizer, StepRecorder], None]
 
 
 def rewritten_step(optimizer: torch.optim.Optimizer) -> RewrittenStep | None:
-    """Return what makes the step of an optimizer in place of its class's `step`, or None for its own."""
+    """Return the function that replaces the `step` of an optimizer's class, or None to use its own."""
     return _REWRITTEN.get(type(optimizer))
 
 
@@ -106,7 +106,7 @@ def _gradient(parameter: torch.Tensor, group: Mapping[str, Any]) -> torch.Tensor
 
 
 def _stored(number: float) -> float:
-    """Return a number as a tensor of torch's default precision keeps it."""
+    """Return a number rounded to torch's default precision."""
     return number if torch.get_default_dtype() is torch.float64 else float(np.float32(number))
 
 

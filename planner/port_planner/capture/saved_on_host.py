@@ -13,11 +13,11 @@ from port_planner.torch_compat.autograd import version_of
 from port_planner.torch_compat.modes import current_modes
 
 SMALLEST_BYTES = 64 << 10
-"""Storages below this stay: a copy takes as long as the device needs for a thousand times as many bytes."""
+"""Smaller storages stay: the fixed cost of a copy equals that of copying a thousand times as many bytes."""
 
 
 class _SavedView(NamedTuple):
-    """A view that was saved: of which contents, and where in them."""
+    """A saved view: which contents, and where in them."""
 
     contents: "_Contents"
     dtype: torch.dtype
@@ -35,7 +35,7 @@ class _Contents:
         self._back: weakref.ref[torch.UntypedStorage] | None = None
 
     def storage(self) -> torch.UntypedStorage:
-        """Return them on the device, once for all who need them at a time."""
+        """Return the contents on the device, shared by all who need them at the same time."""
         found = self._back() if self._back is not None else None
         if found is None:
             found = self.host.to(self.device).untyped_storage()
@@ -46,13 +46,13 @@ class _Contents:
 
 
 class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
-    """While it is entered, contents that autograd saves leave their device, but for those of the tensors that stay.
+    """Context in which tensors that autograd saves are moved to the host, except those in `stay`.
 
-    Numbers are the same. A storage that is changed after it was saved, which autograd refuses, is not noticed here.
+    Results are identical. Autograd rejects a storage that changed after it was saved; this is not detected here.
     """
 
     def __init__(self, stay: Iterable[torch.Tensor], is_short: Callable[[], bool]) -> None:
-        """`is_short`: says whether the device is so full by now that what is saved leaves it."""
+        """`is_short`: returns whether the device is so full that saved tensors must leave it."""
         self._is_short = is_short
         self._stay = {storage_identity(t.untyped_storage()) for t in stay}
         self._known: weakref.WeakValueDictionary[tuple[int, int], _Contents] = weakref.WeakValueDictionary()
@@ -73,7 +73,7 @@ class SavedOnHost(torch.autograd.graph.saved_tensors_hooks):
             return _SavedView(contents, tensor.dtype, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def _contents(self, storage: torch.UntypedStorage, version: int) -> _Contents:
-        """Return the copy of a storage as it is, made once."""
+        """Return the copy of a storage's current contents, created once."""
         key = storage_identity(storage)
         alive = self._alive.get(key)
         known = self._known.get((key, version)) if alive is not None and alive() is storage else None
@@ -101,7 +101,7 @@ def _recorders() -> list[StepRecorder]:
 
 @contextlib.contextmanager
 def _unrecorded() -> Iterator[None]:
-    """Let no recorder write down what is done meanwhile; other modes, such as one that keeps a budget, see it."""
+    """Keep recorders from recording the block; other modes, such as one that enforces a budget, still see it."""
     recorders = _recorders()
     before = [recorder.recording for recorder in recorders]
     for recorder in recorders:

@@ -79,10 +79,10 @@ def _dtype_name(tensor: torch.Tensor) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Repetition:
-    """How it is seen that a step is the same each time.
+    """How to check that a step is the same each time.
 
-    `batches`: on which it is recorded again, with other random numbers, and must be the same. `later`: leave them to `record_again`, where
-    that can be. `results`: of steps that were recorded before.
+    `batches`: on which the step is recorded again with different random numbers and must be the same. `later`: leave
+    them to `record_again` where possible. `results`: of steps recorded earlier.
     """
 
     batches: Sequence[tuple[Any, ...]] = ()
@@ -185,10 +185,10 @@ def capture_evaluation(
 def record_again(
     tape: Tape, model: torch.nn.Module, loss_fn: LossFunction, optimizer: torch.optim.Optimizer, batch: tuple[Any, ...]
 ) -> torch.Tensor:
-    """Run forward and backward pass as the program does, of which gradients and all else stay, and return the loss.
+    """Run forward and backward pass as the program does, keep gradients and all side effects, and return the loss.
 
-    Gradients of what `optimizer` trains that are there already get its own added; those of the rest, which nothing takes, go. Raises
-    CaptureError where it is another step than that of `tape`, but for these sums.
+    Adds to existing gradients of what `optimizer` trains; other gradients, which nothing uses, are dropped. Raises
+    CaptureError if the step differs from that of `tape`, apart from these sums.
     """
     session, trained = _Session(model, batch, tape.results), _trained(optimizer)
     for parameter in set(model.parameters()).difference(*trained):
@@ -220,10 +220,11 @@ def _trained(optimizer: torch.optim.Optimizer) -> list[list[torch.Tensor]]:
 
 @contextlib.contextmanager
 def _undisturbed(session: "_Session", seed: int | None = None) -> Iterator[set[str]]:
-    """Put back what a recorded step changes: gradients, buffers (running statistics), parameters that it writes to and the default generator.
+    """Restore what a recorded step changes: gradients, buffers (running statistics), parameters that it writes to and
+    the default generator.
 
-    Gives a set for the names of buffers whose exchange for other tensors is recorded. `seed`: what torch's random numbers
-    begin with meanwhile. Raises CaptureError where a recording would miss something: other generators that are drawn from,
+    Yields a set that collects the names of buffers whose replacement is recorded. `seed`: seed of torch's random
+    numbers meanwhile. Raises CaptureError where a recording would miss something: other generators that are drawn from,
     other parameters or buffers that are replaced by other tensors.
     """
     model, kept = session.model, set[str]()
@@ -257,7 +258,7 @@ def _undisturbed(session: "_Session", seed: int | None = None) -> Iterator[set[s
 
 
 def bind_buffers(model: torch.nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:
-    """Let buffers be these tensors again, by their names."""
+    """Rebind buffers to these tensors, by name."""
     for name, tensor in buffers.items():
         owner, _, own_name = name.rpartition(".")
         set_buffer(model.get_submodule(owner), own_name, tensor)
@@ -281,7 +282,9 @@ def _accumulations_counted(model: torch.nn.Module) -> Iterator[Counter[torch.Ten
 
 @contextlib.contextmanager
 def _gradients_dropped(counts: Mapping[torch.Tensor, int]) -> Iterator[None]:
-    """Let gradients go as soon as they are there, of the parameters that get theirs at once: nothing reads them later."""
+    """Free gradients as soon as they are complete, for parameters whose gradient is computed in one piece: nothing
+    reads them later.
+    """
 
     def drop(parameter: torch.Tensor) -> None:
         parameter.grad = None
@@ -338,14 +341,16 @@ class _Session:
 
     def _add(self, tensor: torch.Tensor, role: Role, name: str) -> None:
         if is_lazy(tensor):
-            raise CaptureError(f"{name} has no shape yet: run the model once on a batch before its optimizer is made")
+            raise CaptureError(
+                f"{name} has no shape yet: run the model once on a batch before you create its optimizer"
+            )
         if not self.recorder.known(tensor):
             self.persistent[storage_key(role, name)] = tensor
         self.names[tensor] = name
         self.recorder.add(tensor, role, name)
 
     def meet_gradients(self, groups: list[list[torch.Tensor]]) -> bool:
-        """Register gradients that are there before the step, and say whether there are any."""
+        """Register gradients that exist before the step, and return whether there are any."""
         there = {p: p.grad for group in groups for p in group if p.grad is not None}
         for parameter, gradient in there.items():
             self.recorder.add(gradient, Role.GRADIENT, self.names[parameter])
@@ -389,7 +394,7 @@ class _Session:
         recorder.tape.other_formulas |= frozenset(lines)
 
     def end(self) -> set[str]:
-        """Note what the step leaves, and return the names of buffers that it exchanged for other tensors."""
+        """Record what the step leaves, and return the names of buffers that it replaced by other tensors."""
         kept = self._keep_rebound()
         placed = self.code.changed()
         others = changed(self.before, python_state(self.model, self.loss_fn))
@@ -399,7 +404,7 @@ class _Session:
         return kept
 
     def _keep_rebound(self) -> set[str]:
-        """Record that buffers get the contents of the tensors that the step put in their places; return their names.
+        """Record that buffers receive the contents of the tensors that replaced them; return their names.
 
         Of tensors that it made, each in the place of one buffer that shares its memory with no other; they lie in memory as
         that one does and have no history.
@@ -555,7 +560,7 @@ class _Session:
         return ops
 
     def _with_clamp(self, ops: tuple[RecordedOp, ...]) -> tuple[RecordedOp, ...]:
-        """Clamp what RAdam divides by, which leaves it as it is or makes 1.0 of it: its first updates do not divide."""
+        """Clamp RAdam's divisor, which leaves it unchanged or makes it 1.0: its first updates do not divide."""
         found: list[RecordedOp] = []
         for op in ops:
             found.append(op)
@@ -582,7 +587,7 @@ class _Session:
             self.persistent[storage_key(Role.STATE, full_name)] = fill if real is None else real
 
     def layouts(self) -> dict[str, TensorLayout]:
-        """Return how each persistent storage's tensor lies in it; where two share one, the first."""
+        """Return how each persistent storage's tensor lies in it; if two share one, the first."""
         tape = self.recorder.tape
         found: dict[str, TensorLayout] = {}
         for value in tape.values:
@@ -615,9 +620,10 @@ def _require_unchanged(before: OptimizerSpec, after: OptimizerSpec) -> None:
 
 
 def _started(spec: OptimizerSpec, parameters: list[list[torch.Tensor]]) -> torch.optim.Optimizer:
-    """Return an optimizer of this spec that made its first step: with state, and what is fused is from the next on.
+    """Return an optimizer of this spec after its first step: it has state, and fused updates apply from the next step
+    on.
 
-    Fused updates look at the device when they make their state, and meta tensors are on none that they know.
+    Fused updates check the device when they create their state, and do not accept the meta device.
     """
     plain = replace(spec, groups=tuple({k: v for k, v in g.items() if k != "fused"} for g in spec.groups))
     optimizer = optimizer_scalars.build_optimizer(plain, parameters)

@@ -1,8 +1,8 @@
 """Record what a program does after each step of its optimizer, in hooks on it.
 
-They run for real on the model's own tensors, as forward and backward pass do, and what they change is put back. At recording the update before
-them was not made: a hook may depend on what tensors hold by torch's operators alone, and it runs twice, the second time with other numbers
-where a schedule changes the optimizer's, and must do the same.
+They run for real on the model's own tensors, as forward and backward pass do, and what they change is put back. While
+recording, the update before them has not run: a hook may depend on tensor contents only through torch's operators. It
+runs twice and must do the same; the second time with different numbers if a schedule changes the optimizer's.
 """
 
 from collections import Counter
@@ -24,12 +24,10 @@ from port_planner.ir.graph import PERSISTENT, Phase, Role
 from port_planner.ir.lowering.optimizer_scalars import Schedule, hyperparameters, restored
 from port_planner.torch_compat.optimizers import hooks_after_steps
 
-_REMEDY = (
-    "let the loss function or the model do that, or train with `port-agent exec`, which follows the program itself"
-)
+_REMEDY = "let the loss function or the model do that, or train with `port-agent exec`, which runs the program itself"
 
 _LASTING = frozenset({Role.PARAMETER, Role.BUFFER, Role.CONSTANT})
-"""Roles of storages that are there when all updates were made."""
+"""Roles of storages that exist after all updates."""
 
 
 def record_hooks_after_steps(
@@ -95,7 +93,10 @@ class _Run:
         self._parameters = dict(model.named_parameters())
 
     def recorded(self, other_numbers: Mapping[int, Mapping[str, Any]]) -> Sequence[RecordedOp]:
-        """Return the operators of the hook. Raises CaptureError where a second run, with other numbers in groups, is another."""
+        """Return the operators of the hook.
+
+        Raises CaptureError if a second run with different numbers in groups differs.
+        """
         first, changing = self._run({})
         second, again = self._run(other_numbers)
         if counting := sorted(changing & again):
@@ -106,11 +107,11 @@ class _Run:
         except CaptureError as error:
             scheduled = sorted({name for row in other_numbers.values() for name in row})
             numbers = f" (with another {', '.join(scheduled)}, which the scheduler changes)" if scheduled else ""
-            raise self._refused(f"does something else when it runs again{numbers}: {error}") from error
+            raise self._refused(f"behaves differently when it runs again{numbers}: {error}") from error
         return first
 
     def _run(self, numbers: Mapping[int, Mapping[str, Any]]) -> tuple[list[RecordedOp], frozenset[str]]:
-        """Return the operators of a run, and the names of what it changed of Python's."""
+        """Return the operators of a run, and the names of the Python values it changed."""
         recorder, tape, code = self._recorder, self._recorder.tape, StateOfCode()
         start, storages, state = len(tape.ops), len(tape.storages), recorder.generators()
         flags = {name: (p.requires_grad, p.data) for name, p in self._parameters.items()}
@@ -122,7 +123,7 @@ class _Run:
             if self._groups() != groups:
                 raise self._refused("changes the optimizer's groups")
         if self._tensors() != tensors:
-            raise self._refused("puts other tensors in the places of the model's")
+            raise self._refused("replaces the model's tensors by others")
         if [name for name, p in self._parameters.items() if p.requires_grad != flags[name][0]] or other_formulas:
             raise self._refused("changes which gradients are computed")
         self._keep_replaced({name: data for name, (_, data) in flags.items()})
@@ -142,7 +143,9 @@ class _Run:
         return [([*map(id, group["params"])], hyperparameters(group)) for group in self._optimizer.param_groups]
 
     def _keep_replaced(self, before: Mapping[str, torch.Tensor]) -> None:
-        """Record that parameters get the contents of the tensors that the hook set as their `data`, and give them their own back."""
+        """Record that parameters receive the contents of the tensors that the hook assigned to `data`, and restore
+        their own.
+        """
         tape, copies = self._recorder.tape, list[tuple[int, int]]()
         for name, parameter in self._parameters.items():
             old, new = before[name], parameter.data
@@ -152,7 +155,7 @@ class _Run:
             values = tape.values[source], tape.values[target]
             like = replace(values[0], storage=0, offset=0) == replace(values[1], storage=0, offset=0)
             if not like or tape.storages[values[0].storage].role is not Role.TEMPORARY:
-                raise self._refused(f"sets {name}.data to a tensor that it does not make, or of another layout")
+                raise self._refused(f"sets {name}.data to a tensor that it did not create, or that has another layout")
             copies.append((target, source))
             parameter.data = old
         places = Counter(tape.values[v].storage for copy in copies for v in copy)
@@ -162,15 +165,17 @@ class _Run:
             self._recorder.copy(target, source)
 
     def _require_lasting(self, op: RecordedOp, storages: int) -> None:
-        """Raise CaptureError for an operator that takes what is gone once updates are made, of the `storages` from before the hook."""
+        """Raise CaptureError for an operator that uses what no longer exists after updates; `storages`: those from
+        before the hook.
+        """
         tape = self._recorder.tape
         if any(s < storages and tape.storages[s].role not in _LASTING for s in touched_storages(tape, op)):
-            raise self._refused(f"takes gradients, or what the step or another hook made ({op.name} at {op.line})")
+            raise self._refused(f"uses gradients, or results of the step or of another hook ({op.name} at {op.line})")
         if any(tape.storages[s].role is Role.CONSTANT for s in op.writes):
-            raise self._refused(f"changes a tensor that is none of the model's ({op.name} at {op.line})")
+            raise self._refused(f"changes a tensor that does not belong to the model ({op.name} at {op.line})")
 
     def _refused(self, does: str) -> CaptureError:
-        return CaptureError(f"{self._what} {does}, which a bundle cannot repeat: {_REMEDY}")
+        return CaptureError(f"{self._what} {does}, which a bundle cannot reproduce: {_REMEDY}")
 
 
 def _alone(tape: Tape, ops: Sequence[RecordedOp]) -> Tape:
@@ -204,13 +209,13 @@ def _with_numbers(optimizer: torch.optim.Optimizer, numbers: Mapping[int, Mappin
 
 @contextmanager
 def _without_state(optimizer: torch.optim.Optimizer, refused: Callable[[str], CaptureError]) -> Iterator[None]:
-    """Have an optimizer no `state`, which at recording is another than in training, and refuse what looks for it."""
+    """Hide the optimizer's `state`, which differs between recording and training, and reject hooks that access it."""
     state = vars(optimizer).pop("state")
     try:
         yield
     except AttributeError as error:
         if error.obj is optimizer and error.name == "state":
-            raise refused("takes the optimizer's state") from error
+            raise refused("uses the optimizer's state") from error
         raise
     finally:
         optimizer.state = state

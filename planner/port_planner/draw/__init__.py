@@ -1,1 +1,3 @@
-"""Plans as pictures: `drawing` says what is shown of one, `svg` draws it, `frontier` draws several beside each other, `page` is for a browser."""
+"""Plans as pictures: `drawing` selects what is shown, `svg` draws one plan, `frontier` several side by side, `page`
+makes a page for a browser.
+"""

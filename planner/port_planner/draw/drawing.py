@@ -34,7 +34,7 @@ _RETURNS = {
     Action.PACK: Shade.KEEP,
     Action.PACK_PAGE: Shade.PAGE_IN,
 }
-"""How a tensor that comes back is drawn."""
+"""How a tensor that returns is drawn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,14 +82,14 @@ class Drawing:
     phases: tuple[Span, ...] = ()
     figures: tuple[tuple[str, str], ...] = ()
     base_bytes: int = 0
-    """Of the memory, the process itself."""
+    """Memory of the process itself."""
     unshown: int = 0
     runs: tuple[TileRun, ...] = ()
-    """Where operators run in pieces."""
+    """The places where operators run in tiles."""
 
 
 def bundle_drawing(bundle: Bundle, index: int) -> Drawing:
-    """Return the drawing of a bundle's plan for its main graph, with the budget that it was asked for."""
+    """Return the drawing of a bundle's plan for its main graph, with the requested budget."""
     main, manifest = bundle.manifest.main_graph, bundle.manifest
     picture = drawing(bundle.graphs[main], bundle.costs[main], bundle.plans[index][main])
     budget = manifest.plans[index].ram_bytes
@@ -130,7 +130,7 @@ def _figures(program: Program, plan: Plan) -> tuple[tuple[str, str], ...]:
     figures = [
         ("peak", format_bytes(program.peak_bytes)),
         ("a step takes", format_seconds(program.seconds)),
-        ("of it computing again", format_seconds(program.recompute_seconds)),
+        ("of it recomputing", format_seconds(program.recompute_seconds)),
         ("waiting for flash", format_seconds(program.stall_seconds)),
         ("energy", format_joules(program.joules)),
         ("read from flash", format_bytes(program.read_bytes)),
@@ -197,7 +197,7 @@ def _bars(graph: StepGraph, lane: int, s: int, decisions: list[Decision]) -> lis
 
 
 def _leaving(bar: Bar) -> list[Bar]:
-    """Return a bar whose end has the colour of the way to flash."""
+    """Split off the end of a bar in the colour for writes to flash."""
     middle = max(bar.start, bar.stop - max((bar.stop - bar.start) // 3, 1))
     parts = (replace(bar, stop=middle), replace(bar, start=middle, shade=Shade.PAGE_OUT))
     return [part for part in parts if part.stop > part.start]

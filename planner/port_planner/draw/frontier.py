@@ -1,4 +1,4 @@
-"""The plans of a bundle beside each other: energy over memory."""
+"""The plans of a bundle side by side: energy over memory."""
 
 import html
 from collections.abc import Sequence

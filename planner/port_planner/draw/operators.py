@@ -1,4 +1,4 @@
-"""A step's operators as a plot: what a call takes in time over the memory that it touches."""
+"""A step's operators as a plot: time per call over the memory it touches."""
 
 import html
 import math
@@ -24,7 +24,7 @@ class Spot:
 
 
 def spots_of(graph: StepGraph, costs: CostTable) -> list[Spot]:
-    """Return the calls of a step, those alike together, what takes longest in all last."""
+    """Return the calls of a step, equal ones merged, those with the largest total time last."""
     found: dict[tuple[str, bool, int], list[float]] = defaultdict(list)
     for i, (op, cost) in enumerate(zip(graph.ops, costs.ops, strict=True)):
         touched = sum(graph.storages[s].nbytes for s in {*graph.reads[i], *graph.creates[i]}) + cost.workspace_bytes
@@ -35,12 +35,12 @@ def spots_of(graph: StepGraph, costs: CostTable) -> list[Spot]:
 
 _WIDTH, _HEIGHT, _LEFT, _TOP, _MARGIN = 900, 480, 90, 74, 44
 _RADIUS = 3, 15
-"""Pixels: of the least and of what takes all the time of the step; areas are shares of it."""
+"""Radii in pixels of the smallest spot and of one that takes all of the step's time; areas are proportional to time."""
 _NAMED, _APART = 12, 14
-"""Of the spots that take longest, so many have their name beside them, unless another name is so many pixels near."""
+"""The number of longest-running spots that are labelled, unless another label is within that many pixels."""
 _MIN_BYTES, _MIN_S = 1024, 1e-6
 _BYTES_STEP, _SECONDS_STEP = 32, 10
-"""Between two lines of the grid."""
+"""Factor between two grid lines."""
 _SHORT_S = 1e-3
 
 
@@ -112,5 +112,5 @@ class _Scale:
         return cls(tuple(float(step) ** power for power in range(low, max(high, low + 1) + 1)))
 
     def share(self, value: float) -> float:
-        """Return where a value lies between the first line, 0, and the last, 1."""
+        """Return the position of a value between the first line (0) and the last (1)."""
         return math.log(value / self.lines[0]) / math.log(self.lines[-1] / self.lines[0])

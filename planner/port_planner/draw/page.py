@@ -1,4 +1,4 @@
-"""A plan as a page for a browser: the figures, the drawing with what lies under the pointer, and the bundle's other plans."""
+"""A plan as a page for a browser: the figures, the drawing with tooltips, and the bundle's other plans."""
 
 import html
 import json
@@ -12,7 +12,7 @@ from port_planner.draw.svg import svg
 
 
 class DrawError(PortError):
-    """A drawing that cannot be made here."""
+    """A drawing that cannot be created."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -48,7 +48,7 @@ chart.addEventListener('pointerleave',()=>{line.remove();here.innerHTML=first});
 
 
 def page(picture: Drawing, marks: Sequence[Mark] = (), chosen: int = 0) -> str:
-    """Return an HTML page with the drawing in it, and the frontier of `marks` where there is one."""
+    """Return an HTML page with the drawing, and with the frontier of `marks` if there are any."""
     plot = f'<figure class="small">{frontier_svg(marks, chosen)}</figure>' if len(marks) > 1 else ""
     figures = "".join(
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in picture.figures
@@ -64,9 +64,9 @@ def page(picture: Drawing, marks: Sequence[Mark] = (), chosen: int = 0) -> str:
 
 
 def write_drawing(picture: Drawing, path: Path, marks: Sequence[Mark] = (), chosen: int = 0) -> None:
-    """Write the drawing as the suffix of `path` says; an .html page shows figures and the frontier too.
+    """Write the drawing in the format of the suffix of `path`; an .html page also shows figures and the frontier.
 
-    Raises DrawError for another suffix, and where the file cannot be written.
+    Raises DrawError for any other suffix, and if the file cannot be written.
     """
     suffix = path.suffix.lower()
     if suffix == ".svg":
@@ -78,4 +78,4 @@ def write_drawing(picture: Drawing, path: Path, marks: Sequence[Mark] = (), chos
     try:
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise DrawError(f"cannot write {path}: {error.strerror}; name a file that can be written") from error
+        raise DrawError(f"cannot write {path}: {error.strerror}; choose a writable file") from error

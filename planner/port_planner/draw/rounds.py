@@ -1,4 +1,4 @@
-"""The rounds of a federation as a plot: the loss, and who took part."""
+"""The rounds of a federation as a plot: the loss, and which devices took part."""
 
 import html
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from port_planner.draw.svg import STYLE
 
 @dataclass(frozen=True, slots=True)
 class RoundMark:
-    """One round, or one attempt at it: `loss` is None and nobody is in it where it was `abandoned`, which says why."""
+    """One round or attempt: an `abandoned` one gives the reason, and has loss None and no devices."""
 
     number: int
     seconds: float
@@ -18,7 +18,7 @@ class RoundMark:
     devices: tuple[str, ...]
     """Those in the average."""
     lost: dict[str, str]
-    """Those that were asked and are not in it, and why."""
+    """The devices that were asked but are not in it, with the reasons."""
     abandoned: str = ""
 
 
@@ -30,7 +30,9 @@ _MAX_LABELS = 20
 
 
 def rounds_svg(rounds: Sequence[RoundMark], title: str) -> str:
-    """Return an SVG of the loss by round, and below a row for each device: a dot where it is in the average, a ring where it was lost."""
+    """Return an SVG of the loss per round, and a row per device below: a dot where it is in the average, a ring where
+    it was lost.
+    """
     names = sorted({name for one in rounds for name in (*one.devices, *one.lost)})
     losses = [one.loss for one in rounds if one.loss is not None]
     low, high = min(losses, default=0.0), max(losses, default=1.0)

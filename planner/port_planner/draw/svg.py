@@ -1,4 +1,4 @@
-"""A drawing of a plan as SVG, in the colours of the reader's light or dark surroundings, with what lies under the pointer in words."""
+"""A drawing of a plan as SVG that follows the reader's light or dark theme, with tooltips."""
 
 import html
 import math
@@ -29,12 +29,12 @@ _LETTER = 6.3
 _MIN_LEFT, _RIGHT, _TOP, _AXIS = 130, 24, 74, 44
 _MIN_BAR = 0.8
 _RUN, _PALER = 5, 0.45
-"""Of a piece on the axis: pixels of its height, the opacity of every other one."""
+"""Tile markers on the axis: height in pixels, and opacity of every second one."""
 TILED = "operators in pieces"
 _TICKS = 6
 _PHASE_LETTERS = 8
 _MIN_SPAN = 20
-"""Updates that lie between operators of the backward pass have no band of their own."""
+"""Updates between operators of the backward pass over fewer operators get no band of their own."""
 
 
 def svg(picture: Drawing, *, titled: bool = True) -> str:
@@ -66,7 +66,7 @@ class _Svg:
         return self.left + _CHART * moments[min(op, len(moments) - 1)] / (moments[-1] or 1.0)
 
     def y(self, nbytes: float) -> float:
-        """Return the height of so many bytes in the curve."""
+        """Return the height of a number of bytes in the curve."""
         return _TOP + _CURVE * (1 - nbytes / self.most)
 
     def document(self) -> Iterator[str]:
@@ -178,7 +178,7 @@ class _Svg:
             yield f'<text x="{self.left - 8:.1f}" y="{line + 4:.1f}" text-anchor="end">{label}</text>'
 
     def _runs(self) -> Iterator[str]:
-        """Yield a block on the axis for each piece of a chain, every other one paler."""
+        """Yield a block on the axis for each tile of a chain, every second one paler."""
         for run in self.picture.runs:
             left, tile = self.x(run.start), run.tile
             width = max(self.x(run.stop) - left, _MIN_BAR)
@@ -209,7 +209,7 @@ def _label(name: str, nbytes: int) -> str:
 
 
 def _round_step(least: float) -> float:
-    """Return 1, 2 or 5 times a power of ten that is no less than `least`; 0 for 0."""
+    """Return the smallest 1, 2 or 5 times a power of ten that is at least `least`; 0 for 0."""
     if least <= 0:
         return 0.0
     power: float = 10.0 ** math.floor(math.log10(least))

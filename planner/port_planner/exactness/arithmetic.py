@@ -1,4 +1,4 @@
-"""Torch's arithmetic settings: read, changed for a block, and put to what they were in another process."""
+"""Torch's arithmetic settings: read, changed for a block, and restored to those of another process."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -32,13 +32,16 @@ def arithmetic() -> Arithmetic:
 
 
 def set_arithmetic(then: Arithmetic) -> None:
-    """Compute with the settings of `then` from now on. Raises UnavailableArithmeticError by the names of those that cannot be had here."""
+    """Compute with the settings of `then` from now on.
+
+    Raises UnavailableArithmeticError, which names those unavailable here.
+    """
     _change(arithmetic(), then)
     lacking = list(differences(arithmetic(), then))
     if lacking:
         raise UnavailableArithmeticError(
-            f"the steps so far were computed with other settings than torch can have here ({'; '.join(lacking)}): go on where they "
-            "were computed, or begin anew"
+            f"the steps so far were computed with settings that torch cannot use here ({'; '.join(lacking)}): "
+            "continue where they were computed, or start again"
         )
 
 

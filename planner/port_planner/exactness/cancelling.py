@@ -1,7 +1,8 @@
-"""Made-up numbers whose sums cancel, which show the order in which a kernel adds.
+"""Synthetic numbers whose sums cancel, which reveal the order in which a kernel adds.
 
-Sums are kept in 32 bits and rounded to the 16 of a result: in half precision another order of adding shows in one of 64,000 sums of
-common numbers, in one of three of these (measured, matrix units of an Intel Xeon), because what rounding left is all that is to be seen.
+Sums are kept in 32 bits and rounded to the 16 of a result: in half precision another order shows in one of 64,000 sums
+of ordinary numbers, but in one of three of these (measured, matrix units of an Intel Xeon), because only the rounding
+errors remain.
 """
 
 from collections.abc import Mapping
@@ -11,7 +12,7 @@ import torch
 from port_planner.operators.row import Product
 
 RESIDUE = 2.0**-20
-"""About what rounding in 32 bits leaves of sums that cancel: an addend of this size does not hide it."""
+"""About the rounding error of cancelling 32-bit sums: an addend of this size does not hide it."""
 
 
 def mirrored(numbers: torch.Tensor, dim: int, sign: int) -> torch.Tensor:
@@ -43,7 +44,7 @@ def cancel(product: Product, numbers: Mapping[int, torch.Tensor]) -> None:
 
 
 def _without_repeats(numbers: torch.Tensor) -> torch.Tensor:
-    """Return a view in which every number comes once."""
+    """Return a view in which every number appears once."""
     for dim, stride in enumerate(numbers.stride()):
         if stride == 0 and numbers.shape[dim] > 1:
             numbers = numbers.narrow(dim, 0, 1)

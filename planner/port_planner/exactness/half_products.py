@@ -1,7 +1,8 @@
-"""What products in half precision take on this processor, measured once per process.
+"""The cost of half-precision products on this processor, measured once per process.
 
-A processor that does not multiply bfloat16 (Cortex-A72 and A76, x86 with AVX2 alone) has torch do it in software: many times slower than
-float32, with sums of 32 bits beside the result, and, where oneDNN is asked first and refuses, with oneDNN off for the rest of the process.
+A processor that does not multiply bfloat16 (Cortex-A72 and A76, x86 with AVX2 alone) makes torch do it in software:
+many times slower than float32, with sums of 32 bits beside the result, and, where oneDNN is asked first and refuses,
+with oneDNN off for the rest of the process.
 """
 
 import sys
@@ -17,14 +18,14 @@ from port_planner.profiling.timing import HostWorkspaceMeter
 
 HALVES = (torch.bfloat16, torch.float16)
 _REFUSAL = r"mkldnn_\w+ failed, switching to "
-"""How torch's warning begins where oneDNN refuses a product: a page of text, with a trace of C++."""
+"""The start of torch's warning when oneDNN rejects a product: a page of text with a C++ trace."""
 
 _SUMS_BYTES = 4
 _ROWS, _INNER, _COLUMNS = 128, 16, 4096
-"""Of the product whose room is measured: what kernels pack of its operands is a sixteenth of its sums."""
+"""The shape whose workspace is measured: packed operands take a sixteenth of its sums."""
 
 _SIDE, _TIMES = 256, 3
-"""Of the square matrices whose products are timed, and how often: 34 million multiplications."""
+"""Size of the timed square matrices and number of runs: 34 million multiplications."""
 
 
 def in_software(dtype: torch.dtype) -> bool:
@@ -38,9 +39,9 @@ def in_software(dtype: torch.dtype) -> bool:
 
 @cache
 def sums_bytes(dtype: torch.dtype) -> int:
-    """Return the bytes that a product takes besides its result for each of its numbers: 4 where sums of 32 bits lie beside it, else 0.
+    """Return the extra bytes per result element of a product: 4 if it keeps 32-bit sums, else 0.
 
-    Where nobody tells what a call takes, for want of the allocator, 4 for half precision in software.
+    Without the allocator that measures calls: 4 for half precision in software.
     """
     if dtype not in HALVES:
         return 0
@@ -49,7 +50,7 @@ def sums_bytes(dtype: torch.dtype) -> int:
         return _SUMS_BYTES if in_software(dtype) else 0
     with unchanged_arithmetic(), _without_refusals():
         one, other = torch.ones(_ROWS, _INNER, dtype=dtype), torch.ones(_COLUMNS, _INNER, dtype=dtype).t()
-        torch.mm(one, other)  # what is made once for all calls is none of its own
+        torch.mm(one, other)  # # one-off allocations do not count
         meter.start()
         made = torch.mm(one, other)
         workspace_bytes = meter.stop()
@@ -58,7 +59,7 @@ def sums_bytes(dtype: torch.dtype) -> int:
 
 @cache
 def slowdown(dtype: torch.dtype, shape: tuple[int, int, int] = (_SIDE, _SIDE, _SIDE)) -> float:
-    """Return how many times as long a layer's products take in this type as in float32, forwards and back, on one thread.
+    """Return the time of a layer's products in this type relative to float32, forward and backward, on one thread.
 
     `shape`: rows, inner size and columns.
     """
@@ -68,14 +69,16 @@ def slowdown(dtype: torch.dtype, shape: tuple[int, int, int] = (_SIDE, _SIDE, _S
 
 @cache
 def say_once(dtype: torch.dtype) -> None:
-    """Say on standard error, in the place of torch's warning, that products of this type run in software here, and what that costs."""
+    """Report once on standard error, instead of torch's warning, that products of this type run in software, and their
+    cost.
+    """
     if in_software(dtype):
         warnings.filterwarnings("ignore", message=_REFUSAL)
         sys.stderr.write(f"port-agent: {cost_of_software(dtype)}: {FLOAT32_INSTEAD}\n")
 
 
 def cost_of_software(dtype: torch.dtype) -> str:
-    """Return in one sentence what a processor without such instructions takes for a product."""
+    """Return a sentence about the cost of a product on a processor without the instructions."""
     name = str(dtype).removeprefix("torch.")
     return f"this processor multiplies {name} in software, at 1/{max(slowdown(dtype), 1.0):.0f} of its speed in float32"
 

@@ -1,8 +1,8 @@
-"""What comparisons found on this machine, kept for the next process.
+"""Results of comparisons on this machine, kept for later processes.
 
-Comparing a call takes as long as the call, twice: minutes for the products of a language model's head on a processor that
-does not multiply half precision. Another version of torch, processor, number of threads or setting of its arithmetic has
-answers of its own. A damaged file costs a comparison.
+Comparing a call takes as long as the call, twice: minutes for the products of a language model's head on a processor
+that does not multiply half precision. Each version of torch, processor, number of threads and arithmetic setting has
+its own results. A damaged file only costs a new comparison.
 """
 
 import os
@@ -16,7 +16,7 @@ from port_planner.exactness.arithmetic import arithmetic, unchanged_arithmetic
 from port_planner.profiling.kept_costs import MAX_FILES, context, operator_key
 
 _METHOD = "sums that cancel"
-"""How is compared: what was found by another method does not count."""
+"""The method of comparison: results from another method do not count."""
 
 _LIBRARY_SETTINGS = (
     "ONEDNN_",
@@ -47,7 +47,7 @@ class AnswerFile(Generic[_Answer]):
         self._content = dict[str, kind]  # type: ignore[valid-type]
 
     def read(self) -> dict[str, _Answer]:
-        """Return what is kept; nothing where that cannot be read."""
+        """Return the stored results; none if the file cannot be read."""
         return read_cached(self._folder, self._name, self._content) or {}
 
     def add(self, fresh: Mapping[str, _Answer]) -> None:
@@ -60,17 +60,19 @@ class KeptAnswers:
 
     def __init__(self) -> None:
         self._known: dict[object, bool | None] = {}
-        """By form and the arithmetic of the time; None: never compared."""
+        """Results by form and the arithmetic at the time; None: never compared."""
 
     def get(self, form: object) -> bool | None:
-        """Return whether a call of this form was found equal; None where none was compared."""
+        """Return whether a call of this form was found equal; None if it was never compared."""
         key = form, arithmetic()
         if key not in self._known:
             self._known[key] = _file().read().get(_key(form))
         return self._known[key]
 
     def equal(self, form: object, compare: Callable[[], bool]) -> bool:
-        """Return whether a call of this form is equal; `compare`, whose errors are raised, finds out where none was compared."""
+        """Return whether a call of this form is equal; calls `compare`, whose errors propagate, if it was never
+        compared.
+        """
         known = self.get(form)
         if known is None:
             with unchanged_arithmetic():

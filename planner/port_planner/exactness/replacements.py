@@ -1,8 +1,8 @@
-"""Runs what was rewritten beside the original, on made-up data, and compares every byte.
+"""Run rewritten operators and their originals on synthetic data, and compare every byte.
 
-Whether an operator in pieces has the bits of the whole depends on the kernels of this machine, this version of torch and
-the number of threads. So each rewriting is tried here, once for each form, before a plan is made with it; what differs
-is not used. Of sums in another order, which somebody allowed, last digits may differ.
+Whether a tiled operator gives the bits of the whole one depends on the kernels of this machine, this version of torch
+and the number of threads. So each form of rewriting is tried here once before a plan uses it; rewritings that differ
+are not used. Sums whose reordering was allowed may differ in the last digits.
 """
 
 import math
@@ -40,7 +40,7 @@ class LayoutError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A replacement that did not give the bits of the original, and where that showed.
+    """A replacement that did not give the bits of the original, and where.
 
     `place`: among the operators that were replaced, of the one whose result is another; None where that is not known of one.
     """
@@ -51,14 +51,14 @@ class Difference:
 
     @property
     def op(self) -> int | None:
-        """The operator of the original whose result is another."""
+        """The operator of the original whose result differs."""
         return None if self.place is None else self.replacement.old[self.place]
 
 
 def differing(graph: StepGraph, rewritten: RewrittenGraph) -> tuple[Difference, ...]:
     """Return the replacements that do not give the original's bits here, with the present number of threads.
 
-    Of those alike (same operators, shapes and layouts) one is run.
+    Of equal ones (same operators, shapes and layouts), only one runs.
     """
     groups: dict[Any, list[Replacement]] = defaultdict(list)
     for replacement in rewritten.replacements:
@@ -73,7 +73,7 @@ def differing(graph: StepGraph, rewritten: RewrittenGraph) -> tuple[Difference, 
 
 
 def compared_bytes(graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> int:
-    """Return the most bytes of tensors that comparing a replacement holds at once; kernels may take more while they run."""
+    """Return the peak bytes of tensors that comparing a replacement holds; kernels may need more while they run."""
     compared = _ComparedValue(graph, rewritten, replacement)
     given = sum(graph.storages[s].nbytes for s in compared.given)
     before, expected = _run_bytes(graph, replacement.old, set(compared.given), compared.wanted, ())
@@ -92,14 +92,14 @@ def _by_rows_bytes(graph: StepGraph, i: int) -> int:
 
 
 def _mirrored_bytes(graph: StepGraph, storages: Iterable[int]) -> int:
-    """Return what `cancel` takes besides the numbers in these storages."""
+    """Return what `cancel` needs in addition to the numbers in these storages, in bytes."""
     return max(graph.storages[s].nbytes for s in storages) // 2
 
 
 def _run_bytes(
     graph: StepGraph, ops: Sequence[int], given: Set[int], wanted: Set[int], parts: Container[int]
 ) -> tuple[int, int]:
-    """Return the most bytes that `_run` holds besides what it is given, and what it returns of them."""
+    """Return the peak bytes `_run` holds besides its inputs, and the bytes it returns."""
     held = {s for i in ops for s in graph.ops[i].writes} & given
     last = {s: i for i in ops for s in (*graph.reads[i], *graph.creates[i])}
     now = most = sum(graph.storages[s].nbytes for s in held)
@@ -115,7 +115,7 @@ def _run_bytes(
 
 
 class _ComparedValue:
-    """What a replacement is given, and what of its results is looked at: in the graph, and where that lies in the rewritten one."""
+    """A replacement's inputs and compared results: in the graph, and where they lie in the rewritten one."""
 
     def __init__(self, graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> None:
         self.given = _inputs(graph, replacement.old)
@@ -132,7 +132,7 @@ class _ComparedValue:
 
 
 def _difference(graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> Difference | None:
-    """Return in which storage, and how, the new ops' results differ; None where they do not."""
+    """Return in which storage, and how, the new ops' results differ; None if they do not."""
     compared = _ComparedValue(graph, rewritten, replacement)
     edges = _edges(rewritten, replacement)
     contents = {s: made_up(graph, s, replacement.old, edges) for s in compared.given}
@@ -160,7 +160,7 @@ def _difference_of(
     compared: _ComparedValue,
     contents: dict[int, torch.Tensor],
 ) -> Difference | None:
-    """Return the same for these contents of what is given."""
+    """Return the difference for these input contents."""
     wanted, split, lies_at = compared.wanted, compared.split, compared.lies_at
     expected = _run(graph, replacement.old, contents, wanted)
     given_there = {lies_at[s]: content for s, content in contents.items()}
@@ -189,7 +189,7 @@ def _difference_of(
 
 
 def _maker(graph: StepGraph, replacement: Replacement, s: int) -> int:
-    """Return the place, among the operators that were replaced, of the last one that makes or changes a storage."""
+    """Return the index, among the replaced operators, of the last one that creates or changes a storage."""
     makers = [k for k, i in enumerate(replacement.old) if s in (*graph.creates[i], *graph.ops[i].writes)]
     return makers[-1]
 
@@ -215,9 +215,9 @@ def _numbers_of(op: Op, product: Product) -> list[int]:
 
 
 def _adds_otherwise(graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> Difference | None:
-    """Return which product of the original adds in another order in a piece of its rows; None where none does.
+    """Return the product of the original that adds in another order on a tile of its rows; None if there is none.
 
-    Among other operators its results may not show that: what they are added to hides it.
+    Other operators can hide this: their addends mask it.
     """
     for place, i in enumerate(replacement.old):
         for start, rows in _row_pieces(graph, i, rewritten, replacement.new):
@@ -228,7 +228,7 @@ def _adds_otherwise(graph: StepGraph, rewritten: RewrittenGraph, replacement: Re
 
 
 def _row_pieces(graph: StepGraph, i: int, rewritten: RewrittenGraph, new: Sequence[int]) -> list[tuple[int, int]]:
-    """Return the beginning and the size of pieces, one of each size, in which the new ops compute rows of a product in half precision."""
+    """Return start and size of tiles, one of each size, in which the new ops compute rows of a half-precision product."""
     op = graph.ops[i]
     product = _half_product(graph, op)
     if product is None:
@@ -258,7 +258,7 @@ def _is_alike_by_rows(graph: StepGraph, op: Op, start: int, rows: int) -> bool:
     """Return whether these rows of a product have the same bits when they are computed for themselves."""
     product = operator_of(op.name).product
     if product is None:
-        raise ValueError(f"{op.name} is no product")
+        raise ValueError(f"{op.name} is not a product")
     args, kwargs = fill_all(op, partial(_layout, graph))
     for k in _numbers_of(op, product):
         args[k] = stand_in(args[k], SEED + k)
@@ -275,7 +275,9 @@ def _is_alike_by_rows(graph: StepGraph, op: Op, start: int, rows: int) -> bool:
 
 
 def _apart_at_ends(graph: StepGraph, ops: Sequence[int], replacement: Replacement) -> Difference | None:
-    """Return which operator gives other numbers where threads' shares end: few, which those made up may not show; None where none does."""
+    """Return the operator whose results differ at the ends of threads' shares, which synthetic numbers may miss; None
+    if there is none.
+    """
     threads = torch.get_num_threads()
     for op in (graph.ops[i] for i in ops):
         known = operator_of(op.name)
@@ -307,14 +309,14 @@ def _sum(graph: StepGraph, s: int, replacement: Replacement) -> Value:
 
 
 def _edges(rewritten: RewrittenGraph, replacement: Replacement) -> list[int]:
-    """Return the first and the last row of every part of a tensor that the new ops take: what a slip would show at."""
+    """Return the first and last row of every tensor part that the new ops take: an off-by-one error would show there."""
     taken = {s for i in replacement.new for s in rewritten.graph.reads[i]} & rewritten.sources.keys()
     parts = [rewritten.sources[s] for s in sorted(taken)]
     return sorted({row for p in parts for row in (p.offset // p.stride[0], p.offset // p.stride[0] + p.shape[0] - 1)})
 
 
 def _inputs(graph: StepGraph, ops: Sequence[int]) -> list[int]:
-    """Return the storages that `ops` take as they are before them."""
+    """Return the storages whose earlier contents `ops` read."""
     made: set[int] = set()
     found: dict[int, None] = {}
     for i in ops:
@@ -332,7 +334,7 @@ def _run(
 ) -> dict[int, torch.Tensor]:
     """Run ops on copies of the given contents; return the bytes of the wanted storages.
 
-    `sources`: of storages that hold a part of a given one from the start, which.
+    `sources`: for storages that initially hold a part of a given one, which part.
     """
     torch.manual_seed(SEED)
     changed = {s for i in ops for s in graph.ops[i].writes}
@@ -371,7 +373,7 @@ def _layout(graph: StepGraph, v: int) -> torch.Tensor:
 
 
 def _part(value: Value, held: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """Return a copy of a part of what is held, as bytes in row-major order."""
+    """Return a copy of a part of held contents, as bytes in row-major order."""
     return view(held[value.storage], value).clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""What is to be compared, and what was found, as bytes: a process with the bundle's number of threads compares."""
+"""Comparison requests and results as bytes: a process with the bundle's number of threads compares."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -14,11 +14,11 @@ from port_planner.ir.graph import StepGraph, Value
 from port_planner.tiling.rewriting import Replacement, RewrittenGraph
 
 Pair = tuple[StepGraph, RewrittenGraph]
-"""A graph and what it was rewritten to."""
+"""A graph and its rewritten form."""
 
 
 class _Pair(msgspec.Struct):
-    """One graph, by its place among those of the request, and what it was rewritten to."""
+    """A graph, by its index in the request, and its rewritten form."""
 
     graph: int
     other: Any
@@ -28,7 +28,7 @@ class _Pair(msgspec.Struct):
 
 
 class _Request(msgspec.Struct):
-    """What is to be compared, as it is packed."""
+    """The packed form of a request."""
 
     graphs: list[Any]
     pairs: list[_Pair]
@@ -53,7 +53,7 @@ def read_differing(path: Path) -> tuple[tuple[Difference, ...], ...]:
 
 
 class ComparisonRequest:
-    """What is to be compared with so many threads."""
+    """The comparisons to make with a given number of threads."""
 
     def __init__(self, content: bytes) -> None:
         """Read what `pack_request` returned."""
@@ -66,7 +66,7 @@ class ComparisonRequest:
         ]
 
     def parted(self, free_bytes: int) -> tuple[list[Pair], list[Pair]]:
-        """Return the pairs with the replacements for which so many bytes of tensors are room enough, and with the others."""
+        """Return the pairs with the replacements that fit in so many bytes of tensors, and the pairs with the others."""
         fitting, others = list[Pair](), list[Pair]()
         for graph, rewritten in self.pairs:
             small = frozenset(r for r in rewritten.replacements if compared_bytes(graph, rewritten, r) <= free_bytes)

@@ -1,4 +1,4 @@
-"""Contents that stand for what operators are given: numbers of the kind that they read, indices within their bounds."""
+"""Synthetic operands: numbers of the kind that operators read, indices within bounds."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,7 +12,7 @@ from port_planner.operators.row import Reads
 
 SEED = 20
 _SPREAD = 0.5
-"""Standard deviation of made-up numbers: exponentials of them neither overflow nor become all alike."""
+"""Standard deviation of synthetic numbers: their exponentials neither overflow nor become equal."""
 
 
 def made_up(graph: StepGraph, s: int, ops: Iterable[int], edges: Sequence[int]) -> torch.Tensor:

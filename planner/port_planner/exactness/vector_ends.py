@@ -1,9 +1,10 @@
-"""Whether elementwise operators compute a number alike wherever it lies.
+"""Whether elementwise operators compute a number identically at any position.
 
-A kernel of torch gives each thread one stretch of the elements, computes that in pairs of vectors from its beginning, and what is left
-at its end number by number (`parallel_for` in ATen/Parallel-inl.h, `vectorized_loop` in ATen/native/cpu/Loops.h). Some operators round
-apart in the two: the gradient of GELU in three of four float32 numbers, a scaled sum of bfloat16 in one of five. A piece has the bits of
-the whole where no number goes from one way to the other.
+A kernel of torch gives each thread one stretch of the elements, computes that in pairs of vectors from its beginning,
+and what is left at its end number by number (`parallel_for` in ATen/Parallel-inl.h, `vectorized_loop` in
+ATen/native/cpu/Loops.h). Some operators round differently in the two: the gradient of GELU in three of four float32
+numbers, a scaled sum of bfloat16 in one of five. A tile has the bits of the whole if no number changes from one way to
+the other.
 """
 
 import functools
@@ -18,10 +19,10 @@ from port_planner.operators.row import VECTOR
 from port_planner.torch_compat.modes import pytree
 
 MIN_SHARE = 32768
-"""Elements from which kernels take a further thread."""
+"""Number of elements from which kernels use another thread."""
 
 _MIN_SHARES = (2048, 16384, MIN_SHARE)
-"""The same of the vector math library, of GELU, which then takes all threads at once, and of the others."""
+"""The same for the vector math library, for GELU (which then uses all threads at once), and for the rest."""
 
 _SAMPLES = 1 << 15
 _APART = 3
@@ -30,9 +31,9 @@ _SPECIAL = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan)
 _SEED = 21
 
 _LARGEST_FORMULA = 3.0
-"""Multiples of a half up to this may choose a formula of their own, as exponents do; other numbers stand for each other."""
+"""Multiples of a half up to this may select their own formula, as exponents do; other numbers are interchangeable."""
 _FACTORS = {"below": 0.3, "above": 1.7}
-"""Of a half: which decides how `lerp` rounds."""
+"""Values below and above a half, which decides how `lerp` rounds."""
 
 
 def in_whole_vectors(elements: int, threads: int) -> bool:
@@ -57,7 +58,7 @@ _Form = tuple[str, Any, int]
 
 
 def _form(leaf: Any) -> _Form:
-    """Return what of an argument may choose a kernel, or a formula within it."""
+    """Return the properties of an argument that may select a kernel, or a formula within it."""
     if isinstance(leaf, torch.Tensor):
         return ("single" if leaf.numel() == 1 else "tensor", leaf.dtype, leaf.dim() if leaf.numel() == 1 else 1)
     if isinstance(leaf, float) and not ((2 * leaf).is_integer() and abs(leaf) <= _LARGEST_FORMULA):
@@ -78,7 +79,7 @@ def _rounds_apart(func: Any, spec: pytree.TreeSpec, forms: tuple[_Form, ...]) ->
 
 
 def _stand_in(form: _Form, place: int, apart: int) -> Any:
-    """Return an argument of a form; numbers of a tensor lie `apart` elements from each other."""
+    """Return an argument of a form; a tensor's numbers lie `apart` elements from each other."""
     kind, what, dim = form
     if kind == "as it is":
         return what

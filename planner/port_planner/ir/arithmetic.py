@@ -11,7 +11,7 @@ FLOAT32_INSTEAD = "compute in float32 where memory allows (dtype=torch.float32; 
 
 
 class Arithmetic(NamedTuple):
-    """What chooses kernels on the CPU beside their operands and the processor."""
+    """The settings that select kernels on the CPU, besides operands and processor."""
 
     threads: int
     onednn: bool
@@ -25,7 +25,7 @@ class Arithmetic(NamedTuple):
 
 
 def differences(one: Arithmetic, other: Arithmetic) -> Iterator[str]:
-    """Yield each setting that two of them do not share, in words: its name, and what it is in either."""
+    """Yield each setting that differs between the two, in words: its name and both values."""
     for name, mine, its in zip(Arithmetic._fields, one, other, strict=True):
         if mine != its:
             yield f"{name} {_shown(mine)} instead of {_shown(its)}"

@@ -1,6 +1,6 @@
-"""Boards: shipped TOML files with a source beside every number.
+"""Boards: shipped TOML files that name a source for every number.
 
-And costs estimated for a board that is not at hand.
+Also estimates costs for a board that is not available.
 """
 
 import math
@@ -34,7 +34,7 @@ class BoardError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class Number:
-    """One figure of a board: value, unit, where it comes from and what kind of source that is."""
+    """One figure of a board: value, unit, source and kind of source."""
 
     value: float
     unit: str
@@ -100,7 +100,7 @@ def load_board(name: str) -> Board:
     try:
         data = tomllib.loads(path.read_text())
     except FileNotFoundError as error:
-        raise BoardError(f"there is no board {name!r}; choose one of {', '.join(board_names())} or a file") from error
+        raise BoardError(f"unknown board {name!r}; choose one of {', '.join(board_names())} or a file") from error
     except (OSError, UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
         raise BoardError(f"cannot read the board file {path}: {error}; {_HOW}") from error
     return parse_board(data, str(path))
@@ -136,7 +136,7 @@ def _medium(name: object, where: str) -> MediumKind | None:
     known = {kind.name.lower(): kind for kind in MediumKind}
     if name is None or name in known:
         return known.get(str(name))
-    raise BoardError(f"{where}: medium is {name!r}; there are {', '.join(known)}")
+    raise BoardError(f"{where}: medium is {name!r}; choose one of {', '.join(known)}")
 
 
 def format_board(board: Board) -> str:
@@ -211,9 +211,9 @@ def estimated_costs(graph: StepGraph, board: Board, measured: CostTable | None =
 
 
 def _scaled(works: list[Work], modelled: list[float], measured: CostTable) -> list[float]:
-    """Scale measured seconds so that they are in sum what the board's rates say.
+    """Scale measured seconds so that their sum matches the board's rates.
 
-    Dense ops and the others each by their own factor.
+    Dense ops and other ops each have their own factor.
     """
     sums = {True: [0.0, 0.0], False: [0.0, 0.0]}
     for work, there, here in zip(works, modelled, measured.ops, strict=True):

@@ -1,4 +1,6 @@
-"""The zip archive that a bundle is: its members, each checked against the manifest's hashes, and where tensors lie in the file."""
+"""The zip archive of a bundle: its members, each checked against the manifest's hashes, and tensor locations in the
+file.
+"""
 
 import hashlib
 import json
@@ -25,15 +27,15 @@ _ZIP_ERRORS = (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplemented
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:
-    """Return the archive, to be closed. Raises BundleError for what is not a valid bundle."""
+    """Return the archive, which the caller closes. Raises BundleError if the file is not a valid bundle."""
     try:
         return zipfile.ZipFile(path)
     except FileNotFoundError:
         raise BundleError(
-            f"{path} does not exist; make it with: port-agent plan train.py --ram 300M -o {path}"
+            f"{path} does not exist; create it with: port-agent plan train.py --ram 300M -o {path}"
         ) from None
     except _ZIP_ERRORS as error:
-        raise BundleError(f"{path} is not a bundle ({error}); make it with port-agent plan") from error
+        raise BundleError(f"{path} is not a bundle ({error}); create one with port-agent plan") from error
 
 
 def _member_bytes(archive: zipfile.ZipFile, name: str, limit: int, path: Path) -> bytes:
@@ -46,14 +48,14 @@ def _member_bytes(archive: zipfile.ZipFile, name: str, limit: int, path: Path) -
     except KeyError:
         raise BundleError(f"{path} has no {name}; it is not a bundle, or damaged") from None
     except _ZIP_ERRORS as error:
-        raise BundleError(f"{path}: {name} cannot be read ({error}); copy or make the bundle again") from error
+        raise BundleError(f"{path}: {name} cannot be read ({error}); copy it again or recreate it") from error
     if len(data) > limit:
         raise BundleError(f"{path}: {name} unpacks to more than {limit} bytes")
     return data
 
 
 def manifest_json(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
-    """Return the manifest as it stands there, of a format that this version reads; its fields are not checked yet. Raises BundleError for another."""
+    """Return the unchecked manifest of a readable format version. Raises BundleError for any other."""
     data = _member_bytes(archive, "manifest.json", MAX_MANIFEST_BYTES, path)
     try:
         raw = json.loads(data)
@@ -68,7 +70,9 @@ def manifest_json(archive: zipfile.ZipFile, path: Path) -> dict[str, Any]:
 
 
 def hashes_of(raw: Mapping[str, Any], path: Path) -> dict[str, str]:
-    """Return the hashes in a manifest: SHA-256 of members by name, XXH3 of tensors by `MEMBER/NAME`. Raises BundleError where it has none."""
+    """Return the manifest's hashes: SHA-256 of members by name, XXH3 of tensors by `MEMBER/NAME`. Raises BundleError if
+    there are none.
+    """
     try:
         return msgspec.convert(raw.get("hashes"), dict[str, str])
     except msgspec.ValidationError as error:
@@ -76,7 +80,10 @@ def hashes_of(raw: Mapping[str, Any], path: Path) -> dict[str, str]:
 
 
 def unpacked_member(archive: zipfile.ZipFile, name: str, expected: Any, path: Path) -> Any:
-    """Return what a member of msgpack holds, once its SHA-256 was found to be the `expected`. Raises BundleError where it is another, or it cannot be read."""
+    """Return the contents of a msgpack member after checking its SHA-256.
+
+    Raises BundleError if the hash differs or it cannot be read.
+    """
     data = _member_bytes(archive, name, MAX_HEADER_BYTES, path)
     if hashlib.sha256(data).hexdigest() != expected:
         raise BundleError(f"{path}: {name} is damaged (SHA-256 differs); copy or make the bundle again")
@@ -87,7 +94,10 @@ def unpacked_member(archive: zipfile.ZipFile, name: str, expected: Any, path: Pa
 
 
 def tensor_index(archive: zipfile.ZipFile, name: str, hashes: Mapping[str, str], path: Path) -> dict[str, Member]:
-    """Return where each tensor of a safetensors member lies in the file, every number checked. Raises BundleError for a damaged or compressed one."""
+    """Return each tensor's location in a safetensors member, with all numbers checked.
+
+    Raises BundleError if it is damaged or compressed.
+    """
     try:
         info = archive.getinfo(name)
     except KeyError:
@@ -103,12 +113,12 @@ def tensor_index(archive: zipfile.ZipFile, name: str, hashes: Mapping[str, str],
     except (*_ZIP_ERRORS, struct.error, KeyError) as error:
         raise BundleError(f"{path}: {name} is damaged ({error}); copy or make the bundle again") from error
     if {f"{name}/{key}" for key in found} != {key for key in hashes if key.startswith(f"{name}/")}:
-        raise BundleError(f"{path}: {name} has other tensors than the manifest has checksums; make the bundle again")
+        raise BundleError(f"{path}: {name} and the manifest's checksums name different tensors; recreate the bundle")
     return found
 
 
 def _payload_offset(archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> int:
-    """Where a stored member's bytes begin: behind its local header (30 bytes, name, extra field)."""
+    """Return where a stored member's bytes begin: after its local header (30 bytes, name, extra field)."""
     stream = archive.fp
     if stream is None:
         raise ValueError("the archive is closed")

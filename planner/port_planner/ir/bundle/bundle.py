@@ -45,9 +45,9 @@ SUMS = "sums/"
 """Begins the name of the checksums of a column of data."""
 _PACKED = ("graphs.msgpack", "plans.msgpack", "costs.msgpack")
 _CHECKED_BYTES = 1 << 20
-"""Read at a time where all is read."""
+"""Bytes per read when everything is checked."""
 _MATRIX = 2
-"""Dimensions of what lies in blocks."""
+"""Number of dimensions of tensors in blocks."""
 TENSOR_MEMBERS = ("tensors.safetensors", "data.safetensors")
 
 
@@ -85,7 +85,7 @@ class Bundle:
                 raise BundleError(f"{path}: expected a list of plans, found {str(plans)[:60]!r}")
             self.plans = [{k: unpack_plan(p) for k, p in _mapping(c, path).items()} for c in plans]
             self.id = hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
-            """Of everything in the bundle: the state of a job with another id belongs to another job."""
+            """Identity of the bundle's whole content: the state of a job with another id belongs to another job."""
             self.tensors, data = (tensor_index(archive, name, hashes, path) for name in TENSOR_MEMBERS)
             self.data = {k: m for k, m in data.items() if not k.startswith(SUMS)}
             self._sums = {k.removeprefix(SUMS): m for k, m in data.items() if k.startswith(SUMS)}
@@ -94,22 +94,23 @@ class Bundle:
         self._check(path)
 
     def _add_files(self) -> None:
-        """Count what lies in other files among the tensors. Raises BundleError for what is named twice, or no such file."""
+        """Add tensors in other files. Raises BundleError for a duplicate name or an invalid path."""
         for key, part in self.manifest.files.items():
             if key in self.tensors or key in self.manifest.fills:
-                raise BundleError(
-                    f"{self.path}: {key[:60]} lies in the bundle and in {part.path[:60]!r}; make it again"
-                )
+                raise BundleError(f"{self.path}: {key[:60]} lies in the bundle and in {part.path[:60]!r}; recreate it")
             if not Path(part.path).is_absolute() or "\0" in part.path:
                 raise BundleError(
-                    f"{self.path}: {key[:60]} is to lie in {part.path[:60]!r}, which is not a path within it"
+                    f"{self.path}: {key[:60]} refers to {part.path[:60]!r}, which is not a path within the bundle"
                 )
             self.tensors[key] = Member(part.offset, part.nbytes, "uint8", (part.nbytes,))
 
     def with_plans(
         self, choices: tuple[PlanChoice, ...], plans: Sequence[Mapping[str, Plan]], costs: Mapping[str, CostTable]
     ) -> "Bundle":
-        """Return the same bundle with other plans for the same graphs. Raises BundleError where they are for others."""
+        """Return the same bundle with other plans for the same graphs.
+
+        Raises BundleError if the plans are for different graphs.
+        """
         other = copy.copy(self)
         other.manifest = replace(self.manifest, plans=choices)
         other.plans, other.costs = [dict(choice) for choice in plans], dict(costs)
@@ -122,7 +123,7 @@ class Bundle:
             raise BundleError(f"{path}: manifest, graphs and costs name different graphs; make the bundle again")
         if len(self.plans) != len(self.manifest.plans) or not self.plans:
             raise BundleError(
-                f"{path}: the manifest lists {len(self.manifest.plans)} plans, there are {len(self.plans)}"
+                f"{path}: the manifest lists {len(self.manifest.plans)} plans, but the bundle has {len(self.plans)}"
             )
         for choice in self.plans:
             if set(choice) != names:
@@ -136,7 +137,7 @@ class Bundle:
                 )
             if max((op.team for op in graph.ops), default=0) > len(self.manifest.teams):
                 raise BundleError(
-                    f"{path}: graph {name} has operators for a team of threads that the manifest does not name"
+                    f"{path}: graph {name} has operators for a thread team that the manifest does not list"
                 )
             if len(self.costs[name].ops) != len(graph.ops):
                 raise BundleError(
@@ -147,7 +148,9 @@ class Bundle:
                 if storage.persistent:
                     self._check_layout(path, storage.key, storage.nbytes)
                     if sizes.setdefault(storage.key, storage.nbytes) != storage.nbytes:
-                        raise BundleError(f"{path}: {storage.key} has {sizes[storage.key]} and {storage.nbytes} bytes")
+                        raise BundleError(
+                            f"{path}: {storage.key} has two different sizes, {sizes[storage.key]} and {storage.nbytes} bytes"
+                        )
         self._check_data(path)
         self._check_blocks(path)
         for name in self.manifest.result:
@@ -156,7 +159,7 @@ class Bundle:
                 raise BundleError(f"{path}: the result names a tensor {name[:60]!r} that the bundle does not have")
 
     def _check_blocks(self, path: Path) -> None:
-        """The blocks of a weight that lies in blocks are storages, row by row, and together as large as it."""
+        """Raise BundleError unless the blocks of each weight are storages that cover it row by row."""
         layouts = self.manifest.layouts
         for key, blocks in self.manifest.blocks.items():
             whole = layouts.get(key)
@@ -187,7 +190,7 @@ class Bundle:
             if found * batches != len(graph.batch):
                 raise BundleError(f"{path}: graph {name} takes {len(graph.batch)} columns of data, there are {found}")
             if name == WHOLE_UPDATE and len(graph.aux) != batches - 1:
-                raise BundleError(f"{path}: graph {name} gives {len(graph.aux) + 1} losses for {batches} batches")
+                raise BundleError(f"{path}: graph {name} returns {len(graph.aux) + 1} losses for {batches} batches")
             wanted |= {f"{part}/{i}": counts[part] for i in range(found)}
         for bucket in range(len(sizes)) if self.manifest.buckets else ():
             columns = sum(key.startswith(f"{train_part(bucket)}/") for key in wanted)
@@ -233,7 +236,7 @@ class Bundle:
     def contents(self, key: str, chunk_bytes: int) -> Iterator[bytes]:
         """Yield a tensor's bytes in pieces of `chunk_bytes`.
 
-        Raises BundleError at the end where they are not as written.
+        Raises BundleError at the end if they differ from what was written.
         """
         if key in self.manifest.blocks:
             for rows in self.manifest.blocks[key].rows:
@@ -282,7 +285,7 @@ class Bundle:
         return columns_digest(read)
 
     def check_contents(self) -> None:
-        """Read every tensor and every block of rows. Raises BundleError for the first that is not as it was written."""
+        """Read every tensor and every block of rows. Raises BundleError for the first one that is damaged."""
         for key in self.tensors:
             for _ in self.contents(key, _CHECKED_BYTES):
                 pass
@@ -293,7 +296,7 @@ class Bundle:
                     self.row(stream.fileno(), key, row)
 
     def _read(self, fd: int, member: Member, start: int, nbytes: int) -> bytes:
-        """Return up to `nbytes` of a tensor from byte `start`; raise BundleError where the file ends before."""
+        """Return up to `nbytes` of a tensor from byte `start`; raise BundleError if the file ends earlier."""
         data = os.pread(fd, min(nbytes, member.nbytes - start), member.offset + start)
         if len(data) != min(nbytes, member.nbytes - start):
             raise BundleError(f"{self.path} ends in the middle of a tensor; copy or make the bundle again")
@@ -311,10 +314,10 @@ def _is_part(part: TensorLayout, whole: TensorLayout, dimension: int) -> bool:
 def contents_of_file(key: str, part: FileRange, chunk_bytes: int) -> Iterator[bytes]:
     """Yield a tensor's bytes from a safetensors file, in pieces of `chunk_bytes`.
 
-    Raises BundleError where the file is away, is none of weights (a bundle gets at no others of who opens it), or holds
-    other bytes there than when the bundle was made.
+    Raises BundleError if the file is missing, is not a weight file (a bundle may not read any other file), or has
+    changed since the bundle was created.
     """
-    remedy = "put back the file that the bundle was made from, or plan the job again"
+    remedy = "restore the file that the bundle was made from, or plan the job again"
     hasher = tensor_hasher()
     try:
         fd = os.open(part.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -328,11 +331,15 @@ def contents_of_file(key: str, part: FileRange, chunk_bytes: int) -> Iterator[by
             wanted = min(chunk_bytes, part.nbytes - start)
             tile = os.pread(fd, wanted, part.offset + start)
             if len(tile) != wanted:
-                raise BundleError(f"{part.path} ends before {key}, which it had when the bundle was made; {remedy}")
+                raise BundleError(
+                    f"{part.path} ends before {key}, which it contained when the bundle was created; {remedy}"
+                )
             hasher.update(tile)
             yield tile
     if hasher.hexdigest() != part.checksum:
-        raise BundleError(f"{part.path} was changed since the bundle was made: {key} has another checksum; {remedy}")
+        raise BundleError(
+            f"{part.path} has changed since the bundle was created: the checksum of {key} differs; {remedy}"
+        )
 
 
 def _mapping(data: Any, path: Path) -> dict[str, Any]:

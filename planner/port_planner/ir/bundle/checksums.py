@@ -1,7 +1,7 @@
-"""Checksums of what a bundle holds uncompressed: of each tensor, and of a data set by blocks of rows.
+"""Checksums of a bundle's uncompressed contents: of each tensor, and of a data set by blocks of rows.
 
-XXH3, at the speed of memory (20 GB/s where SHA-256 does 0.9), so that everything is checked wherever it is read. It
-tells what rotted from what is whole; it does not tell who wrote it.
+XXH3, at the speed of memory (20 GB/s where SHA-256 does 0.9), so that everything is checked wherever it is read. They
+detect corruption, not forgery.
 """
 
 import hashlib
@@ -10,13 +10,13 @@ from collections.abc import Iterable, Mapping
 import xxhash
 
 SUM_BYTES = 8
-"""Of one block's checksum."""
+"""Bytes of one block's checksum."""
 _BLOCK_BYTES = 4096
-"""A page, which is what the kernel reads at least: checking all rows of a block costs no further reads."""
+"""One page, the kernel's minimum read: checking all rows of a block needs no additional reads."""
 
 
 def tensor_hasher() -> xxhash.xxh3_64:
-    """Return what takes a tensor's bytes piece by piece and gives their checksum in hexadecimal."""
+    """Return a hasher that takes a tensor's bytes piece by piece and gives their checksum in hexadecimal."""
     return xxhash.xxh3_64()
 
 
@@ -31,7 +31,7 @@ def block_sum(block: bytes) -> bytes:
 
 
 def block_sums(row_bytes: int, pieces: Iterable[bytes | memoryview]) -> bytes:
-    """Return the checksums of a data set's blocks, one after the other; the last block may be short."""
+    """Return the concatenated checksums of a data set's blocks; the last block may be short."""
     whole = row_bytes * rows_per_block(row_bytes)
     sums, block, missing = bytearray(), xxhash.xxh3_64(), whole
     for tile in pieces:
@@ -50,7 +50,7 @@ def block_sums(row_bytes: int, pieces: Iterable[bytes | memoryview]) -> bytes:
 
 
 def columns_digest(sums: Mapping[str, bytes]) -> str:
-    """Return the SHA-256 of columns' checksums by blocks, by the columns' names: it is of the data, wherever that lies."""
+    """Return the SHA-256 of the columns' block checksums and names: it identifies the data wherever it lies."""
     digest = hashlib.sha256()
     for key in sorted(sums):
         digest.update(f"{key} {len(sums[key])} ".encode())

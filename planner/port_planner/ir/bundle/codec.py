@@ -62,13 +62,13 @@ class _OpRecord(NamedTuple):
     phase: Phase
     random: bool
     tile: _TileRecord | None = None
-    """Absent of an op that runs whole, and in bundles from before pieces were told."""
+    """Absent for an op that runs whole, and in bundles from before tiles were recorded."""
     team: Count = 0
     """Absent of an op that all threads compute, and in bundles from before there were teams."""
 
 
 _Rows = tuple[list[Any], ...]
-"""Of values of one class, by its fields in their order; the last ones may be absent."""
+"""Values of one class as columns, one per field in order; trailing fields may be absent."""
 
 
 class _GraphRecord(NamedTuple):
@@ -84,7 +84,7 @@ class _GraphRecord(NamedTuple):
 
 
 class _Special(msgspec.Struct, forbid_unknown_fields=True):
-    """An argument that is no plain value: the value, scalar or torch object of this number or name."""
+    """An argument that is not a plain value: the value, scalar or torch object with this number or name."""
 
     v: Count | None = None
     s: Count | None = None
@@ -96,7 +96,7 @@ class _PlanRecord(NamedTuple):
     figures: tuple[Count, Count, Figure, Figure, Figure, Figure | None]
     strategy: Text
     targets: bytes | None = None
-    """Per decision; absent where all are 0, as in bundles from before there were several."""
+    """Per decision; absent if all are 0, as in bundles from before there were several targets."""
 
 
 class _DeviceRecord(NamedTuple):
@@ -173,7 +173,7 @@ def unpack_graph(data: Any) -> StepGraph:
 
 
 def _pack_rest(op: Op) -> list[Any]:
-    """Return what most operators do not have: a piece, and a team of their own."""
+    """Return the fields that most operators lack: a tile and a thread team."""
     tile = None if op.tile is None else _row(op.tile, least=4)
     return [tile, op.team] if op.team else [tile] if tile is not None else []
 
@@ -300,9 +300,9 @@ def unpack_integers(data: bytes, *, most: int) -> list[int]:
     try:
         digits = decompressor.decompress(data, 5 * most)
     except zlib.error as error:
-        raise WireError(f"packed integers are damaged ({error})") from error
+        raise WireError(f"the packed integers are damaged ({error})") from error
     if not decompressor.eof or (digits and digits[-1] > 127):
-        raise WireError("packed integers are cut off, or there are too many of them")
+        raise WireError("the packed integers are truncated, or there are too many")
     numbers, number, shift = [], 0, 0
     for digit in digits:
         number |= (digit & 127) << shift
@@ -313,7 +313,7 @@ def unpack_integers(data: bytes, *, most: int) -> list[int]:
             numbers.append(-(number >> 1) - 1 if number & 1 else number >> 1)
             number = shift = 0
     if len(numbers) > most:
-        raise WireError(f"there are {len(numbers)} packed integers, at most {most} are read")
+        raise WireError(f"there are {len(numbers)} packed integers; the maximum is {most}")
     return numbers
 
 
@@ -348,7 +348,7 @@ def pack_costs(costs: CostTable) -> list[Any]:
 
 
 def unpack_costs(data: Any) -> CostTable:
-    """Return the cost table that `data` describes; raises WireError for data that is none."""
+    """Return the cost table that `data` describes; raises WireError if it is not a valid one."""
     (name, base, static, compute, threads, beside, shares), flash, ops, further, packings, elsewhere = _read(
         data, _CostRecord, "a cost table"
     )
@@ -384,7 +384,7 @@ def _plain(value: Any) -> Any:
 
 
 def _of_rows(kind: type[T], rows: _Rows, what: str) -> tuple[T, ...]:
-    """Return the values of a class whose fields `rows` are, each checked against its annotation."""
+    """Return the values of a class from the columns of its fields, each checked against its annotation."""
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
     least = sum(field.default is MISSING for field in fields(kind))  # type: ignore[arg-type]
     for row in rows:

@@ -76,10 +76,10 @@ def changed(**leaves: Any) -> list[dict[str, Any]]:
     [
         ([], "there is no batch"),
         ([{"x": 1}], "no tensor with a row per sample"),
-        ([{"x": torch.zeros(2, n)} for n in range(1, MAX_BUCKETS + 2)], "have more than 16 shapes.*pad them to as many"),
+        ([{"x": torch.zeros(2, n)} for n in range(1, MAX_BUCKETS + 2)], "have more than 16 shapes.*pad them to that many"),
         (changed(x=torch.zeros(4, 5, 1)), r"leaf 0 of batch 2 is float32 \[4, 5, 1\], and float32 with 2 dimensions in the first"),
         (changed(x=torch.zeros(4, 3).double()), r"is float64 \[4, 3\]"),
-        (changed(x=torch.zeros(2, 3)), r"batch 2 is float32 \[2, 3\].*every sample has a row"),
+        (changed(x=torch.zeros(2, 3)), r"batch 2 is float32 \[2, 3\].*every sample needs a row"),
         (
             [changed(more=[np.arange(4), (torch.ones(7), "mean", i)])[1] for i in range(MAX_BUCKETS + 1)],
             "leaf 4 of batch 17 is 16, and 15 in batch 16: .*more than 16",
@@ -92,7 +92,7 @@ def changed(**leaves: Any) -> list[dict[str, Any]]:
             [{"x": torch.zeros(2, 1), "of": i if i < MAX_BUCKETS - 1 else [None, 99][i % 2]} for i in range(MAX_BUCKETS + 1)],
             "leaf 1 of batch 17 is None, and 99 in batch 16|leaf 1 of batch 17 is 99, and None in batch 16",
         ),
-        (changed(extra=1), "batch 2 has another structure"),
+        (changed(extra=1), "batch 2 has a different structure"),
         ([batch(4), batch(5)], r"batch 2 has 5 rows of \[3\], after batches of that kind of 4:"),
         ([batch(4), batch(3), batch(4)], r"batch 3 has 4 rows of \[3\], after batches of that kind of 4 and of fewer:"),
         ([{"x": np.array(["a", "b"])}], "leaf 0 of batch 1 is an array of <U1; give an array of numbers"),

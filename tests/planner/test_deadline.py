@@ -40,4 +40,4 @@ def test_too_slow_says_by_how_much_and_what_would_do() -> None:
     found = pace(NOON, datetime(2026, 11, 21, 13), None, epochs=1, steps_per_epoch=3600)
     assert shortfall(found, 0.5, None) is None
     text = shortfall(found, 2.0, "800 MiB")
-    assert text is not None and "1 h 00 min too much" in text and "800 MiB would do" in text
+    assert text is not None and "1 h 00 min too much" in text and "800 MiB would suffice" in text

@@ -39,7 +39,7 @@ class MediumKind(enum.Enum):
 
 
 LINKS = ("page thread", "copying stream")
-"""What moves pages, each its own one after the other: to and from files, and between a device's memory and the host's."""
+"""The queues that move pages, each in order: to and from files, and between a device's memory and the host's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +59,15 @@ class Flash:
     endurance_bytes: PositiveFigure | None = None
     wear_joules_per_byte: Figure = 0.0
     capacity_bytes: Count | None = None
-    """Of a target that is the host's memory, beside a device with its own: what pages may take of it at once. None: a medium."""
+    """For the host's memory as target of a device with its own memory: the maximum bytes of pages at once.
+
+    None: a medium.
+    """
     packs_pages: bool = False
-    """Whether pages of floating-point numbers lie on it packed. Its figures are per byte of a page, the time of packing and what it saves
-    included."""
+    """Whether floating-point pages are packed on it.
+
+    Its figures are per byte of an unpacked page and include packing time and savings.
+    """
 
     @property
     def link(self) -> int:
@@ -106,12 +111,12 @@ class DeviceCosts:
 
     @property
     def host(self) -> Flash | None:
-        """The host's memory as a target; None where operators compute in it."""
+        """The host's memory as a target; None if operators compute in it."""
         return next((target for target in self.scratch_targets if target.capacity_bytes is not None), None)
 
     @property
     def budget_option(self) -> str:
-        """The option of `plan` that gives more of the memory that operators compute in."""
+        """The option of `plan` that increases the memory operators compute in."""
         return "--ram" if self.host is None else "--gpu-ram"
 
     @property
@@ -132,9 +137,11 @@ class Codec(enum.Enum):
     PAIR = "pair"
     """32-bit floats that are +0 or one other value, as dropout's masks: that value, and one bit each."""
     SIGN = "sign"
-    """32-bit floats of which only `not (value <= 0)` is asked any more: one bit each; they never come back."""
+    """32-bit floats of which only `not (value <= 0)` is still needed: one bit each; they never return."""
     INSIDE = "inside"
-    """32-bit floats of which only `low < value < high` is asked any more, none of them NaN: one bit each; they never come back."""
+    """32-bit floats of which only `low < value < high` is still needed, none of them NaN: one bit each; they never
+    return.
+    """
 
     @property
     def comes_back(self) -> bool:
@@ -144,10 +151,11 @@ class Codec(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class PackingCost:
-    """What packing one storage takes after its `version`-th write, counted from 1.
+    """The cost of packing one storage after its `version`-th write, counted from 1.
 
-    `density`: the largest share of items seen that are not all zero bits. `reserved_bytes`: what a plan keeps for the packed form,
-    the largest size seen and a margin. `pack_seconds` and `unpack_seconds` are those of one core, `joules` of both together.
+    `density`: the largest share of items seen that are not all zero bits. `reserved_bytes`: the room a plan reserves
+    for the packed form: the largest size seen plus a margin. `pack_seconds` and `unpack_seconds` are those of one core,
+    `joules` of both together.
     """
 
     storage: Count
@@ -175,7 +183,7 @@ def by_version(costs: Iterable[PackingCost]) -> Mapping[tuple[int, int], Packing
 class CostTable:
     """Costs of every op of a graph, in the order of its ops, where it runs; `packings`: of the storages that may be packed.
 
-    `elsewhere`: of a graph whose ops were divided between two devices, what each takes on the other one; None of what that lacks.
+    `elsewhere`: for a graph divided between two devices, the cost of each op on the other one; None for an op it lacks.
     """
 
     device: DeviceCosts
@@ -194,9 +202,10 @@ _Rate = Annotated[float, msgspec.Meta(gt=0, lt=1e15)]
 
 
 class Speeds(msgspec.Struct, frozen=True, array_like=True):
-    """What a job's steps really took: seconds of compute over those of the bundle's own costs, and pages moved, bytes per second.
+    """Measured speeds of a job's steps: compute time relative to the bundle's costs, and paging rates in bytes per
+    second.
 
-    None: too little was moved that way to tell.
+    None: too few bytes moved in that direction to measure.
     """
 
     compute: _Factor = 1.0

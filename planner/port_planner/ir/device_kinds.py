@@ -1,6 +1,6 @@
-"""Kinds of devices that a storage may lie on, by the names that graphs and bundles carry.
+"""Kinds of devices that a storage may lie on, by their names in graphs and bundles.
 
-A kind names no particular card: which one it is, the machine says that runs the step.
+A kind does not name a particular card: the machine that runs the step selects it.
 """
 
 from collections.abc import Iterable
@@ -17,7 +17,7 @@ MAX_NAME = 32
 
 
 def accelerator_of(kinds: Iterable[str]) -> str:
-    """Return the one kind among `kinds` that is not the CPU, or the CPU where there is none; ValueError for two."""
+    """Return the only kind that is not the CPU, or the CPU if there is none. Raises ValueError for two."""
     found = sorted(set(kinds) - {CPU})
     if len(found) > 1:
         raise ValueError(f"one step uses {' and '.join(found)}; a plan is for the CPU and one other device")

@@ -27,7 +27,7 @@ class GraphError(PortError):
 
 
 class Role(enum.IntEnum):
-    """What a storage is for. The numbers stand in bundles."""
+    """What a storage is for. The numbers are part of the bundle format."""
 
     TEMPORARY = 0
     PARAMETER = 1
@@ -45,7 +45,7 @@ PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.GRADIENT})
 
 
 class Phase(enum.IntEnum):
-    """Which part of the step an operator belongs to. The numbers stand in bundles."""
+    """Which part of the step an operator belongs to. The numbers are part of the bundle format."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -75,7 +75,7 @@ class Named:
 
 
 RESERVED = "aten::empty_strided"
-"""The operator that makes a tensor without contents."""
+"""The operator that creates a tensor without contents."""
 COPY = "aten::copy_"
 """The operator that fills it."""
 
@@ -84,7 +84,7 @@ Argument: TypeAlias = "bool | int | float | str | Ref | Scalar | Named | tuple[A
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A block of memory of `nbytes` bytes on a kind of device; the values in it lie there too."""
+    """A block of memory of `nbytes` bytes on a kind of device, which holds values."""
 
     nbytes: Count
     role: Role
@@ -97,12 +97,12 @@ class Storage:
 
     @property
     def key(self) -> str:
-        """The name under which the contents are kept on disk."""
+        """The name under which the contents are stored on disk."""
         return storage_key(self.role, self.name)
 
 
 def storage_key(role: Role, name: str) -> str:
-    """Return the name under which the contents of a storage with this role and name are kept on disk."""
+    """Return the name under which the contents of a storage with this role and name are stored on disk."""
     return f"{role.name.lower()}/{name}"
 
 
@@ -119,9 +119,11 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """Which part of a chain of operators an op computes: piece `index` of `count` of chain number `chain`, which is `what`.
+    """The part of a chain of operators that an op computes: tile `index` of `count` of chain number `chain`, described
+    by `what`.
 
-    `reordered`: the op sums over pieces, in another order than the whole, as was allowed; of a chain, whether one of its ops does.
+    `reordered`: the op sums over tiles in another order than the whole, with permission; for a chain, whether one of
+    its ops does.
     """
 
     chain: Count
@@ -160,11 +162,11 @@ class OperatorCall(Protocol):
 
     @property
     def args(self) -> tuple[Argument, ...]:
-        """By place."""
+        """Positional arguments."""
 
     @property
     def kwargs(self) -> tuple[tuple[str, Argument], ...]:
-        """By name."""
+        """Keyword arguments."""
 
 
 _Call = TypeVar("_Call", bound=OperatorCall)
@@ -185,7 +187,7 @@ def operands(op: OperatorCall) -> Iterator[int]:
 
 
 def with_operands(op: _Call, value_of: Callable[[int], int]) -> _Call:
-    """Return an operator that takes other values: `value_of` is asked for each, in order of appearance, with repetition."""
+    """Return an operator with other operands: `value_of` is called for each, in order of appearance, with repetition."""
 
     def changed(argument: Any) -> Any:
         if isinstance(argument, Ref):
@@ -220,7 +222,7 @@ class StepGraph:
 
     @cached_property
     def creates(self) -> tuple[tuple[int, ...], ...]:
-        """Per op: the storages that begin their life as its outputs."""
+        """Per op: the storages whose lifetime starts as its outputs."""
         seen = {s for s, storage in enumerate(self.storages) if storage.role is not Role.TEMPORARY}
         result = []
         for op in self.ops:
@@ -257,22 +259,22 @@ class StepGraph:
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Per storage: the bytes it takes in the memory of `device`; 0 for what stays with the CPU beside it."""
+        """Per storage: its bytes in the memory of `device`; 0 for a storage that stays with the CPU."""
         return tuple(storage.nbytes if storage.device == self.device else 0 for storage in self.storages)
 
     @cached_property
     def batch_shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes of what a caller fills before the step."""
+        """The shapes of the values that a caller fills before the step."""
         return tuple(self.values[v].shape for v in self.batch)
 
     @cached_property
     def kept(self) -> frozenset[int]:
-        """Storages that a caller reads after the step: loss and aux."""
+        """The storages that a caller reads after the step: loss and aux."""
         return frozenset(self.values[v].storage for v in (self.loss, *self.aux))
 
     @cached_property
     def pieces(self) -> tuple[Tile, ...]:
-        """The chains of operators that run in pieces, each by its first piece, in order."""
+        """The chains of operators that run in tiles, each represented by its first tile, in order."""
         found: dict[int, Tile] = {}
         for tile in (op.tile for op in self.ops if op.tile is not None):
             known = found.setdefault(tile.chain, replace(tile, index=0))

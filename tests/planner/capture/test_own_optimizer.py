@@ -71,15 +71,15 @@ def test_neither_optimizer_nor_model_changes() -> None:
     [
         (own.Clipped, {}, r"own_optimizers\.py:\d+: the optimizer reads the value of a tensor in Python"),
         (own.Together, {}, "computes with several parameters"),
-        (own.Lookahead, {}, "runs other operators in its update 5"),
-        (own.CountsParameters, {}, "remembers what depends on how many parameters it has"),
-        (own.Replaced, {}, "'m' of 0.weight, which begins neither as one number|in another tensor after each step"),
-        (own.CopiedLate, {}, "'mean' of 0.weight, which begins neither as one number everywhere nor as a copy"),
-        (own.Exchanged, {}, r"puts other tensors in the place of parameters"),
+        (own.Lookahead, {}, "runs different operators in update 5"),
+        (own.CountsParameters, {}, "has state that depends on its number of parameters"),
+        (own.Replaced, {}, "'m' of 0.weight, which starts neither as a constant|in a new tensor after each step"),
+        (own.CopiedLate, {}, "'mean' of 0.weight, which starts neither as a constant nor as a copy"),
+        (own.Exchanged, {}, r"replaces parameters by other tensors"),
         (own.Noisy, {}, r"own_optimizers\.py:\d+: .*draws random numbers"),
         (own.Hidden, {}, r"own_optimizers\.py:\d+: .*uses a tensor that is not a valid state"),
-        (own.OwnMomentum, {"momentum": 0.9}, "'momentum_buffer' of 0.weight, which begins neither as one number"),
-        (torch.optim.ASGD, {"t0": 2}, "runs other operators in its update 5"),  # it begins to average
+        (own.OwnMomentum, {"momentum": 0.9}, "'momentum_buffer' of 0.weight, which starts neither as a constant"),
+        (torch.optim.ASGD, {"t0": 2}, "runs different operators in update 5"),  # it begins to average
         (torch.optim.Adafactor, {"foreach": True}, "made with foreach=True"),
         (torch.optim.Adafactor, {"lr": torch.tensor(0.01)}, "has a tensor for its learning rate"),
         (torch.optim.LBFGS, {}, "cannot make a step on tensors without contents"),
@@ -104,7 +104,7 @@ def test_one_that_has_made_steps_is_refused() -> None:
     optimizer = own.Lion(model.parameters())
     _loss(model, torch.randn(5, 6)).backward()
     optimizer.step()
-    with pytest.raises(CaptureError, match="the optimizer Lion has made steps already"):
+    with pytest.raises(CaptureError, match="the optimizer Lion has already made steps"):
         capture_step(model, _loss, optimizer, (torch.randn(5, 6),))
 
 
@@ -139,7 +139,7 @@ class _Stacked(nn.Module):
 def test_gradients_in_one_storage_may_be_read_and_not_changed() -> None:
     model, batch = _Stacked(), (torch.randn(5, 6),)
     assert capture_step(model, _loss, own.Lion(model.parameters()), batch).graphs
-    with pytest.raises(CaptureError, match="changes a gradient that lies in memory with another's"):
+    with pytest.raises(CaptureError, match="changes a gradient that shares memory with another"):
         capture_step(model, _loss, own.OldSgd(model.parameters()), batch)
 
 
@@ -157,6 +157,6 @@ class CountsOutside(own.Lion):
 def test_what_an_optimizer_counts_outside_of_itself_is_named() -> None:
     with pytest.raises(
         CaptureError,
-        match=r"CountsOutside changes Outside.calls \(in step, test_own_optimizer.py:[0-9]+\), outside of itself, in each step",
+        match=r"CountsOutside changes Outside.calls \(in step, test_own_optimizer.py:[0-9]+\) in each step, which is not part of it",
     ):
         _captured(CountsOutside)

@@ -95,7 +95,7 @@ class Growing(Remembering):
 
 
 CHANGING: dict[str, tuple[Callable[[], nn.Module], Loss, str]] = {
-    "numpy noise": (net, numpy_noise, r"test_rerecord_check.py:\d+: aten::add.Tensor works on other contents"),
+    "numpy noise": (net, numpy_noise, r"test_rerecord_check.py:\d+: aten::add.Tensor works on different contents"),
     "numpy's generator": (net, lambda m, x, y: entropy(m, x, y) * np.random.rand(), r"draws .* from `numpy.random`"),
     "Python's generator": (
         net, lambda m, x, y: entropy(m, x, y) * (2 if random.random() < 1e-9 else 1), "draws .* from Python's `random`",
@@ -111,7 +111,7 @@ CHANGING: dict[str, tuple[Callable[[], nn.Module], Loss, str]] = {
     "too many": (net, lambda m, x, y: entropy(m, x, y) * len(y.repeat(1000).tolist()), r"reads \d+ numbers of a tensor"),
     "some rows": (net, lambda m, x, y: entropy(m, x[x[:, 0] > X[ROWS, 0]], y[x[:, 0] > X[ROWS, 0]]), "instead of"),
     "numpy decides": (net, positive_rows, r"reads \d+ numbers of a tensor"),
-    "attribute": (Remembering, entropy, "that a step before it made"),
+    "attribute": (Remembering, entropy, "that an earlier step created"),
     "buffer replaced": (Growing, entropy, "replaces average of the model by other tensors"),
 }  # fmt: skip
 

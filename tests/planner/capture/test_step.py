@@ -140,7 +140,7 @@ def test_a_generator_of_the_programs_own_is_refused_with_its_line() -> None:
         return classify(m, x + torch.randn(x.shape, generator=own), y)
 
     model = net()
-    with pytest.raises(CaptureError, match=r"test_step\.py:\d+ draws random numbers from a generator of its own"):
+    with pytest.raises(CaptureError, match=r"test_step\.py:\d+ draws random numbers from its own generator"):
         capture_step(model, loss, sgd(model), batch())
 
 

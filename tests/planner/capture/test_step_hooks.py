@@ -160,19 +160,19 @@ def _shares(model: nn.Module) -> Hook:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (_outside, r"test_step_hooks\.py:\d+: aten::lerp_.* none of the model's"),
+        (_outside, r"test_step_hooks\.py:\d+: aten::lerp_.* does not belong to the model"),
         (_counts, "changes updates .in hook, .*in Python each time"),
-        (_remembers, "takes gradients, or what the step or another hook made"),
+        (_remembers, "uses gradients, or results of the step or of another hook"),
         (_sets_the_rate, "changes the optimizer's groups"),
-        (_takes_state, "takes the optimizer's state"),
+        (_takes_state, "uses the optimizer's state"),
         (lambda model: lambda *_: _first(model).requires_grad_(False), "changes which gradients are computed"),
-        (_takes_gradients, "takes gradients"),
+        (_takes_gradients, "uses gradients"),
         (lambda _: lambda *_: torch.manual_seed(3), "sets torch's random generator"),
         (_draws_from_a_fork, r"test_step_hooks\.py:\d+: torch's random generator is set within the step"),
         (lambda model: lambda *_: _first(model).detach().numpy(), r"test_step_hooks\.py:\d+ reads \d+ numbers"),
         (lambda model: lambda *_: _first(model).sum().item(), r"test_step_hooks\.py:\d+ reads the value"),
-        (_exchanges, "puts other tensors in the places of the model's"),
-        (_shares, "of another layout"),
+        (_exchanges, "replaces the model's tensors by others"),
+        (_shares, "has another layout"),
     ],
 )
 def test_what_a_bundle_cannot_repeat_is_refused_by_line(make: Callable[[Any], Hook], message: str) -> None:
@@ -193,6 +193,6 @@ def test_what_no_list_of_hiding_places_has_may_still_be_another_operator() -> No
         return hook
 
     with pytest.raises(
-        CaptureError, match=r"does something else when it runs again: test_step_hooks\.py:\d+: aten::mul_"
+        CaptureError, match=r"behaves differently when it runs again: test_step_hooks\.py:\d+: aten::mul_"
     ):
         _captured(counts)

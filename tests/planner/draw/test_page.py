@@ -18,7 +18,9 @@ def test_the_suffix_chooses_the_format(tmp_path: Path, name: str, start: str) ->
     assert (tmp_path / name).read_text().startswith(start)
 
 
-@pytest.mark.parametrize(("name", "words"), [("plan.png", r"\.svg or \.html"), ("absent/plan.svg", "can be written")])
+@pytest.mark.parametrize(
+    ("name", "words"), [("plan.png", r"\.svg or \.html"), ("absent/plan.svg", "choose a writable file")]
+)
 def test_other_suffixes_and_other_places_are_refused(tmp_path: Path, name: str, words: str) -> None:
     with pytest.raises(DrawError, match=words):
         write_drawing(PICTURE, tmp_path / name)

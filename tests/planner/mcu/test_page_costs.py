@@ -42,5 +42,5 @@ def test_a_board_without_figures_is_named() -> None:
     core = core_costs("nrf52840")
     with pytest.raises(MediumError, match="the board file of pi5 has no figures for nor; add nor_read_bytes_per_s"):
         page_costs("pi5", PageMedium.NOR, core)
-    with pytest.raises(BoardError, match="there is no board"):
+    with pytest.raises(BoardError, match="unknown board"):
         page_costs("nothing", PageMedium.NOR, core)

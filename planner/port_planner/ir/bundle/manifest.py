@@ -1,6 +1,6 @@
-"""What a bundle says of itself: its plans and limits, how tensors lie, what was compared, and what its graphs are called.
+"""A bundle's description of itself: plans and limits, tensor layouts, comparisons made, and names of graphs.
 
-Everything that the supervisor needs, without torch.
+Everything the supervisor needs, without torch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,25 +22,27 @@ from port_planner.ir.operators import OPTIMIZERS
 FORMAT = 2
 """Format 1 had no checksums of tensors."""
 DEVICE_FORMAT = 3
-"""Of a bundle whose step computes on another device than the CPU, or takes all micro-batches of an update at once; all others stay readable for agents that know none."""
+"""Format for steps on devices other than the CPU, or that take all micro-batches of an update at once; other bundles
+stay readable for older agents.
+"""
 PACKING_FORMAT = 4
-"""Of a bundle that knows what packing takes, on any device: its plans may pack, and its pages may lie packed on flash."""
+"""Format for bundles with packing costs, on any device: their plans may pack, and their pages may be packed on flash."""
 PRUNING_FORMAT = 5
-"""Of a bundle whose weights are pruned while training: who does not know that would train other numbers."""
+"""Format for bundles whose weights are pruned during training: older agents would train different numbers."""
 FILES_FORMAT = 6
-"""Of a bundle that leaves weights in files beside it."""
+"""Format for bundles that leave weights in files beside them."""
 TILES_FORMAT = 7
-"""Of a bundle whose graphs say which of their operators compute a piece of a chain."""
+"""Format for bundles whose graphs mark the operators that compute a tile of a chain."""
 BUCKETS_FORMAT = 8
-"""Of a bundle whose batches come in several shapes."""
+"""Format for bundles with batches of several shapes."""
 BLOCKS_FORMAT = 9
-"""Of a bundle with weights in blocks: who does not know that would look for the whole ones."""
+"""Format for bundles with weights in blocks: older agents would look for the whole ones."""
 PLACED_FORMAT = 10
-"""Of a bundle whose operators are divided among devices: who does not know that would not bound what they hold of the host's memory."""
+"""Format for bundles with operators divided among devices: older agents would not limit the host memory they hold."""
 TEAMS_FORMAT = 11
-"""Of a bundle whose operators run on several teams of threads: who does not know that would compute other bits."""
+"""Format for bundles whose operators run on several thread teams: older agents would compute different bits."""
 SUMMED_FORMAT = 12
-"""Of a bundle whose chains sum over their pieces in another order: who does not know that would call its numbers plain PyTorch's."""
+"""Format for bundles whose chains sum over tiles in another order: older agents would claim plain PyTorch's numbers."""
 FORMATS = (
     FORMAT, DEVICE_FORMAT, PACKING_FORMAT, PRUNING_FORMAT, FILES_FORMAT, TILES_FORMAT, BUCKETS_FORMAT, BLOCKS_FORMAT,
     PLACED_FORMAT, TEAMS_FORMAT, SUMMED_FORMAT,
@@ -58,7 +60,7 @@ class BundleError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class TensorLayout:
-    """How a tensor lies in its storage."""
+    """The layout of a tensor in its storage."""
 
     dtype: str
     shape: tuple[Count, ...]
@@ -68,7 +70,7 @@ class TensorLayout:
 
 @dataclass(frozen=True, slots=True)
 class PlanChoice:
-    """One entry of the frontier: a plan per graph and what the agent needs to choose among them."""
+    """One entry of the frontier: a plan per graph, and the figures for choosing among them."""
 
     ram_bytes: Count
     peak_bytes: Count
@@ -81,7 +83,7 @@ class PlanChoice:
     wear_joules: float = 0.0
     """What the written bytes cost of the flash's life; 0 in bundles from before that had a price."""
     device_ram_bytes: Count = 0
-    """Of the memory of the device's own: budget, and the peak of the plan. 0 where it has none: `ram_bytes` is for both then."""
+    """Budget and the plan's peak in the device's own memory. 0 if it has none: `ram_bytes` then covers both."""
     device_peak_bytes: Count = 0
 
     @property
@@ -92,12 +94,12 @@ class PlanChoice:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedResults:
-    """What plain PyTorch made of the first steps, where the bundle was made.
+    """Results of plain PyTorch's first steps on the machine that created the bundle.
 
     `losses`: as hexadecimal floats. `processor`: machine and vector instructions. `checksums`: XXH3-64 of the bytes of
-    parameters, buffers and optimizer state after those steps, by storage key. `placed`: what the recorded operators made of them one by
-    one, each on the device that it was placed on, which no plain PyTorch does. `arithmetic`: torch's settings before the first of them;
-    None in a bundle that does not say.
+    parameters, buffers and optimizer state after those steps, by storage key. `placed`: the results of running the
+    recorded operators individually, each on its assigned device, which plain PyTorch does not do. `arithmetic`: torch's
+    settings before the first of them; None if the bundle does not record them.
     """
 
     losses: tuple[str, ...] = ()
@@ -110,11 +112,11 @@ class ExpectedResults:
 
 @dataclass(frozen=True, slots=True)
 class PlainRun:
-    """What the script made of its first updates, run alone: in a process with no recorder, no mode and no patched function.
+    """Results of the script's first updates, run alone: in a process without recorder, modes or patched functions.
 
-    `rows`: of each bucket it took so many of the first samples alone, so that epochs end. `generators`: XXH3-64 of the states of torch's
-    default generators after it, by kind of device. `unchecked`: why there was no such run; "" where there was. `unchanged`: of so many
-    further updates the operators, run without contents, were seen to be the same.
+    `rows`: how many of each bucket's first samples it used, so that epochs end. `generators`: XXH3-64 of the states of
+    torch's default generators after it, by kind of device. `unchecked`: why there was no such run; "" if there was one.
+    `unchanged`: number of further updates whose operators, run without contents, were checked to be the same.
     """
 
     updates: Count = 0
@@ -140,7 +142,7 @@ class Recordings:
 
 @dataclass(frozen=True, slots=True)
 class FileRange:
-    """Initial contents that lie in a file of the user's, from byte `offset`; `checksum`: XXH3-64 of these bytes."""
+    """Initial contents in a user's file, from byte `offset`; `checksum`: XXH3-64 of these bytes."""
 
     path: Annotated[str, msgspec.Meta(max_length=4096)]
     offset: Count
@@ -161,7 +163,7 @@ class WeightBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLimits:
-    """What the plans were asked to keep to, so that later ones do as well. None: no limit.
+    """The limits of the plans, so that later plans keep them as well. None: no limit.
 
     `step_s`, `written_bytes`: of one training step. `deadline_at`: Unix time. `charging`: the hours, as HH:MM, in which
     training was expected to run until then.
@@ -175,13 +177,15 @@ class PlannedLimits:
 
 NO_LIMITS = PlannedLimits()
 WHOLE_UPDATE = "update"
-"""The name of a graph that takes all micro-batches of an update, one after the other's columns, and gives all their losses."""
+"""The name of a graph that takes all micro-batches of an update, with their columns in sequence, and returns all their
+losses.
+"""
 UPDATING = ("step", "last", WHOLE_UPDATE)
 """Kinds of graphs that end with an update."""
 
 
 def batch_kind(number: int, accumulate: int) -> str:
-    """Return the kind of graph that the batch of this number runs, alone, in a job that sums the gradients of so many."""
+    """Return the kind of graph that the batch with this number runs, in a job that accumulates so many gradients."""
     if accumulate == 1:
         return "step"
     place = number % accumulate
@@ -203,7 +207,7 @@ def kind_of_graph(graph: str) -> str:
 
 
 def first_shapes(graphs: Iterable[str]) -> dict[str, str]:
-    """Return the first graph of each kind, by name, with its kind: that of full batches of the first bucket, where there are such."""
+    """Return the first graph of each kind, with its kind: the one for full batches of the first bucket if it exists."""
     found: dict[str, str] = {}
     for name in graphs:
         found.setdefault(kind_of_graph(name), name)
@@ -211,42 +215,42 @@ def first_shapes(graphs: Iterable[str]) -> dict[str, str]:
 
 
 def bucket_of(graph: str) -> int:
-    """Return the bucket whose batches a graph takes, by its name."""
+    """Return the bucket whose batches a graph takes, from its name."""
     _, _, number = graph.partition("@")[0].partition("#")
     return int(number) if number.isdecimal() and len(number) <= _BUCKET_DIGITS else 0
 
 
 def data_part(graph: str) -> str:
-    """Return what begins the names of the columns that a graph takes its batches from."""
+    """Return the name prefix of the columns that a graph takes its batches from."""
     return "eval" if graph.startswith("eval") else train_part(bucket_of(graph))
 
 
 def train_part(bucket: int) -> str:
-    """Return what begins the names of a bucket's columns."""
+    """Return the name prefix of a bucket's columns."""
     return f"train#{bucket}" if bucket else "train"
 
 
 @dataclass(frozen=True, slots=True)
 class BucketSize:
-    """How many samples there are of one shape, and how many make a batch."""
+    """The number of samples of one shape, and the batch size."""
 
     samples: Count
     batch_size: Positive
 
     def batches(self, *, drop_last: bool) -> int:
-        """Return how many batches one pass over them makes."""
+        """Return the number of batches in one pass over them."""
         full, rest = divmod(self.samples, self.batch_size)
         return full + (1 if rest and not drop_last else 0)
 
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a bundle says of itself. Everything the supervisor needs, without torch.
+    """A bundle's description of itself: everything the supervisor needs, without torch.
 
-    `graphs`: names such as "step", "step@1" (the last, short batch), "step#1" (of another bucket), "eval". `fills`: storages whose initial contents
-    are one value. `layouts`: persistent storages by key. `result`: names of the tensors that training results in, as
-    `model.state_dict()` has them, tied ones once; those that no graph uses lie in the bundle as `unused/NAME`. `schedule`: hyperparameters that change, by update.
-    `allow_nonfinite`: training goes on with NaN or infinities.
+    `graphs`: names such as "step", "step@1" (the last, short batch), "step#1" (of another bucket), "eval". `fills`:
+    storages that are initially constant. `layouts`: persistent storages by key. `result`: names of the trained tensors,
+    as in `model.state_dict()`, tied ones once; those that no graph uses are stored as `unused/NAME`. `schedule`:
+    hyperparameters that change, by update. `allow_nonfinite`: training continues with NaN or infinities.
     """
 
     name: str
@@ -273,29 +277,31 @@ class Manifest:
     recordings: Recordings = field(default_factory=Recordings)
     limits: PlannedLimits = NO_LIMITS
     device_kind: str = CPU
-    """What the step computes on; `device` is the name of the whole machine that it was planned for."""
+    """Frozen weights that stay in the files they were loaded from, with their location, by storage key."""
     pruning: Pruning | None = None
     reordered: tuple[str, ...] = ()
     """Operators that add in another order each time there, as was allowed: then nothing is the same to the bit."""
     files: Mapping[str, FileRange] = field(default_factory=dict)
     """Of frozen weights that stay in the files they were loaded from, where they lie there, by storage key."""
     in_pieces: bool = False
-    """Whether chains of operators run in pieces in a graph, which says so."""
+    """Whether a graph runs chains of operators in tiles, which the graph marks."""
     buckets: tuple[BucketSize, ...] = ()
-    """Further samples, with rows of other shapes, beside the `samples` in batches of `batch_size`."""
+    """Further samples, with rows of other shapes, in addition to `samples` in batches of `batch_size`."""
     blocks: Mapping[str, WeightBlocks] = field(default_factory=dict)
-    """Of tensors that the graphs have in blocks, by the key that a storage of the whole would have; it stands in `layouts`."""
+    """Tensors that the graphs hold in blocks, by the key of the whole storage; its layout is in `layouts`."""
     placed: tuple[str, ...] = ()
-    """Kinds of devices that operators are divided among, as was asked for: bits are those of each on its own, of no device alone."""
+    """Kinds of devices that operators are divided among, on request: results are those of each device, not of one
+    alone.
+    """
     teams: Annotated[tuple[CpuTeam, ...], msgspec.Meta(max_length=MAX_TEAMS)] = ()
-    """Teams of threads, from number 1, that operators of the CPU are divided among beside number 0, all `threads`."""
+    """Thread teams, numbered from 1, that the CPU's operators are divided among besides team 0 with all `threads`."""
     summed_in_pieces: bool = False
-    """Whether chains of a graph sum over their pieces in another order than the whole, as was allowed; the graph says which."""
+    """Whether a chain sums over its tiles in another order than the whole, with permission; the graph marks it."""
     plain: PlainRun = field(default_factory=PlainRun)
 
     @property
     def format(self) -> int:
-        """The oldest format that can say what this bundle holds."""
+        """The oldest format that can represent this bundle."""
         if self.summed_in_pieces:
             return SUMMED_FORMAT
         if self.teams:
@@ -317,13 +323,13 @@ class Manifest:
 
     @property
     def state(self) -> tuple[str, ...]:
-        """The keys of the tensors of the state, in order of name; what lies in blocks by the key of the whole."""
+        """The keys of the state's tensors, sorted by name; tensors in blocks appear under the key of the whole."""
         parts = {key for blocks in self.blocks.values() for key in (*blocks.rows, *blocks.columns)}
         return tuple(sorted(self.layouts.keys() - parts))
 
     @property
     def main_graph(self) -> str:
-        """The graph that most of the training runs, whose figures are those of a plan."""
+        """The graph that runs most of the training; its figures are those of a plan."""
         return WHOLE_UPDATE if WHOLE_UPDATE in self.graphs else self.graphs[0]
 
     def batches_of(self, graph: str) -> int:
@@ -359,7 +365,7 @@ class Manifest:
 
 
 def manifest_of(raw: Mapping[str, Any], path: Path) -> Manifest:
-    """Return the manifest that a file's JSON says. Raises BundleError, which names the `path`, where a field is missing or wrong."""
+    """Return the manifest in a file's JSON. Raises BundleError, with the `path`, if a field is missing or wrong."""
     try:
         manifest = msgspec.convert(raw, Manifest)
         _check_optimizer(manifest.optimizer)
@@ -367,7 +373,7 @@ def manifest_of(raw: Mapping[str, Any], path: Path) -> Manifest:
             if layout.dtype not in ITEM_BYTES:
                 raise ValueError(f"dtype {layout.dtype!r}")
     except (KeyError, TypeError, ValueError, msgspec.ValidationError) as error:
-        raise BundleError(f"{path}: the manifest is incomplete or wrong ({error}); make the bundle again") from error
+        raise BundleError(f"{path}: the manifest is incomplete or wrong ({error}); recreate the bundle") from error
     return manifest
 
 
@@ -391,7 +397,9 @@ def _check_optimizer(data: Mapping[str, Any]) -> None:
 
 
 def _check_recorded(data: Mapping[str, Any]) -> None:
-    """Raise ValueError where these are no numbers of an optimizer, as `port_planner.ir.lowering.optimizer_scalars` reads them."""
+    """Raise ValueError unless these are valid optimizer numbers, as `port_planner.ir.lowering.optimizer_scalars` reads
+    them.
+    """
     for scalar in data["numbers"]:
         each = scalar if isinstance(scalar, list) else [scalar]
         if not each or not all(isinstance(number, float) for number in each):

@@ -9,8 +9,10 @@ LARGEST_SHARE = 0.99
 
 @dataclass(frozen=True, slots=True)
 class Pruning:
-    """Weights of the smallest magnitude are zero: a share of each matrix that grows from update `begin` to `end`, as Zhu and Gupta have it
-    (arXiv 1710.01878), and stays then. Every `every` updates the magnitude below which they are is found anew.
+    """Sets the weights of smallest magnitude to zero.
+
+    Their share of each matrix grows from update `begin` to `end`, as in Zhu and Gupta (arXiv 1710.01878), and then
+    stays. The threshold is recomputed every `every` updates.
     """
 
     sparsity: float
@@ -20,10 +22,11 @@ class Pruning:
     every: int = 10
 
     def __post_init__(self) -> None:
-        """Raise PortError for a schedule that is none."""
+        """Raise PortError for an invalid schedule."""
         if not 0 < self.sparsity <= LARGEST_SHARE:
             raise PortError(
-                f"pruning to {self.sparsity:g} of the weights; the share lies above 0, up to {LARGEST_SHARE}"
+                f"pruning to {self.sparsity:g} of the weightsis not possible; the share must be above 0 and at most "
+                f"{LARGEST_SHARE}"
             )
         if not 0 <= self.begin < self.end or self.every < 1:
             raise PortError(
@@ -32,10 +35,10 @@ class Pruning:
             )
 
     def sparsity_at(self, update: int) -> float:
-        """Return the share that is zero after so many updates."""
+        """Return the share of zeros after so many updates."""
         left = 1 - min(max(update - self.begin, 0) / (self.end - self.begin), 1.0)
         return self.sparsity * (1 - left**3)
 
     def looks(self, update: int) -> bool:
-        """Return whether magnitudes are looked at after so many updates."""
+        """Return whether the threshold is recomputed after so many updates."""
         return self.begin < update <= self.end and ((update - self.begin) % self.every == 0 or update == self.end)

@@ -1,4 +1,4 @@
-"""Plans of a bundle made again, in a file beside it: the bundle stays as it is, and with it the state that belongs to it."""
+"""New plans for a bundle, in a file beside it: the bundle stays unchanged, and so does the state that belongs to it."""
 
 import hashlib
 import os
@@ -23,7 +23,7 @@ _HASH_BYTES = 32
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """As many plans as the bundle has, for the same budgets, with the costs that they were made for."""
+    """As many plans as the bundle has, for the same budgets, with the costs they were made for."""
 
     bundle_id: str
     speeds: Speeds
@@ -42,7 +42,7 @@ class _Record(msgspec.Struct, array_like=True):
 
 
 def revision_path(bundle: Path) -> Path:
-    """Return where the revised plans of a bundle lie."""
+    """Return the path of a bundle's revised plans."""
     return bundle.with_name(bundle.name + ".plans")
 
 
@@ -67,7 +67,7 @@ def write_revision(path: Path, revision: Revision) -> None:
 
 
 def read_revision(path: Path) -> Revision:
-    """Return a revision. Raises BundleError where the file is damaged or none, OSError where it cannot be read."""
+    """Return a revision. Raises BundleError if the file is damaged or not a revision, OSError if it cannot be read."""
     record = _read(path)
     plans = [{name: unpack_plan(plan) for name, plan in choice.items()} for choice in record.plans]
     costs = {name: unpack_costs(table) for name, table in record.costs.items()}
@@ -75,13 +75,13 @@ def read_revision(path: Path) -> Revision:
 
 
 def read_revised_choices(path: Path) -> tuple[tuple[PlanChoice, ...], Speeds]:
-    """Return the figures of a revision's plans and what they were made for; cheap. Raises as `read_revision`."""
+    """Return the figures of a revision's plans and their measured speeds; cheap. Raises as `read_revision`."""
     record = _read(path)
     return record.choices, record.speeds
 
 
 def revised(bundle: Bundle, revision: Revision) -> Bundle:
-    """Return a bundle with the plans and costs of its revision. Raises BundleError where it is another's."""
+    """Return a bundle with the plans and costs of its revision. Raises BundleError if it belongs to another bundle."""
     if revision.bundle_id != bundle.id or len(revision.plans) != len(bundle.plans):
         raise BundleError(f"{revision_path(bundle.path)} belongs to another bundle; delete it")
     return bundle.with_plans(revision.choices, revision.plans, revision.costs)
@@ -89,11 +89,13 @@ def revised(bundle: Bundle, revision: Revision) -> Bundle:
 
 def _read(path: Path) -> _Record:
     if path.stat().st_size > MAX_REVISION_BYTES:
-        raise BundleError(f"{path} has {path.stat().st_size} bytes; revised plans have {MAX_REVISION_BYTES} at most")
+        raise BundleError(
+            f"{path} has {path.stat().st_size} bytes; the maximum for revised plans is {MAX_REVISION_BYTES}"
+        )
     content = path.read_bytes()
     packed = content[_HASH_BYTES:]
     if hashlib.sha256(packed).digest() != content[:_HASH_BYTES]:
-        raise BundleError(f"{path} is damaged (SHA-256 differs); delete it: the bundle has plans of its own")
+        raise BundleError(f"{path} is damaged (SHA-256 differs); delete it: the bundle still has its own plans")
     try:
         record = msgspec.msgpack.decode(packed, type=_Record)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:

@@ -1,6 +1,6 @@
-"""Safetensors, written piece by piece and read in place.
+"""Safetensors files, written piece by piece and read in place.
 
-No tensor needs to be in memory whole, and no torch.
+Needs no torch, and no tensor whole in memory.
 
 Format: u64 little-endian header length, JSON header (name -> dtype, shape, byte range), data.
 """
@@ -28,7 +28,7 @@ _DTYPE_NAMES = {v: k for k, v in _SAFE_NAMES.items()}
 
 @dataclass(frozen=True)
 class Chunks:
-    """A tensor to be written: its bytes in row-major order, as pieces."""
+    """A tensor to write: its bytes in row-major order, in pieces."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -62,7 +62,7 @@ def tensor_bytes(dtype: str, shape: Sequence[int]) -> int:
 
 
 def encoded_header(tensors: Mapping[str, Chunks], metadata: Mapping[str, str] | None = None) -> bytes:
-    """Return what a safetensors file begins with; the tensors follow in the order of their names."""
+    """Return the start of a safetensors file; the tensors follow in the order of their names."""
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     offset = 0
     for key in sorted(tensors):
@@ -99,7 +99,7 @@ def read_header(stream: IO[bytes], available: int) -> bytes:
 
 
 def payload_offset(stream: IO[bytes], available: int) -> int:
-    """Return where the tensors of a file of `available` bytes begin; its size where it is not a valid safetensors file."""
+    """Return where the tensors of a file of `available` bytes begin; its size if it is not a valid safetensors file."""
     prefix = stream.read(9)
     length = int.from_bytes(prefix[:8], "little")
     if prefix[8:] != b"{" or length > min(MAX_HEADER_BYTES, available - 8):
@@ -108,16 +108,16 @@ def payload_offset(stream: IO[bytes], available: int) -> int:
 
 
 def read_entries(header: bytes) -> dict[str, TensorEntry]:
-    """Return what a header says of each tensor. Raises ValueError or RecursionError for one that is none."""
+    """Return the header's entry for each tensor. Raises ValueError or RecursionError for an invalid header."""
     entries = msgspec.json.decode(header[struct.calcsize("<Q") :], type=dict[str, msgspec.Raw])
     entries.pop("__metadata__", None)
     return {key: msgspec.json.decode(entry, type=TensorEntry) for key, entry in entries.items()}
 
 
 def index(header: bytes, available: int, start: int) -> dict[str, Member]:
-    """Return where each tensor lies; `start`: the absolute offset of the file's first byte.
+    """Return each tensor's location; `start`: the absolute offset of the file's first byte.
 
-    Raises ValueError, KeyError or RecursionError for a header that is none, or whose numbers do not fit `available`
+    Raises ValueError, KeyError or RecursionError for an invalid header, or one whose numbers do not fit `available`
     bytes.
     """
     length = len(header)
@@ -127,5 +127,5 @@ def index(header: bytes, available: int, start: int) -> dict[str, Member]:
 def _member(key: str, entry: TensorEntry, start: int, available: int) -> Member:
     (begin, end), dtype, shape = entry.data_offsets, _DTYPE_NAMES[entry.dtype], entry.shape
     if min(shape, default=0) < 0 or not 0 <= begin <= end <= available or tensor_bytes(dtype, shape) != end - begin:
-        raise ValueError(f"tensor {key} of shape {shape} does not fit its place {begin}..{end}")
+        raise ValueError(f"tensor {key} of shape {shape} does not fit its range {begin}..{end}")
     return Member(start + begin, end - begin, dtype, shape)

@@ -1,6 +1,6 @@
-"""Write a bundle: what is large once and first, plans behind it.
+"""Write a bundle: large contents once and first, plans after them.
 
-So other plans do not cost the weights again.
+New plans then do not require writing the weights again.
 """
 
 import hashlib
@@ -72,20 +72,20 @@ def replace_plans(
         with zipfile.ZipFile(path, "a") as archive:
             last = [archive.getinfo(name) for name in (_PLANS, _COSTS, _MANIFEST)]
             if [i.filename for i in archive.infolist()[-len(last) :]] != [i.filename for i in last]:
-                raise BundleError(f"{path}: plans are not at its end; make the bundle again")
+                raise BundleError(f"{path}: its plans are not at the end; recreate the bundle")
             for info in last:
                 archive.filelist.remove(info)
                 del archive.NameToInfo[info.filename]
-            archive.start_dir = last[0].header_offset  # new members go where the first of the old ones began
+            archive.start_dir = last[0].header_offset  # # new members start where the first of the old ones started
             _write_plans(archive, manifest, plans, costs, hashes)
     except OSError as error:
         raise _not_written(path, error) from error
 
 
 def publish_bundle(finished: Path, path: Path) -> None:
-    """Make a finished bundle durable and give it its name.
+    """Sync a finished bundle to disk and rename it to its final path.
 
-    Raises BundleError, and drops it, where that fails.
+    If that fails, deletes it and raises BundleError.
     """
     try:
         with open(finished, "rb") as stream:

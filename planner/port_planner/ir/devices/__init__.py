@@ -1,1 +1,1 @@
-"""Devices that a step's storages may lie on: their names, and what torch says of each."""
+"""Devices that a step's storages may lie on: their names and their properties in torch."""

@@ -1,4 +1,6 @@
-"""Teams of threads of the CPU that operators of a step may be divided among: so many, on any core or on the cores of one cluster."""
+"""Teams of CPU threads that a step's operators may be divided among: a thread count, on any core or on one cluster's
+cores.
+"""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -6,7 +8,7 @@ from typing import Annotated
 import msgspec
 
 MAX_TEAMS = 16
-"""Of a bundle: numbers of threads, and clusters of a big.LITTLE CPU, of which there are three at most."""
+"""Maximum teams in a bundle: thread counts, and clusters of a big.LITTLE CPU (at most three)."""
 _MAX_THREADS = 1024
 _MAX_CORES = 4096
 

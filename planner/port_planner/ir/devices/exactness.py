@@ -1,7 +1,8 @@
-"""Operators that do not give the same bits each time, by kind of device, with who says so.
+"""Operators that do not give the same bits each time, by kind of device, with the source.
 
-On the CPU all that a step may consist of repeat on a fixed number of threads; what is random repeats with its generator. Convolutions
-and matrix products of a GPU repeat on one card with one library and the settings of `torch_device.repeat_kernels`.
+On the CPU, all allowed operators are repeatable with a fixed number of threads, and random ones with their generator's
+state. Convolutions and matrix products of a GPU repeat on one card with one library and the settings of
+`torch_device.repeat_kernels`.
 """
 
 from collections.abc import Mapping
@@ -41,7 +42,7 @@ def _repeats(graph: StepGraph, op: Op, base: str) -> bool:
     if base.startswith("index_put"):
         return graph.device == CUDA and (_accumulates(op) or _chosen_by_mask(graph, op))
     if base.removesuffix("_") == "scatter":
-        return ".value" in op.name  # whichever of several writers comes last, it writes the same
+        return ".value" in op.name  # # whichever writer comes last writes the same value
     if base == "median":
         return ".dim" not in op.name
     if base == "cumsum":

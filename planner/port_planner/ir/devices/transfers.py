@@ -30,7 +30,7 @@ def transfer_op(source: int, target: int, kind: str, phase: Phase) -> Op:
 
 
 def transfer_of(graph: StepGraph, op: Op) -> StorageTransfer | None:
-    """Return what an operator transfers; None for one that does anything else."""
+    """Return the transfer that an operator performs, or None for any other operator."""
     if op.name != _COPY or len(op.args) != 1 or not isinstance(op.args[0], Ref) or op.outputs[0] is None:
         return None
     source, target = graph.values[op.args[0].value], graph.values[op.outputs[0]]

@@ -1,4 +1,6 @@
-"""What a step for a device holds of the host's memory beside its pages: storages that lie there, and what operators there take."""
+"""The host memory that a step on a device holds besides its pages: storages there, and the workspace of operators
+there.
+"""
 
 from collections.abc import Sequence, Set
 

@@ -15,7 +15,7 @@ from port_planner.ir.lowering.rematerialize import effective_operands
 from port_planner.ir.program import Code, Instruction, Program
 
 READ_MARGIN = 0.1
-"""A read is asked for earlier by this share of its own time than the measured bandwidth needs."""
+"""A read starts earlier than the measured bandwidth requires by this share of its duration."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,28 +61,28 @@ class _Emitter:
         self.graph, self.costs, self.size = placement.graph, placement.costs, placement.size
         self.targets = placement.costs.device.targets
         self.put: list[tuple[Code, int, int, int]] = []
-        """What `Instruction` takes, in order: most programs are lowered for their figures alone."""
+        """Arguments of `Instruction`, in order: most programs are lowered only for their figures."""
         self.clock = self.stall = self.recompute = 0.0
         self.packings: list[PackingCost] = []
         self.packed: dict[int, int] = {}
         """Storage -> where in `packings` it is while it is packed."""
         self.packed_on: dict[int, int] = {}
-        """Storage -> the target that its packed form lies on."""
+        """Storage -> the target that holds its packed form."""
         self.backlog = cross_step[-1].moment if cross_step else 0.0
         self.free_at = [self.backlog, *(0.0 for _ in LINKS[1:])]
-        """Per link: when all that was given to it so far is moved."""
+        """Per link: when all queued transfers are done."""
         self.held = placement.need.copy()
         self.cross_step = cross_step
         self.pending = list(cross_step)
         self.pending_bytes = sum(p.nbytes for p in cross_step)
         self.updating = 0
-        """Of those that are pending: sliced updates."""
+        """The number of pending sliced updates."""
         self.done: dict[int, float] = {}
         self.next_read = 0
         self.read_bytes, self.written_to = 0, [0] * len(self.targets)
         self.io_joules = self.wear_joules = 0.0
         self.lies_on = {s: placement.homes[s] for s in placement.starts_away}
-        """Storages whose present contents are on a paging target already, and on which."""
+        """Storages whose current contents are already on a paging target, and on which."""
         self.unchanged = {
             s for s, storage in enumerate(self.graph.storages) if storage.persistent and not self.graph.writers[s]
         }
@@ -137,11 +137,11 @@ class _Emitter:
         return pending.wait is Code.WAIT_WRITE and s in self.x.starts_away and s not in self.x.host.copies
 
     def left_pending(self) -> tuple[_Pending, ...]:
-        """Return the writes that are under way at the end, moments counted from there."""
+        """Return the writes that are in progress at the end, with times relative to it."""
         return tuple(replace(p, moment=p.moment - self.clock) for p in self.pending)
 
     def program(self) -> Program:
-        """Return the instructions with what they take."""
+        """Return the instructions and their costs."""
         x, graph, timeline = self.x, self.graph, self.timeline
         device = self.costs.device
         instructions = tuple(Instruction(*put) for put in self.put)
@@ -181,7 +181,7 @@ class _Emitter:
             self._wait_oldest()
 
     def _oldest(self) -> _Pending:
-        """Return what is done first of all that is under way; on one link, what was asked for first."""
+        """Return the operation in progress that finishes first; on one link, the one queued first."""
         return min(self.pending, key=lambda p: p.moment)
 
     def _wait_oldest(self) -> None:
@@ -195,9 +195,9 @@ class _Emitter:
             self._put(Code.FREE, s)
 
     def _wait(self, touched: Set[int], changed: Set[int]) -> None:
-        """Wait for the updates under way that what comes next would disturb.
+        """Wait for pending updates that the next instruction would disturb.
 
-        They change what is about to be touched, or touch what is about to change.
+        Those change storages it touches, or touch storages it changes.
         """
         while self.updating and any(
             p.wait is Code.WAIT_SLICED
@@ -270,7 +270,7 @@ class _Emitter:
         return self._source(due.storage) if due.packed is None else self.targets[self.packed_on[due.storage]]
 
     def _late(self, i: int, due: Due) -> bool:
-        """Return whether a read that is asked for only after op `i` and its writes would not be done in time."""
+        """Return whether a read queued only after op `i` and its writes would finish too late."""
         x, source = self.x, self._due_source(due)
         link, span = source.link, source.read_seconds(self._due_bytes(due))
         after = self.clock + float(x.starts[i + 1] - x.starts[i])
@@ -288,7 +288,7 @@ class _Emitter:
         return free + (1 + READ_MARGIN) * span > wanted
 
     def _fits(self, i: int, due: Due) -> bool:
-        """Return whether a read fits from op `i` to its use, beside the writes that are still under way."""
+        """Return whether a read fits from op `i` to its use, beside the writes still in progress."""
         x = self.x
         if x.limit is None:
             return True
@@ -316,7 +316,7 @@ class _Emitter:
         self.done[s] = self._transfer(self._source(s).link, self._read_seconds(s))
         self._book_read(s)
         if self._source(s).capacity_bytes is not None and s not in self.x.host.copies:
-            del self.lies_on[s]  # its room is another's once it is back
+            del self.lies_on[s]  # # its room is free for another once it is back
 
     def _wait_read(self, s: int) -> None:
         self._put(Code.WAIT_READ, s)

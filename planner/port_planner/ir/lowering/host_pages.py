@@ -1,6 +1,6 @@
-"""Where the pages of a device lie in the host's memory, when that is a target: one block, laid out before the step.
+"""Layout of a device's pages in the host's memory when that is a target: one block, laid out before the step.
 
-Memory that copies reach is slow to get, so it is taken once; the step's order is known, so every page has its place.
+Pinned memory is slow to allocate, so it is allocated once; the step's order is known, so every page has a fixed place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,28 +11,28 @@ from port_planner.ir.lowering.placement import HostPages, Position
 from port_planner.ir.program import PlanError
 
 ALIGNMENT = 512
-"""Pages begin at multiples of it: what the copy engines of GPUs move at full speed, and a sector."""
+"""Pages begin at multiples of this: copy engines of GPUs need it for full speed, and it is a sector."""
 
 
 class HostMemoryError(PlanError):
-    """The pages of a step take more of the host's memory than there is for them: `needed_bytes` of `limit_bytes`."""
+    """The pages of a step need more host memory than is available: `needed_bytes` of `limit_bytes`."""
 
     def __init__(self, needed: int, limit: int) -> None:
         self.needed_bytes, self.limit_bytes = needed, limit
         super().__init__(
-            f"the step's pages take {needed / 2**20:.1f} MiB of the host's memory, {limit / 2**20:.1f} MiB are left for them; "
-            "raise --ram, or --gpu-ram so that fewer leave the device"
+            f"the step's pages take {needed / 2**20:.1f} MiB of the host's memory, {limit / 2**20:.1f} MiB are "
+            "available for them; raise --ram, or --gpu-ram so that fewer leave the device"
         )
 
 
 def place_host_pages(
     graph: StepGraph, at: Sequence[Position], homes: Mapping[int, int], memory: Mapping[int, int | None]
 ) -> HostPages:
-    """Return where each storage's pages lie that go to a target of `memory` (number -> bytes, None: as many as they like).
+    """Return the places of the pages that go to a target in `memory` (number -> bytes, None: unlimited).
 
-    A storage has one place, from its first write to its last return; places of storages that are away at different times
-    may overlap, the largest are laid first. A persistent one (`homes`: the target of its pages) has a copy of its own.
-    Raises HostMemoryError where they take more than the target has.
+    A storage has one place, from its first write to its last return; places of storages that are out at different times
+    may overlap; the largest are placed first. A persistent one (`homes`: the target of its pages) has its own copy.
+    Raises HostMemoryError if they need more than the target has.
     """
     spans: dict[int, tuple[int, int]] = {}
     target_of: dict[int, int] = {}

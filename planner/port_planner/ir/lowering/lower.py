@@ -85,7 +85,7 @@ class _PlanLowering:
         self.reads: list[Due] = []
 
     def placement(self) -> Placement:
-        """Return where everything happens; raise PlanError or BudgetError where it cannot."""
+        """Return where everything happens; raise PlanError or BudgetError if it cannot."""
         self._place()
         self._find_streamed()
         residency = ResidencyWalk(self.graph, self.costs, self.updates, self.at, self.starts_away)
@@ -103,7 +103,7 @@ class _PlanLowering:
     # -- pass 1: where each decision acts
 
     def _edge(self, op: int, *, start: bool) -> int:
-        """An op index, moved to the first or last op of the sliced group it lies in."""
+        """Return an op index, moved to the first or last op of the sliced group it lies in."""
         g = self.updates.group_at.get(op)
         if g is None:
             return op
@@ -174,7 +174,7 @@ class _PlanLowering:
                 "paging targets, and what is persistent belongs on number 0 or in the host's memory"
             )
         if in_memory and storage.device != self.graph.device:
-            raise PlanError(f"{d}: storage {d.storage} ({storage.role.name.lower()}) is in the host's memory as it is")
+            raise PlanError(f"{d}: storage {d.storage} ({storage.role.name.lower()}) is already in the host's memory")
         if storage.persistent and self.homes.setdefault(d.storage, d.target) != d.target:
             raise PlanError(
                 f"{d}: storage {d.storage} ({storage.role.name.lower()}) is paged to number {self.homes[d.storage]} too; what is "
@@ -190,7 +190,7 @@ class _PlanLowering:
         cost = self.packing.get((d.storage, version))
         if cost is None:
             raise PlanError(
-                f"{d}: nobody has measured what packing storage {d.storage} takes there; plan the job again"
+                f"{d}: the cost of packing storage {d.storage} there was never measured; plan the job again"
             )
         if d.action is Action.PACK_PAGE:
             targets = self.costs.device.targets
@@ -248,7 +248,9 @@ class _PlanLowering:
     # -- pass 2: when reads are due
 
     def _place_reads(self, reruns: Mapping[int, Sequence[tuple[int, tuple[int, ...]]]]) -> npt.NDArray[np.float64]:
-        """Note every read, in order of use: when it must be done so that all that follow can be in time, too."""
+        """Record every read in order of use, with the latest time at which it must be done so that all later ones can
+        be in time.
+        """
         targets = self.costs.device.targets
         seconds = np.array([c.seconds for c in self.costs.ops])
         for i, ops in reruns.items():

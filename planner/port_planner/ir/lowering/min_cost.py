@@ -1,6 +1,6 @@
-"""The least that a placed plan's program can cost, told before its instructions are written.
+"""A lower bound on the cost of a placed plan's program, known before its instructions are emitted.
 
-All that it runs and moves is known by then; only what it waits for is not. A search that has a cheaper plan need not go on.
+Everything it runs and moves is known by then, except its waits. A search that has a cheaper plan can stop there.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from port_planner.ir.lowering.placement import Placement
 
 
 def min_joules(placement: Placement) -> float:
-    """Return joules, wear included, that the program takes if nothing waits but for the page thread, which is busy all the time."""
+    """Return the joules, including wear, of the program if it only waits for the page thread, which is always busy."""
     device, ops = placement.costs.device, placement.costs.ops
     again = [ops[r] for reruns in placement.reruns.values() for r, _ in reruns]
     packs = [cost for position in placement.at for cost in position.packs]
@@ -23,7 +23,7 @@ def min_joules(placement: Placement) -> float:
 
 
 class _Traffic:
-    """What a step's transfers take, counted as `emit` books them: joules with wear, and seconds of the page thread."""
+    """The cost of a step's transfers, counted as `emit` does: joules with wear, and seconds of the page thread."""
 
     def __init__(self, placement: Placement) -> None:
         self.x, self.size = placement, placement.size
@@ -71,7 +71,7 @@ class _Traffic:
             return
         self.lies_on[s] = target
         if self.x.graph.storages[s].persistent and not self.x.graph.writers[s]:
-            return  # it lies there as it is
+            return  # # it is already there
         self._written(self.size[s], self.targets[target])
 
     def _read(self, nbytes: int, source: Flash) -> None:

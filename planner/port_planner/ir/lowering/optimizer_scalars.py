@@ -29,9 +29,12 @@ SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {name: getattr(torch.optim, 
 
 _REFUSED = ("capturable", "differentiable")
 _APART_IN_LISTS = ("NAdam", "RAdam")
-"""Optimizers whose update with foreach=True rounds otherwise than their update of one parameter after another, which bundles have."""
+"""Optimizers whose update with foreach=True rounds differently from the per-parameter update, which bundles use."""
 _HALVES_APART_IN_LISTS = ("SGD", "RMSprop", "Adagrad", "Adadelta")
-"""The same where parameters have 16 bits: what one computes in a single operator the other does in two. SGD's without momentum is one."""
+"""The same for 16-bit parameters: one uses a single operator where the other uses two.
+
+SGD without momentum is an exception.
+"""
 _HALF_BYTES = 2
 
 _HYPER_DTYPES = {
@@ -40,23 +43,23 @@ _HYPER_DTYPES = {
     "float16": torch.float16,
     "bfloat16": torch.bfloat16,
 }
-"""Of hyperparameters that are tensors."""
+"""Data types of hyperparameters that are tensors."""
 _DROPPED = ("params", "foreach", "param_names", "initial_lr")
 
 
 Schedule = Sequence[Sequence[Mapping[str, Any]]]
-"""For each update, what a scheduler changes of each group."""
+"""For each update, what a scheduler changes in each group."""
 
 SETTLED_STEP = 1e6
-"""A count of steps at which RAdam rectifies its rate, if it ever does with its beta2: it takes more operators from there on."""
+"""A step count at which RAdam rectifies its rate, if its beta2 ever allows it: from there on it uses more operators."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedNumbers:
-    """The scalars of an optimizer whose code a worker does not have.
+    """The scalars of an optimizer whose code the worker does not have.
 
-    `numbers`: of each scalar, the number, or one for each update, of which the last goes on. `updates`: for how many updates they
-    are known; None: for all.
+    `numbers`: for each scalar, a constant or one number per update, of which the last stays valid. `updates`: the
+    number of updates they are known for; None: all.
     """
 
     numbers: tuple[float | tuple[float, ...], ...]
@@ -92,7 +95,7 @@ class OptimizerSpec:
 
 
 def is_supported(optimizer: torch.optim.Optimizer) -> bool:
-    """Return whether an optimizer is of a class of torch whose scalars a worker can compute."""
+    """Return whether an optimizer is a torch class whose scalars a worker can compute."""
     return SUPPORTED.get(type(optimizer).__name__) is type(optimizer)
 
 
@@ -108,7 +111,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
         for flag in _REFUSED:
             if group.get(flag):
                 raise CaptureError(
-                    f"the optimizer was made with {flag}=True, which computes other numbers than the plain update; "
+                    f"the optimizer was made with {flag}=True, which gives different numbers from the plain update; "
                     f"make it with {flag}=False"
                 )
         if group.get("foreach") and _rounds_apart_in_lists(name, group):
@@ -138,7 +141,7 @@ def _rounds_apart_in_lists(name: str, group: Mapping[str, Any]) -> bool:
 
 
 def _check_not_begun(optimizer: torch.optim.Optimizer) -> None:
-    """Raise CaptureError where the optimizer counts steps that it made, or its first step differs from those to come."""
+    """Raise CaptureError if the optimizer has already counted steps, or if its first step differs from later ones."""
     name = type(optimizer).__name__
     done = max((int(state["step"]) for state in optimizer.state.values() if "step" in state), default=0)
     dampened = any(group.get("dampening") for group in optimizer.param_groups) and bool(optimizer.state)
@@ -228,7 +231,7 @@ class StepScalars:
         self._first_groups, self._schedule = [restored(g) for g in spec.groups], schedule
         self._products = _Products(0, ())
         self.steps_done = 0
-        """Updates made so far."""
+        """Number of updates so far."""
 
     def _groups(self, update: int) -> list[dict[str, Any]]:
         """Return the hyperparameters of every group at an update, counted from 0."""
@@ -239,7 +242,7 @@ class StepScalars:
         ]
 
     def advance(self) -> list[float | int]:
-        """Return the scalars of the next update, all groups' one after the other, and count it.
+        """Count the next update and return its scalars, group after group.
 
         Raises CaptureError for a scalar that is NaN, a hyperparameter that is wrong, or an update beyond those recorded.
         """
@@ -258,8 +261,8 @@ class StepScalars:
         for known in (self._recorded and self._recorded.updates, len(self._schedule)):
             if known and update >= known:
                 raise CaptureError(
-                    f"the numbers of the optimizer {self._name} are known for {known} updates, and this is update {update + 1}; plan the job "
-                    "again with more --epochs"
+                    f"the numbers of the optimizer {self._name} are known for {known} updates, but this is update "
+                    f"{update + 1}; plan the job again with more --epochs"
                 )
 
     def _looked_up(self, recorded: RecordedNumbers) -> list[float | int]:
@@ -299,7 +302,7 @@ class StepScalars:
             for product, group in zip(products, self._groups(update), strict=True):
                 product.mul_(_nadam_momentum(group, float(update + 1)))
             if not any(product.item() for product in products):
-                break  # 0.0 for ever: one stays that is there
+                break  # # 0.0 is constant: a constant that exists stays
         self._products = _Products(self.steps_done, products)
         return [product.item() for product in products]
 
@@ -311,9 +314,9 @@ class StepScalars:
         _UPDATES[self._name](cell, group)
 
     def _undampened(self, reader: "_NumberReader", group: Mapping[str, Any], begin: int) -> None:
-        """Let the first update take the whole gradient for its momentum, as torch does: no factor of dampening.
+        """Make the first update use the whole gradient as momentum, as torch does, without dampening.
 
-        Which number that is shows by asking for the same update with another dampening.
+        Comparing the same update with a different dampening shows which number that is.
         """
         numbers = reader.numbers[begin:]
         self._update_cell(reader, {**group, "dampening": group["dampening"] / 2})
@@ -330,7 +333,7 @@ class _Products:
 
 
 class _Cell:
-    """One element with everything an update may want beside it."""
+    """One element with everything an update may need besides it."""
 
     def __init__(self, steps: float, product: float) -> None:
         self.parameter, self.grad, self.first, self.second, self.third = (torch.zeros(1) for _ in range(5))
@@ -466,7 +469,7 @@ def _is_view(func: Any) -> bool:
 
 
 def _numbers(arguments: Iterable[Any], is_number: Callable[[torch.Tensor], bool]) -> list[float | int]:
-    """Return the plain numbers among (nested) arguments, in order, and those of tensors that are taken for numbers."""
+    """Return the plain numbers among (nested) arguments, in order, including tensors treated as numbers."""
     found: list[float | int] = []
     for leaf in pytree.tree_leaves(list(arguments)):
         if isinstance(leaf, torch.Tensor) and is_number(leaf):

@@ -17,17 +17,19 @@ _DRAW = "aten::bernoulli_.float"
 _DIVIDE = "aten::div_.Scalar"
 """What dropout draws its mask with."""
 _CAST = "aten::_to_copy"
-"""What makes numbers of a part of a mask that was drawn whole, as bytes."""
+"""The operator that converts a tile of a mask, which was drawn whole, to numbers stored as bytes."""
 
 _NUMBERS = {"float16", "bfloat16", "float32"}
 """What pages are packed of."""
 _PACKED_ITEMS = (1, 2, 4, 8)
-"""Sizes of items that the codecs take."""
+"""Item sizes that the codecs accept."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packable:
-    """Contents of a storage that lie idle after op `after`, the last to touch their `version`, and the codec for their type."""
+    """Contents of a storage that lie idle after op `after`, the last to touch this `version`, and the codec for their
+    type.
+    """
 
     storage: int
     version: int
@@ -37,7 +39,7 @@ class Packable:
 
 
 def packables(graph: StepGraph, *, least_bytes: int = 1) -> Iterator[Packable]:
-    """Yield what could be packed somewhere: contents of temporaries of one type that lie idle for more than one op."""
+    """Yield the contents that could be packed: temporaries of one type that lie idle for more than one op."""
     types: dict[int, set[str]] = defaultdict(set)
     for value in graph.values:
         types[value.storage].add(value.dtype)
@@ -90,9 +92,10 @@ def read_packed(graph: StepGraph, s: int, after: int, codec: Codec) -> bool:
 
 
 def packed_reading(graph: StepGraph, op: Op, s: int, codec: Codec) -> tuple[PackedReading, int] | None:
-    """Return how an operator reads storage `s` packed, and which argument its gradient is; None where it needs the items.
+    """Return how an operator reads storage `s` in packed form, and the index of its gradient argument; None if it needs
+    the items.
 
-    All of it is of 32-bit floats row after row, and the results are torch's own to the bit.
+    Everything is contiguous 32-bit floats, and the results are bit-identical to torch's.
     """
     places = [k for k, a in enumerate(op.args) if any(graph.values[v].storage == s for v in references(a))]
     named = any(graph.values[v].storage == s for _, a in op.kwargs for v in references(a))
@@ -140,7 +143,7 @@ def _reading(graph: StepGraph, op: Op, place: int, codec: Codec) -> tuple[Packed
 
 
 def asked_interval(graph: StepGraph, s: int) -> tuple[float, float] | None:
-    """Return between which numbers the first of hardtanh's backward passes asks whether the items of storage `s` lie; None without one."""
+    """Return the interval that the first backward pass of a hardtanh tests for storage `s`; None if there is none."""
     asking = (graph.ops[u] for u in graph.uses[s] if graph.ops[u].name == "aten::hardtanh_backward")
     return next((found for op in asking if (found := _interval(op)) is not None), None)
 
@@ -161,7 +164,7 @@ def _is_zero(argument: object) -> bool:
 
 
 def _scalar(graph: StepGraph, argument: Argument) -> Argument:
-    """Return the number that a tensor of no dimensions is made of; None for other arguments."""
+    """Return the number that a zero-dimensional tensor holds; None for other arguments."""
     if not isinstance(argument, Ref) or graph.values[argument.value].dtype != "float32":
         return None
     made = next((op for op in graph.ops if argument.value in op.outputs), None)
@@ -170,7 +173,7 @@ def _scalar(graph: StepGraph, argument: Argument) -> Argument:
 
 
 def _pools_rows(graph: StepGraph, op: Op) -> bool:
-    """Return whether a pool's planes lie one after the other."""
+    """Return whether a pool's planes are contiguous."""
     pooled = op.args[1]
     return isinstance(pooled, Ref) and _in_rows(graph.values[pooled.value])
 
@@ -191,7 +194,7 @@ def _of_mask(graph: StepGraph, op: Op) -> bool:
 
 
 def _in_rows(value: Value) -> bool:
-    """Return whether a value's items lie one after the other, the last dimension's first."""
+    """Return whether a value's items are contiguous in row-major order."""
     expected = 1
     for size, stride in zip(reversed(value.shape), reversed(value.stride), strict=True):
         if size != 1 and stride != expected:

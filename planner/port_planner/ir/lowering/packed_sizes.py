@@ -10,18 +10,18 @@ from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import PlanError, Program
 
 MAX_TRIED = 64
-"""Contents, the largest first, for which every way is tried, each by lowering the step; the others are paged."""
+"""The number of contents, largest first, for which every option is tried by lowering the step; the others are paged."""
 _PACKS = (Action.PACK, Action.PACK_PAGE)
 
 
 def with_packed_sizes(
     graph: StepGraph, costs: CostTable, plan: Plan, needed: Mapping[tuple[int, int], int | None]
 ) -> tuple[CostTable, Plan]:
-    """Return costs with the room that packed forms were found to need, and the cheapest plan within its budget.
+    """Return costs with the measured sizes of packed forms, and the cheapest plan within its budget.
 
-    It differs from `plan` where it packs those that need more; and where some need less, in what stays in RAM that was on flash.
-    `needed`: by storage and version (`PackingCost`), bytes to reserve; None: it cannot be packed. Raises PlanError, BudgetError where
-    even paging what overflowed does not fit.
+    It differs from `plan` for contents that need more room, and, if some need less, may keep paged contents in RAM.
+    `needed`: by storage and version (`PackingCost`), bytes to reserve; None: it cannot be packed. Raises PlanError,
+    BudgetError where even paging the overflowing contents does not fit.
     """
     pairs = [(c, needed.get((c.storage, c.version), c.reserved_bytes)) for c in costs.packings]
     wider = {(c.storage, c.version) for c, n in pairs if n is None or n > c.reserved_bytes}
@@ -58,7 +58,7 @@ def _cheaper(
     known: tuple[dict[Decision, Decision | None], Program],
     others: Mapping[Decision, Decision | None],
 ) -> tuple[dict[Decision, Decision | None], Program]:
-    """Return what is known, or it with others in place of some decisions, and its program, where that is valid and costs less."""
+    """Return the known decisions and program, or a variant with some decisions replaced if that is valid and cheaper."""
     tried = {**known[0], **others}
     try:
         found = lower(graph, costs, _exchanged(plan, tried))

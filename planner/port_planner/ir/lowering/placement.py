@@ -25,13 +25,13 @@ class Position:
     frees: list[int] = field(default_factory=list)
     writes: list[int] = field(default_factory=list)
     targets: dict[int, int] = field(default_factory=dict)
-    """Where the storages among `writes` go; 0 if it is not said."""
+    """Targets of the storages in `writes`; 0 if not listed."""
     packs: list[PackingCost] = field(default_factory=list)
     unpacks: list[PackingCost] = field(default_factory=list)
     stays_packed: set[int] = field(default_factory=set)
-    """Of storages among `packs`: those that are read packed from here on, and never unpacked."""
+    """Storages in `packs` that are read in packed form from here on, and never unpacked."""
     packed_targets: dict[int, int] = field(default_factory=dict)
-    """Of storages among `packs`: where their packed forms are paged; those that are not here stay in RAM."""
+    """Targets to which packed forms of storages in `packs` are paged; those not listed stay in RAM."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ class SlicedUpdates:
         return g if g is not None and op == self.groups[g].last else None
 
     def resident_bytes(self, g: int) -> int:
-        """Return the bytes that a sliced group holds besides whole storages.
+        """Return the bytes that a sliced group holds in addition to whole storages.
 
         Two buffers for each streamed one, one for each temporary.
         """
@@ -128,7 +128,7 @@ class Placement:
     reads: Sequence[Due]
     """In order of use."""
     need: npt.NDArray[np.int64]
-    """Bytes at the fullest moment of each op's position, if writes took no time and reads landed on demand."""
+    """Bytes at the fullest moment of each op's position, if writes took no time and reads completed on demand."""
     after_need: npt.NDArray[np.int64]
     host: HostPages
     starts: npt.NDArray[np.float64]

@@ -9,7 +9,7 @@ from port_planner.ir.graph import Argument, Op, Role, StepGraph, references
 from port_planner.operators import operator_of
 
 _TRAINING = 5
-"""The argument of a batch norm that says whether it changes running statistics."""
+"""The index of batch norm's argument that enables updates of running statistics."""
 
 
 def pure_arguments(op: Op) -> tuple[Argument, ...]:

@@ -1,4 +1,4 @@
-"""Who is resident while each op runs, if writes took no time and reads landed on demand."""
+"""The storages resident while each op runs, if writes took no time and reads completed on demand."""
 
 from collections.abc import Sequence, Set
 
@@ -27,9 +27,9 @@ class ResidencyWalk:
         } - starts_away
         self.packed: set[int] = set()
         self.packed_away: set[int] = set()
-        """Of those that are packed: whose packed form is on a paging target."""
+        """Packed storages whose packed form is on a paging target."""
         self.read_packed: dict[int, int] = {}
-        """Storages whose packed form alone is left, and the bytes of those."""
+        """Storages of which only the packed form remains, and its bytes."""
         self.current = sum(self.size[s] for s in self.resident)
         self.version = [0] * len(graph.storages)
         self.need = np.zeros(len(graph.ops), dtype=np.int64)
@@ -38,7 +38,7 @@ class ResidencyWalk:
         self.reruns: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
         """Op -> what runs again before it: (op, storages to free afterwards)."""
         self.fullest: tuple[int, frozenset[int]] = (0, frozenset())
-        """The op with the highest need, and who is resident there."""
+        """The op with the highest memory need, and the storages resident there."""
         highest = 0
         for i, position in enumerate(at):
             self.need[i] = self._step(i, position)
@@ -103,7 +103,7 @@ class ResidencyWalk:
         return peak
 
     def _leave(self, i: int, position: Position) -> int:
-        """Let go of what is freed, packed or written after op `i`; return the bytes while the fullest is packed."""
+        """Release what is freed, packed or written after op `i`; return the bytes while the largest is being packed."""
         ended = self.updates.ends(i)
         if ended is not None:
             self.current -= self.updates.resident_bytes(ended)

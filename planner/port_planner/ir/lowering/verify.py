@@ -1,6 +1,6 @@
-"""Follow a program without running it: whatever an instruction takes must be there, in the form in which it is taken.
+"""Follow a program without running it: each instruction's inputs must exist in the form it expects.
 
-Knows what an executor does with each instruction, and nothing of how the program was made.
+It knows what an executor does with each instruction, but not how the program was created.
 """
 
 from collections.abc import Set
@@ -12,7 +12,9 @@ from port_planner.ir.program import Code, Instruction, PlanError, Program
 
 
 def verify_lowered(program: Program) -> None:
-    """Raise PlanError, with the instruction's number, unless each finds what it takes and the step ends as it began."""
+    """Raise PlanError, with the instruction's number, unless each instruction finds its inputs and the step ends as it
+    began.
+    """
     machine = _Machine(program)
     for number, instruction in enumerate(program.instructions):
         wrong = machine.obey(instruction)
@@ -48,7 +50,7 @@ class _Machine:
         self.updating: set[int] = set()
 
     def obey(self, instruction: Instruction) -> str:
-        """Do what an instruction says; return what is wrong with it, or nothing."""
+        """Execute an instruction symbolically; return the problem, or ""."""
         i = instruction.index
         match instruction.code:
             case Code.RUN:
@@ -65,10 +67,10 @@ class _Machine:
                 return self._pack(instruction.code, i)
 
     def left(self) -> str:
-        """Return what is there at the end and should not be, or is not and should."""
+        """Return what remains at the end but should not, or is missing."""
         pending = self.landing | self.packed_landing | self.packed_leaving | self.updating
         if pending or not self.leaving <= self.program.cross_step:
-            return "transfers or updates under way that nothing waits for"
+            return "transfers or updates in progress that nothing waits for"
         if self.packed or self.packed_away:
             return f"storages {sorted({*self.packed, *(self.program.packings[entry].storage for entry in self.packed_away)})} still packed"
         if self.whole & self.lasting != self.lasting - self.program.starts_away:
@@ -80,7 +82,7 @@ class _Machine:
         return ""
 
     def _disturbed(self, touched: Set[int], changed: Set[int]) -> str:
-        """Return which update under way changes what is touched, or touches what is changed."""
+        """Return the pending update that changes what is touched, or touches what is changed."""
         for g in self.updating:
             ops = range(self.program.groups[g].first, self.program.groups[g].last + 1)
             writes = {w for k in ops for w in self.graph.ops[k].writes}

@@ -160,5 +160,5 @@ def test_a_bundle_whose_operators_are_for_a_team_that_it_does_not_name_is_refuse
     prepared: CapturedJob, tmp_path: Path
 ) -> None:
     found = divide(prepared)
-    with pytest.raises(BundleError, match="a team of threads that the manifest does not name"):
+    with pytest.raises(BundleError, match="a thread team that the manifest does not list"):
         bundle_of(replace(found, prepared=replace(found.prepared, teams=())), prepared, tmp_path / "wrong.port")

@@ -124,9 +124,9 @@ def test_no_bytes_raise_anything_else(data: bytes) -> None:
     ("data", "message"),
     [
         (b"not compressed", "packed integers are damaged"),
-        (pack_integers(range(100))[:-4], "cut off"),
-        (pack_integers(range(9)), "there are 9 packed integers, at most 8 are read"),
-        (pack_integers([0] * 1000), "cut off, or there are too many"),
+        (pack_integers(range(100))[:-4], "truncated"),
+        (pack_integers(range(9)), "there are 9 packed integers; the maximum is 8"),
+        (pack_integers([0] * 1000), "truncated, or there are too many"),
         (pack_integers([1 << 80]), "a packed integer has more than 64 bits"),
     ],
 )

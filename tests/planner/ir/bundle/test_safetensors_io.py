@@ -116,7 +116,7 @@ def test_a_tensor_that_does_not_fit_its_place_is_refused(change: dict[str, Any])
     data = file_of({"x": GOOD}, bytes(8))
     assert indexed(data)["x"].nbytes == 8
     data = file_of({"x": {**GOOD, **change}}, bytes(8))
-    with pytest.raises(ValueError, match=r"tensor x of shape .* does not fit its place"):
+    with pytest.raises(ValueError, match=r"tensor x of shape .* does not fit its range"):
         indexed(data)
 
 

@@ -99,7 +99,7 @@ def test_signs_are_not_paged_and_nothing_packed_goes_where_no_medium_is() -> Non
 def test_only_what_was_measured_is_packed() -> None:
     graph = _graph()
     costs, plan = _packed(graph)
-    with pytest.raises(PlanError, match=r"nobody has measured what packing storage .* takes there; plan the job again"):
+    with pytest.raises(PlanError, match=r"the cost of packing storage .* there was never measured; plan the job again"):
         lower(graph, replace(costs, packings=()), plan)
 
 

@@ -63,9 +63,10 @@ class _BatchJoiner:
         rows = [leaves[i] for i in self._places]
         if self._ended or len(rows[0]) > self._batch_size:
             raise JobError(
-                f"batch {number} has {len(rows[0])} rows of {list(rows[0].shape[1:])}, after batches of that kind of {self._batch_size}"
-                f"{' and of fewer' if self._ended else ''}: a bundle's step takes one number of rows, and fewer in the last batch of a "
-                "kind alone. Train with `port-agent exec`, which follows what changes"
+                f"batch {number} has {len(rows[0])} rows of {list(rows[0].shape[1:])}, after batches of that kind of "
+                f"{self._batch_size}{' and of fewer' if self._ended else ''}: a bundle's step takes a fixed number "
+                "of rows, and fewer only in the last batch of a kind alone. Train with `port-agent exec`, which "
+                "follows what changes"
             )
         self._ended = len(rows[0]) < self._batch_size
         for column, own in zip(self._columns, rows, strict=True):

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class JobError(PortError):
-    """A training script that does not say what to train."""
+    """A training script that does not define a valid job."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -32,14 +32,14 @@ class ScriptError(JobError):
     def __init__(self, what: str, error: Exception) -> None:
         frames = [f for f in traceback.extract_tb(error.__traceback__) if of_the_program(f.filename)]
         lines = "".join((*traceback.format_list(frames), *traceback.format_exception_only(error)))
-        super().__init__(f"{what} failed; mend it and run the command again:\n{lines.rstrip()}")
+        super().__init__(f"{what} failed; fix it and run the command again:\n{lines.rstrip()}")
 
 
 @contextlib.contextmanager
 def own_code(what: str) -> Iterator[None]:
-    """Run code of the user's: whatever it raises becomes a ScriptError that says `what` failed.
+    """Run the user's code: any exception becomes a ScriptError that says `what` failed.
 
-    A PortError passes.
+    A PortError passes unchanged.
     """
     try:
         yield
@@ -79,7 +79,7 @@ def with_model(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Samples whose step is one of its own, by the shapes of their rows or by a `loss_fn` other than the job's (a branch of it).
+    """Samples with their own step, because of their rows' shapes or a `loss_fn` other than the job's (a branch of it).
 
     `data`: one tensor or array (or `ColumnFile`) per argument of the batch.
     """

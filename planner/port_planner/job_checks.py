@@ -1,4 +1,4 @@
-"""What a training job asks for, checked before anything takes time: settings, hooks, and columns of samples."""
+"""Checks of a training job before anything expensive: settings, hooks, and columns of samples."""
 
 import math
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from port_planner.torch_compat.loading import is_compiled
 from port_planner.torch_compat.optimizers import all_step_hooks, hooks_before_steps
 
 _SHOWN = 3
-"""Of many tensors."""
+"""Maximum count of tensors named in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSamples:
-    """A bucket's columns, and how many rows make a batch."""
+    """A bucket's columns, and its batch size."""
 
     columns: list[Column]
     batch_size: int
@@ -41,19 +41,24 @@ def checked_samples(job: TrainingJob) -> list[JobSamples]:
         what = f"buckets[{len(found) - 1}]" if found else "data"
         columns = checked_columns(bucket.data, what)
         if not columns:
-            raise JobError(f"the job has no {what}; give one tensor per argument of the batch")
+            raise JobError(f"{what} is missing in the job; give one tensor per argument of the batch")
         count = columns[0].shape[0]
         if not 1 <= bucket.batch_size <= count:
             remedy = f"choose between 1 and {count}" if count else "give at least one"
-            raise JobError(f"batch_size is {bucket.batch_size}, the {what} has {count} rows; {remedy}")
+            raise JobError(f"batch_size is {bucket.batch_size}, but {what} has {count} rows; {remedy}")
         if found and len(columns) != len(found[0].columns):
-            raise JobError(f"{what} has {len(columns)} columns, data has {len(found[0].columns)}; give as many")
+            raise JobError(
+                f"{what} has {len(columns)} columns, but data has {len(found[0].columns)}; give equally many"
+            )
         found.append(JobSamples(columns, bucket.batch_size))
     return found
 
 
 def checked_columns(data: Sequence[Any], what: str) -> list[Column]:
-    """Return `what` has a row for each sample as columns, contiguous ones on the CPU or in files; raise JobError where it is none."""
+    """Return `what` as columns of one row per sample, contiguous on the CPU or in files.
+
+    Raises JobError for invalid data.
+    """
     if isinstance(data, str) or not isinstance(data, Sequence):
         raise JobError(f"{what} is a {type(data).__name__}; give a list with one tensor per argument of the batch")
     columns = list[Column]()
@@ -62,7 +67,7 @@ def checked_columns(data: Sequence[Any], what: str) -> list[Column]:
             columns.append(as_column(column))
         except (TypeError, ValueError, RuntimeError) as error:
             raise JobError(
-                f"column {i} of {what} is no array of numbers ({error}); give a tensor or an array"
+                f"column {i} of {what} is not an array of numbers ({error}); give a tensor or an array"
             ) from error
         kind = str(columns[-1].dtype).removeprefix("torch.")
         if kind not in STORED_DTYPES:
@@ -78,7 +83,7 @@ def checked_columns(data: Sequence[Any], what: str) -> list[Column]:
 
 
 def _check_settings(job: TrainingJob) -> None:
-    """Raise JobError for what no bundle can be made of, before anything takes time."""
+    """Raise JobError for settings that no bundle can represent, before anything expensive starts."""
     for name, kind in (("model", torch.nn.Module), ("optimizer", torch.optim.Optimizer)):
         if not isinstance(getattr(job, name), kind):
             raise JobError(
@@ -111,18 +116,19 @@ def _check_settings(job: TrainingJob) -> None:
 
 
 def _check_not_compiled(job: TrainingJob) -> None:
-    """Raise JobError where model or loss were given to torch.compile, whose kernels a bundle does not have."""
+    """Raise JobError if the model or loss was passed to torch.compile, whose kernels a bundle does not have."""
     found = [name or "the model" for name, module in job.model.named_modules() if is_compiled(module)]
     found += ["the loss function"] * is_compiled(job.loss_fn)
     if found:
         raise JobError(
-            f"{found[0]} is compiled (torch.compile), whose kernels have other last digits than the operators that a bundle has: leave "
-            "torch.compile out, or train with `port-agent exec --guard-only`, which follows no operators"
+            f"{found[0]} is compiled (torch.compile), and its kernels differ in the last digits from a bundle's "
+            "operators: leave torch.compile out, or train with `port-agent exec --guard-only`, which follows no "
+            "operators"
         )
 
 
 def _check_trained(job: TrainingJob) -> None:
-    """Raise JobError where the optimizer changes what is no part of the model, which the bundle's result would not have."""
+    """Raise JobError if the optimizer changes tensors outside the model, which the bundle's result would lack."""
     of_model = set(job.model.parameters())
     others = [p for group in job.optimizer.param_groups for p in group["params"] if p not in of_model]
     if others:
@@ -134,7 +140,7 @@ def _check_trained(job: TrainingJob) -> None:
 
 
 def _check_no_gradients(job: TrainingJob) -> None:
-    """Raise JobError where what is trained has gradients already, which the first step's would be added to."""
+    """Raise JobError if trained parameters already have gradients, to which the first step's would be added."""
     left = [
         name
         for name, parameter in job.model.named_parameters()
@@ -149,32 +155,34 @@ def _check_no_gradients(job: TrainingJob) -> None:
 
 
 def _check_clipped(job: TrainingJob) -> None:
-    """Raise JobError where the norm to be clipped has gradients in it that no update takes."""
+    """Raise JobError if the clipped norm includes gradients that no update uses."""
     trained = {p for group in job.optimizer.param_groups for p in group["params"]}
     others = [name for name, p in job.model.named_parameters() if p.requires_grad and p not in trained]
     if others:
         shown = ", ".join(others[:_SHOWN] + ["..."] * (len(others) > _SHOWN))
         raise JobError(
-            f"clip_grad_norm takes the norm of all gradients of the model, and the optimizer does not train {shown}: give them to the "
-            "optimizer, or freeze them (requires_grad_(False))"
+            f"clip_grad_norm uses the norm of all gradients of the model, but the optimizer does not train {shown}: "
+            "pass them to the optimizer, or freeze them (requires_grad_(False))"
         )
 
 
 def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Raise JobError where something of the program's runs with each step of the optimizer that is not recorded: at any it may change what is trained."""
+    """Raise JobError if unrecorded user code runs with each optimizer step: it may change the trained parameters."""
     for hook in hooks_before_steps(optimizer):
         raise JobError(
-            f"{place_of_function(hook)} is a hook before the optimizer's steps, which a bundle does not run: change gradients in hooks on the "
-            "parameters (register_hook), or train with `port-agent exec`, which follows the program itself"
+            f"{place_of_function(hook)} is a hook before the optimizer's steps, which a bundle does not run: change "
+            "gradients in hooks on the parameters (register_hook), or train with `port-agent exec`, which runs the "
+            "program itself"
         )
     for hook in (hook for hook in all_step_hooks() if not _of_a_library(hook)):
         raise JobError(
-            f"{place_of_function(hook)} is a hook on the steps of all optimizers, which a bundle does not run: register what follows a step on the "
-            "job's optimizer (register_step_post_hook), or train with `port-agent exec`, which follows the program itself"
+            f"{place_of_function(hook)} is a hook on the steps of all optimizers, which a bundle does not run: "
+            "register what follows a step on the job's optimizer (register_step_post_hook), or train with "
+            "`port-agent exec`, which runs the program itself"
         )
 
 
 def _of_a_library(hook: Any) -> bool:
-    """Return whether a hook is an installed library's, or one by which a program is followed while it is planned."""
+    """Return whether a hook belongs to an installed library, or to the tools that follow a program during planning."""
     code = getattr(hook, "__code__", None)
     return code is not None and not (of_the_program(code.co_filename) or code.co_filename.startswith("<"))

@@ -1,4 +1,4 @@
-"""Where a job's model lies, and the job on another device."""
+"""The device of a job's model, and moving the job to another one."""
 
 from collections.abc import Iterable
 
@@ -21,17 +21,17 @@ def kind_of_job(job: TrainingJob) -> str:
 
 
 def move(job: TrainingJob, kind: str) -> None:
-    """Move the job's model to a kind of device, and its optimizer with it; nothing where it is there already.
+    """Move the job's model and optimizer to a kind of device, unless they are already there.
 
-    The weights begin with the values that they had where the model was made. Raises JobError where the device is absent, or does
-    not take the model.
+    The weights keep the initial values from the original device. Raises JobError if the device is absent or cannot hold
+    the model.
     """
     if kind_of_job(job) == kind:
         return
     before: list[torch.Tensor] = list(job.model.parameters())
     try:
         if kind not in known_kinds():
-            raise JobError(f"no device is called {kind!r}; give one of {', '.join(known_kinds())}")
+            raise JobError(f"unknown device {kind!r}; give one of {', '.join(known_kinds())}")
         job.model.to(kind)
     except (RuntimeError, AssertionError, TypeError) as error:
         # without the device torch asserts; Apple's has no float64
@@ -46,9 +46,9 @@ def move(job: TrainingJob, kind: str) -> None:
     optimizer.state.update(state)
     for group in optimizer.param_groups:
         group["params"] = [new.get(p, p) for p in group["params"]]
-    optimizer.load_state_dict(optimizer.state_dict())  # what it keeps of a parameter goes where that is now
+    optimizer.load_state_dict(optimizer.state_dict())  # # its per-parameter state moves to the parameter's device
 
 
 def on_device(batch: Iterable[torch.Tensor], kind: str) -> tuple[torch.Tensor, ...]:
-    """Return the tensors of a batch where the model is."""
+    """Return the tensors of a batch on the model's device."""
     return tuple(batch) if kind == CPU else tuple(t.to(kind) for t in batch)

@@ -1,10 +1,10 @@
-"""A script's `port_job()`, and what it may return instead of a `TrainingJob`.
+"""A script's `port_job()`, and the alternatives to a `TrainingJob` that it may return.
 
-A `transformers.Trainer`, a LightningModule with its data, or model, loss, optimizer and any iterable of batches. Libraries
-are known by the names of their classes: none is imported that the script has not imported itself.
+A `transformers.Trainer`, a LightningModule with its data, or model, loss, optimizer and any iterable of batches.
+Libraries are recognised by class names: only libraries that the script itself imports are loaded.
 
-A bundle goes over its samples in an order of its own (by the job's seed, anew in each epoch) and keeps every sample as
-the batches gave it once: data that is drawn anew each time it is read is refused where that can be seen.
+A bundle shuffles its samples itself (by the job's seed, in each epoch) and stores every sample as the batches gave it
+once. Data that changes with each read is rejected where that can be detected.
 """
 
 import inspect
@@ -29,10 +29,10 @@ ENTRY = "port_job"
 _PARTS = 4
 """Model, loss, optimizer, batches."""
 _MODEL_AND_BATCH = 2
-"""What a loss takes."""
+"""The number of arguments of a loss."""
 _TRAINERS_OTHER_STEPS = ("fp16", "bf16", "torch_compile", "neftune_noise_alpha", "deepspeed", "label_smoothing_factor")
 """Settings of a Trainer that put more into its step than model, loss and optimizer."""
-_EXEC = "or train with `port-agent exec`, which follows the program itself"
+_EXEC = "or train with `port-agent exec`, which runs the program itself"
 
 
 def load_job(script: Path, folder: Path | None = None) -> TrainingJob:
@@ -70,18 +70,19 @@ def load_job(script: Path, folder: Path | None = None) -> TrainingJob:
 
 
 def _begin_generators() -> None:
-    """Have what a script draws without a seed of its own be the same in each process that loads it."""
+    """Seed the global generators so that a script draws the same numbers in each process that loads it."""
     random.seed(0)
     np.random.seed(0)
     torch.manual_seed(0)
 
 
 def as_job(returned: object, folder: Path | None = None) -> TrainingJob | None:
-    """Return what `port_job()` returned as a job, or None where it is nothing that says what to train.
+    """Return the result of `port_job()` as a job, or None if it is of no supported kind.
 
-    What batches give lies in files in a `folder` as long as the job is there; None: where the system keeps temporary files.
+    The batches' contents are kept in files in `folder` while the job exists; None: the system's folder for temporary
+    files.
 
-    Raises JobError where it is, but cannot be trained from a bundle, and ScriptError where its own code raises.
+    Raises JobError if it cannot be trained from a bundle, and ScriptError if its own code raises.
     """
     if isinstance(returned, TrainingJob):
         return _with_rows_kept(returned, folder)
@@ -99,7 +100,7 @@ def as_job(returned: object, folder: Path | None = None) -> TrainingJob | None:
 
 
 def _with_rows_kept(job: TrainingJob, folder: Path | None) -> TrainingJob:
-    """Put columns that are read from elsewhere row by row into files; what else is given stays for `prepare` to check."""
+    """Copy columns that are read row by row from elsewhere into files; the rest is left for `prepare` to check."""
 
     def kept(data: Any) -> Any:
         if not isinstance(data, list | tuple) or not any(map(is_read_by_rows, data)):
@@ -124,7 +125,9 @@ def _of_parts(
     *,
     folder: Path | None,
 ) -> TrainingJob:
-    """`loss_fn(model, batch)` takes a batch as the iterable yields it, or its parts: `loss_fn(model, x, y)`, a loss of output and target."""
+    """`loss_fn(model, batch)` takes a batch as the iterable yields it, or its parts: `loss_fn(model, x, y)`, or a loss
+    of output and target.
+    """
     _check_repeatable(batches)
     of_model = with_model(loss_fn)
     batches, drop_last = _each_sample_once(batches)
@@ -137,7 +140,7 @@ def _of_parts(
 
 
 def _takes_parts(loss_fn: Callable[..., Any]) -> bool:
-    """Return whether a loss cannot be called with a model and one thing more."""
+    """Return whether a loss cannot be called with a model and one more argument."""
     try:
         parameters = inspect.signature(loss_fn).parameters.values()
     except (TypeError, ValueError):  # code that is not Python's
@@ -154,7 +157,7 @@ def _job(
     kinds: Sequence[JoinedBatches],
     **settings: Any,
 ) -> TrainingJob:
-    """Return a job with a bucket for each kind of batches; `loss(model, batch)` takes a batch in its own structure."""
+    """Return a job with a bucket for each kind of batch; `loss(model, batch)` takes a batch in its own structure."""
 
     def on_rows(kind: JoinedBatches) -> Callable[..., Any]:
         return lambda model, *rows: loss(model, kind.rebuilt(*rows))
@@ -172,7 +175,7 @@ def _job(
 
 
 def _check_repeatable(batches: Iterable[Any]) -> None:
-    """Raise JobError where a DataLoader's first samples are others when they are read again."""
+    """Raise JobError if a DataLoader's first samples differ when they are read again."""
     if not isinstance(batches, DataLoader) or isinstance(batches.dataset, IterableDataset):
         return
     loader = batches
@@ -184,15 +187,15 @@ def _check_repeatable(batches: Iterable[Any]) -> None:
         (one,), (other,) = as_columns([first()]), as_columns([first()])
     if any(not torch.equal(a[:], b[:]) for a, b in zip(one.columns, other.columns, strict=True)):
         raise JobError(
-            "the data gives the same samples other contents each time it is read (masked or changed at random), and a bundle "
-            f"would keep those of the first time for ever: move what is random into the model, by torch's operators, {_EXEC}"
+            "the data changes each time it is read (random masks or augmentation), but a bundle "
+            f"would always repeat the first version: move the random part into the model, using torch's operators, {_EXEC}"
         )
 
 
 def _each_sample_once(batches: Iterable[Any]) -> tuple[Iterable[Any], bool]:
-    """Return batches that give every sample of an epoch, and whether epochs leave out the last, short one.
+    """Return batches that contain every sample of an epoch, and whether epochs omit the last, short one.
 
-    Raises JobError where a DataLoader's sampler takes other samples in each epoch, or some of them twice.
+    Raises JobError if a DataLoader's sampler selects different samples in each epoch, or repeats some.
     """
     if not isinstance(batches, DataLoader) or isinstance(batches.dataset, IterableDataset):
         return batches, False
@@ -204,8 +207,8 @@ def _each_sample_once(batches: Iterable[Any]) -> tuple[Iterable[Any], bool]:
             one, other = (Counter(_indices(sampler)) for _ in range(2))
         if one != other or any(count > 1 for count in one.values()):
             raise JobError(
-                f"{type(sampler).__name__} takes other samples in each epoch, or some of them twice, and a bundle goes over all samples once an "
-                f"epoch: weigh them in the loss, give each as often as it is to come, {_EXEC}"
+                f"{type(sampler).__name__} selects different samples in each epoch or repeats some, but a bundle "
+                f"uses each sample once per epoch: weight them in the loss, repeat them in the data, {_EXEC}"
             )
     if usual is None or not usual.drop_last:
         return batches, False
@@ -213,7 +216,7 @@ def _each_sample_once(batches: Iterable[Any]) -> tuple[Iterable[Any], bool]:
 
 
 def _indices(sampler: Iterable[Any]) -> Iterator[Any]:
-    """Yield the indices of a sampler, or of one that gives them in batches."""
+    """Yield the indices of a sampler, or of a batch sampler."""
     for one in sampler:
         yield from one if isinstance(one, list | tuple) else (one,)
 
@@ -223,13 +226,13 @@ def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
     arguments = trainer.args
     for name in _TRAINERS_OTHER_STEPS:
         if getattr(arguments, name, None):
-            raise JobError(f"the Trainer's {name}={getattr(arguments, name)} changes its step; set it off, {_EXEC}")
+            raise JobError(f"the Trainer's {name}={getattr(arguments, name)} changes its step; switch it off, {_EXEC}")
     accumulate = arguments.gradient_accumulation_steps
     counted = trainer.model_accepts_loss_kwargs or trainer.compute_loss_func is not None
     if accumulate > 1 and counted:
         raise JobError(
             f"the Trainer divides its loss by the labels of {accumulate} batches together (gradient_accumulation_steps), which "
-            f"no batch of a bundle knows; set it to 1 with a larger per_device_train_batch_size, {_EXEC}"
+            f"a bundle cannot do; set it to 1 with a larger per_device_train_batch_size, {_EXEC}"
         )
     with own_code("the Trainer's data"):
         loader = trainer.get_train_dataloader()
@@ -261,14 +264,16 @@ def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
 
 
 def _trainers_updates(arguments: Any, of_epoch: int) -> int:
-    """Return how many updates a Trainer makes in all, of so many in each epoch."""
+    """Return how many updates a Trainer makes in total, given the number per epoch."""
     if arguments.max_steps > 0:
         return int(arguments.max_steps)
     return max(1, math.ceil(of_epoch * float(arguments.num_train_epochs)))
 
 
 def _of_lightning(module: Any, data: Any, *, folder: Path | None) -> TrainingJob:
-    """A LightningModule with a DataModule, or any iterable of batches; what a Lightning Trainer adds is not part of it."""
+    """A LightningModule with a DataModule, or any iterable of batches; additions by a Lightning Trainer are not
+    included.
+    """
     if _is_of(data, "LightningDataModule", "lightning", "pytorch_lightning"):
         with own_code("the DataModule"):
             data.prepare_data()

@@ -58,9 +58,9 @@ from port_planner.torch_compat.optimizers import note_step
 _RANDOM: tuple[str, ...] = ("torch's random numbers",)
 _MAX_NAMED = 3
 _TABULATED_EPOCHS, _MAX_TABULATED = 10, 4000
-"""Of a schedule, where no more is asked for: a training that takes another number of epochs needs no other bundle then."""
+"""Limits of a schedule's table beyond the requested epochs, so that longer training needs no new bundle."""
 _NEIGHBOUR_S = 1.0
-"""Of planning, at most, for a graph of a further shape."""
+"""Maximum seconds of planning for the graph of a further shape."""
 _ROWS_AND_RANDOM = ("the rows of the batch", *_RANDOM)
 
 
@@ -95,7 +95,7 @@ class InfeasibleError(PortError):
         return self.base_bytes is not None and self.base_bytes > device.base_bytes
 
     def __str__(self) -> str:
-        """Return the message, what would do, and what was left whole."""
+        """Return the message, the remedy, and the chains that stay whole."""
         advice = [self.remedy] * bool(self.remedy)
         if self.needed_bytes is not None:
             least = "" if self.is_tried else "at least "
@@ -106,12 +106,12 @@ class InfeasibleError(PortError):
         if not reasons:
             return text
         more = f"; and {len(reasons) - _MAX_NAMED} more" if len(reasons) > _MAX_NAMED else ""
-        return f"{text}. Whole, for in pieces it gives other bits here: {'; '.join(reasons[:_MAX_NAMED])}{more}"
+        return f"{text}. Not tiled, because tiles give different bits here: {'; '.join(reasons[:_MAX_NAMED])}{more}"
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSlice:
-    """Contents of a storage that are a part of a larger tensor, in row-major order; no copy is made until they are written."""
+    """A storage's contents that are part of a larger tensor, in row-major order; not copied until they are written."""
 
     tensor: torch.Tensor
 
@@ -144,16 +144,16 @@ class CapturedJob:
     blocks: Mapping[str, WeightBlocks] = field(default_factory=dict)
     """Weights and their state that the graphs have in blocks, as in the manifest."""
     placed: tuple[str, ...] = ()
-    """Kinds of devices that the graphs' operators are divided among; none where all run on one, as they were recorded."""
+    """Kinds of devices that the graphs' operators are divided among; empty if all run on one, as recorded."""
     plain: PlainRun = field(default_factory=PlainRun)
     other_formulas: tuple[str, ...] = ()
-    """Operators, with their lines, whose gradients were recorded by another formula than plain PyTorch has."""
+    """Operators, with their lines, whose recorded gradient formula differs from plain PyTorch's."""
     teams: tuple[CpuTeam, ...] = ()
-    """Teams of the CPU's threads that the graphs' operators are divided among beside all threads of the bundle, as in the manifest."""
+    """Thread teams that the graphs' operators are divided among besides all threads of the bundle, as in the manifest."""
 
     @property
     def initial_tensors(self) -> tuple[torch.Tensor, ...]:
-        """What training begins from, but for what is filled with one number."""
+        """The tensors that training begins from, except constants."""
         return tuple(tensor for tensor in self.tensors.values() if isinstance(tensor, torch.Tensor))
 
 
@@ -161,9 +161,9 @@ class CapturedJob:
 
 
 def steps_and_updates(job: TrainingJob, epochs: int) -> tuple[int, int]:
-    """Return how many batches a pass over a job's data has, and how many updates so many passes make.
+    """Return the batches of one pass over a job's data, and the updates of `epochs` passes.
 
-    Raises JobError.
+    Raises JobError for invalid data.
     """
     steps = sum(samples.size.batches(drop_last=False) for samples in checked_samples(job))
     return steps, epochs * steps // job.accumulate
@@ -299,7 +299,7 @@ def _result(model: torch.nn.Module, used: Set[str]) -> tuple[tuple[str, ...], di
 
 
 def _watched_loss(loss_fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a loss function whose errors say on which batch, with the user's own lines."""
+    """Return a loss function whose errors name the batch and the user's own lines."""
 
     def watched(model: torch.nn.Module, *batch: torch.Tensor) -> Any:
         columns = ", ".join(f"{str(c.dtype).removeprefix('torch.')} {list(c.shape)}" for c in batch)
@@ -324,7 +324,7 @@ def _check_same_updates(graphs: Mapping[str, StepGraph]) -> None:
         if differing:
             raise CaptureError(
                 f"batches of {_batch_shapes(graph)} do not update the same tensors as those of {_batch_shapes(graphs[first])}: "
-                f"{', '.join(differing[:_MAX_NAMED])}; train with `port-agent exec`, which follows what changes"
+                f"{', '.join(differing[:_MAX_NAMED])}; train with `port-agent exec`, which supports this"
             )
 
 
@@ -383,7 +383,7 @@ def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], 
     if job.scheduler is None:
         return ()
     further = 0
-    if optimizer_scalars.is_supported(job.optimizer):  # the updates of any other are run one by one
+    if optimizer_scalars.is_supported(job.optimizer):  # # other updates run one by one
         further = min(steps_and_updates(job, _TABULATED_EPOCHS)[1], _MAX_TABULATED)
     optimizer, scheduler = job.optimizer, job.scheduler
     before = [dict(g) for g in optimizer.param_groups]
@@ -413,7 +413,9 @@ def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], 
 
 
 def with_blocks(prepared: CapturedJob, graphs: Mapping[str, StepGraph], blocks: Mapping[str, Blocks]) -> CapturedJob:
-    """Return a job whose `graphs` have tensors of the state, by key, in these blocks: along dimension 0, and 1 where there are some."""
+    """Return a job whose `graphs` have state tensors, by key, in these blocks: along dimension 0, and 1 if there are
+    some.
+    """
     tensors, layouts = dict(prepared.tensors), dict(prepared.layouts)
     made = dict(prepared.blocks)
     for key, ways in blocks.items():
@@ -432,7 +434,7 @@ def with_blocks(prepared: CapturedJob, graphs: Mapping[str, StepGraph], blocks: 
 def _block(
     whole: torch.Tensor | Fill | TensorSlice, layout: TensorLayout, block: Block
 ) -> tuple[Fill | TensorSlice, tuple[int, ...]]:
-    """Return what a block begins with, and its shape."""
+    """Return a block's initial contents and its shape."""
     shape = [*layout.shape]
     shape[block.dimension] = block.end - block.begin
     if isinstance(whole, Fill):
@@ -483,7 +485,7 @@ def plan_all(
 
 
 def neighbour(graph: StepGraph, others: Mapping[str, StepGraph]) -> str | None:
-    """Return the step of the same program, by name, that computes the next more bytes; the largest where none computes more; else None."""
+    """Return the name of the same program's step with the next larger size; the largest if none is larger; else None."""
     alike = {n: computed_bytes(g) for n, g in others.items() if g.once(structure) == graph.once(structure)}
     larger = {n: nbytes for n, nbytes in alike.items() if nbytes >= computed_bytes(graph)}
     if larger:
@@ -520,7 +522,7 @@ def write(
     estimated: bool = False,
     limits: PlannedLimits = NO_LIMITS,
 ) -> Manifest:
-    """Write the bundle and return its manifest; raise BundleError where it cannot be written."""
+    """Write the bundle and return its manifest. Raises BundleError if it cannot be written."""
     manifest = describe(prepared, plans, costs, budgets, threads=threads, estimated=estimated, limits=limits)
     kept = {k: t for k, t in prepared.tensors.items() if not isinstance(t, Fill) and k not in prepared.files}
     tensors = {k: _storage_chunks(t) for k, t in kept.items()}
@@ -542,7 +544,10 @@ def describe(
     estimated: bool = False,
     limits: PlannedLimits = NO_LIMITS,
 ) -> Manifest:
-    """Return the manifest of a bundle with these plans, made to keep to `limits`. `estimated`: the costs are another board's."""
+    """Return the manifest of a bundle with these plans, made to respect `limits`.
+
+    `estimated`: the costs are another board's.
+    """
     job = prepared.job
     first = prepared.graphs[next(iter(prepared.graphs))]
     batch = tuple(TensorLayout(v.dtype, v.shape, v.stride, v.offset) for v in (first.values[b] for b in first.batch))

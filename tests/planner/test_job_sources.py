@@ -170,7 +170,7 @@ def test_data_that_is_drawn_anew_each_time(masked: bool) -> None:
     if not masked:
         assert as_job(parts) is not None
         return
-    with pytest.raises(JobError, match="other contents each time it is read"):
+    with pytest.raises(JobError, match="changes each time it is read"):
         as_job(parts)
 
 
@@ -218,7 +218,7 @@ def test_a_trainers_own_loss_schedule_and_clipping(tmp_path: Path) -> None:
         ({"bf16": True}, "bf16=True changes its step"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0"),
         ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
-        ({"masked": True}, "other contents each time"),
+        ({"masked": True}, "changes each time"),
     ],
 )
 def test_a_trainer_whose_step_a_bundle_does_not_have(tmp_path: Path, settings: dict[str, Any], message: str) -> None:
@@ -302,7 +302,7 @@ def test_what_a_loader_leaves_out_of_an_epoch_trains_in_another() -> None:
 def test_samples_that_are_drawn_anew_for_each_epoch_are_refused(sampler: Any) -> None:
     torch.manual_seed(0)
     with pytest.raises(
-        JobError, match=f"{type(sampler).__name__} takes other samples in each epoch, or some of them twice"
+        JobError, match=f"{type(sampler).__name__} selects different samples in each epoch or repeats some"
     ):
         parts_of(batch_size=2, sampler=sampler)
 

@@ -133,8 +133,8 @@ def require_one_stream(ops: Iterable[RecordedOp], state: bytes) -> bytes:
             if op.draws_from != state:
                 place = f"{op.line}: " if op.line else ""
                 raise CaptureError(
-                    f"{place}torch's random generator is set within the step before {op.name}; a bundle draws every step's "
-                    "numbers one after the other. Take the seeding out of the step, or train with `port-agent exec`"
+                    f"{place}the step sets torch's random generator before {op.name}; a bundle draws every step's "
+                    "numbers in one sequence. Take the seeding out of the step, or train with `port-agent exec`"
                 )
             state = op.draws_to
     return state

@@ -195,7 +195,7 @@ class StepRecorder(TorchDispatchMode):
             made = f", made at {', '.join(lines[:_MAX_LINES])}" if lines else ""
             raise CaptureError(
                 f"the program keeps tensors of several steps{made}, which a later step may read: "
-                f"{_CROSS_STEP_REMEDY}. What is only to be shown, return beside the loss: loss_fn may return (loss, "
+                f"{_CROSS_STEP_REMEDY}. To show a value, return it with the loss: loss_fn may return (loss, "
                 "aux)"
             )
 
@@ -493,8 +493,8 @@ class StepRecorder(TorchDispatchMode):
             value = self.value_of(argument)
             if self.reads_numbers and not argument.is_meta and self._of_the_model(value):
                 raise CaptureError(
-                    f"{program_line()}: the optimizer's step reaches the model's tensors past its groups of parameters; "
-                    "do it with those of the groups, or train with `port-agent exec`"
+                    f"{program_line()}: the optimizer's step changes tensors of the model that are not in its "
+                    "parameter groups; use those of the groups, or train with `port-agent exec`"
                 )
             return Ref(value)
         if argument is None or isinstance(argument, bool | int | float | str):

@@ -114,13 +114,13 @@ def _require_plain(optimizer: torch.optim.Optimizer, group: Mapping[str, Any]) -
     for flag in ("foreach", "capturable", "differentiable"):
         if group.get(flag):
             raise CaptureError(
-                f"the optimizer {type(optimizer).__name__} was made with {flag}=True, which computes other numbers than the plain "
-                f"update; make it with {flag}=False, or train with `port-agent exec`"
+                f"the optimizer {type(optimizer).__name__} was made with {flag}=True, which gives different numbers "
+                f"from the plain update; make it with {flag}=False, or train with `port-agent exec`"
             )
     if isinstance(group["lr"], torch.Tensor):
         raise CaptureError(
-            f"the optimizer {type(optimizer).__name__} has a tensor for its learning rate, which is rounded otherwise than a number: give "
-            "a number, or train with `port-agent exec`"
+            f"the optimizer {type(optimizer).__name__} has a tensor for its learning rate, which is rounded "
+            "differently from a number: give a number, or train with `port-agent exec`"
         )
     if any(p.is_complex() for p in group["params"]):
         raise CaptureError(

@@ -10,20 +10,20 @@ from port_planner.base.errors import ExitCode, PortError
 from port_planner.operators import operator_of, overload_name
 
 OPTIMIZERS = ("SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Adamax", "NAdam", "RAdam")
-"""Optimizers of torch whose update is elementwise and the same operators on every step, and that a bundle may name.
+"""Optimizers of torch that a bundle may name: elementwise updates with the same operators in every step.
 
-How each computes its scalars stands in `port_planner.ir.lowering.optimizer_scalars`.
+Their scalars are computed in `port_planner.ir.lowering.optimizer_scalars`.
 """
 
 GUARD = "port::guard"
-"""A pseudo-operator: the value of its operand must be what it was when the step was recorded."""
+"""A pseudo-operator: its operand must have the same value as when the step was recorded."""
 
 MAXIMUM_OUT = "aten::maximum.out"
-"""The one operator with an `out` argument that is allowed: Adam's amsgrad and Adamax keep their running maximum with it."""
+"""The only allowed operator with an `out` argument: Adam's amsgrad and Adamax keep their running maximum with it."""
 
 
 ADD_SCALED = "aten::add_.Tensor"
-"""The one operator whose factor `alpha` may be the number in a tensor: Adafactor's follows from norms."""
+"""The only operator whose factor `alpha` may be a tensor's value: Adafactor's follows from norms."""
 
 
 class OperatorError(PortError):
@@ -45,7 +45,7 @@ def check_operator(name: str) -> None:
 
 
 def only_checks(name: str) -> bool:
-    """Return whether an operator makes nothing, and raises where something is not as it must be."""
+    """Return whether an operator creates nothing and only raises an error if a condition is violated."""
     return name == GUARD or operator_of(name).checks_only
 
 

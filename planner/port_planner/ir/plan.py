@@ -26,11 +26,11 @@ import enum
 from dataclasses import dataclass
 
 MIN_DECIDED_BYTES = 64 * 1024
-"""Smaller storages are always kept: transfers below 1 MiB lose most of the bandwidth, and nothing is gained."""
+"""Smaller storages are always kept: transfers below 1 MiB lose most of the bandwidth and save too little memory."""
 
 
 class Action(enum.IntEnum):
-    """What happens to a storage in one idle gap. The numbers stand in bundles."""
+    """What happens to a storage in one idle gap. The numbers are part of the bundle format."""
 
     PAGE = 1
     RECOMPUTE = 2

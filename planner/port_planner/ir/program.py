@@ -1,6 +1,6 @@
-"""The straight line of instructions that an executor follows, and what is known about it.
+"""The linear sequence of instructions that an executor follows, with its figures.
 
-Its memory, its time and its energy.
+The figures are memory, time and energy.
 """
 
 import enum
@@ -29,7 +29,7 @@ class BudgetError(PlanError):
     def __init__(self, op: int, name: str, needed: int, limit: int, holders: tuple[tuple[int, int], ...]) -> None:
         self.op, self.needed_bytes, self.limit_bytes, self.holders = op, needed, limit, holders
         super().__init__(
-            f"the step needs {needed / 2**20:.1f} MiB at op {op} ({name}), the budget is {limit / 2**20:.1f} MiB; "
+            f"the step needs {needed / 2**20:.1f} MiB at op {op} ({name}), but the budget is {limit / 2**20:.1f} MiB; "
             f"raise the budget to at least {needed / 2**20:.1f} MiB or use a smaller batch"
         )
 
@@ -96,16 +96,16 @@ class Instruction:
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """The instructions of one step and what the lowering knows about them.
+    """The instructions of one step and their figures from the lowering.
 
-    `starts_on_flash`: persistent storages that are on flash, not in RAM, when the step starts and ends; `starts_on_host`: those
-    that are in the host's memory alone then, beside a device with its own.
-    `replayed`: random ops whose generator state must be kept because they run again. `slice_written`: update group ->
-    storages that are resident whole when it starts and are away when it ends, written slice by slice.
-    `cross_step`: persistent storages whose write may still be under way when the step ends; the next one waits for it.
-    `seconds`, `stall_seconds`: of a step among others like it, with the writes of the one before it still under way.
-    `packings`: what is packed, one entry per gap in the order of packing; `packing_seconds`: of both directions.
-    `written_to`: bytes by paging target. `wear_joules`: what the written bytes cost of the media's life, as the energy that buys as much (`Flash`).
+    `starts_on_flash`: persistent storages that are on flash, not in RAM, when the step starts and ends;
+    `starts_on_host`: those that are only in the host's memory then, if the device has its own. `replayed`: random ops
+    whose generator state must be kept because they run again. `slice_written`: update group -> storages that are fully
+    resident when it starts and paged out when it ends, written slice by slice. `cross_step`: persistent storages whose
+    write may still be in progress when the step ends; the next one waits for it. `seconds`, `stall_seconds`: for a step
+    in a sequence of equal steps, with the previous step's writes still in progress. `packings`: the packed storages,
+    one entry per gap in the order of packing; `packing_seconds`: of both directions. `written_to`: bytes by paging
+    target. `wear_joules`: what the written bytes cost of the media's life, as the energy that buys as much (`Flash`).
     """
 
     graph: StepGraph
@@ -132,16 +132,16 @@ class Program:
     timeline: tuple[int, ...] = field(repr=False, default=())
     """Resident bytes (base included) while each op runs."""
     memory_targets: frozenset[int] = frozenset()
-    """Paging targets that are the host's memory, beside a device with its own."""
+    """Paging targets in the host's memory, if the device has its own."""
     host_places: tuple[tuple[int, int], ...] = ()
     """Storage -> byte of the host's block of pages where its page goes."""
     host_block_bytes: int = 0
-    """Of that block."""
+    """Bytes of that block."""
     starts_on_host: frozenset[int] = frozenset()
     host_copies: frozenset[int] = frozenset()
     """Persistent storages that are paged to the host's memory: each has a copy of its own there, in all steps."""
     beside_bytes: int = 0
-    """The most that a step for a device holds at once of the host's memory beside pages: storages there, workspace of operators there."""
+    """The peak host memory of a device's step besides pages: storages and operator workspace on the host."""
 
     @property
     def starts_away(self) -> frozenset[int]:
@@ -150,7 +150,7 @@ class Program:
 
     @property
     def host_bytes(self) -> int:
-        """What pages and copies take of the host's memory, beside a device with its own."""
+        """The host memory of pages and copies, if the device has its own."""
         return self.host_block_bytes + sum(padded(self.graph.storages[s].nbytes) for s in self.host_copies)
 
     @property
@@ -165,9 +165,9 @@ class Program:
 
 
 def host_bytes_of(programs: Iterable[Program]) -> int:
-    """Return what programs that take turns hold of the host's memory, beside a device with its own.
+    """Return the host memory of programs that alternate, if the device has its own.
 
-    The block of pages is never made smaller; copies that a program has no use for are freed.
+    The block of pages never shrinks; copies that a program does not use are freed.
     """
     made = tuple(programs)
     return max(p.host_block_bytes for p in made) + max(p.host_bytes - p.host_block_bytes + p.beside_bytes for p in made)

@@ -20,7 +20,7 @@ Fetcher: TypeAlias = Callable[[], Any]
 
 
 def usual_number(_: int) -> float:
-    """Return what stands for a number that the optimizer gives each step."""
+    """Return a placeholder for a number that the optimizer supplies in each step."""
     return 0.5
 
 
@@ -52,20 +52,22 @@ def fill_all(
 
 
 def flatten(result: Any) -> Sequence[torch.Tensor]:
-    """Return the tensors that an operator gave, of lists, too: none where it works in place on a list, or gives a number."""
+    """Return the tensors that an operator returned, including those in lists; none if it works in place on a list or
+    returns a number.
+    """
     if isinstance(result, torch.Tensor):
         return (result,)
     return [tensor for part in result for tensor in flatten(part)] if isinstance(result, list | tuple) else ()
 
 
 def call(op: Op, fetch: Fetch, number: Callable[[int], float] = usual_number) -> Sequence[torch.Tensor]:
-    """Return the tensors that an operator gives, run on what is fetched."""
+    """Return the tensors that an operator returns for its fetched operands."""
     args, kwargs = fill_all(op, fetch, number)
     return flatten(function_of(op)(*args, **kwargs))
 
 
 def fetcher(argument: Argument, value: Callable[[int], Fetcher], number: Callable[[int], Fetcher]) -> Fetcher:
-    """Return a function that gives an argument as it is then, of those that give values and numbers."""
+    """Return a function that yields an argument's current value, from fetchers of values and numbers."""
     if isinstance(argument, Ref):
         return value(argument.value)
     if isinstance(argument, Scalar):
@@ -78,7 +80,7 @@ def fetcher(argument: Argument, value: Callable[[int], Fetcher], number: Callabl
 
 
 def compiled(op: Op, positional: Sequence[Fetcher], keywords: Iterable[tuple[str, Fetcher]]) -> Fetcher:
-    """Return a function that calls an operator on what these give then."""
+    """Return a function that calls an operator on the current values of these fetchers."""
     function, named = function_of(op), list(keywords)
     if not named:
         return lambda: function(*[fetch() for fetch in positional])

@@ -1,4 +1,7 @@
-"""What torch says of a kind of device: its generator's state, and when it is done. Shared by capture, profile and executor."""
+"""Torch's knowledge about a kind of device: its generator's state, and whether it is done.
+
+Shared by capture, profile and executor.
+"""
 
 import sys
 from collections.abc import Iterable, Mapping
@@ -12,7 +15,7 @@ from port_planner.ir.device_kinds import CPU, CUDA, MPS
 
 
 def own_device_file() -> str | None:
-    """Return the source file of the device that a program has registered with torch, None where it has none."""
+    """Return the source file of the device that a program registered with torch, or None."""
     try:
         module = torch.get_device_module(torch.device("privateuseone").type)
     except RuntimeError:
@@ -21,12 +24,12 @@ def own_device_file() -> str | None:
 
 
 def known_kinds() -> tuple[str, ...]:
-    """Return the kinds that a graph may name: torch's own, and what was registered as its private one."""
+    """Return the kinds that a graph may name: torch's own, and one registered as private."""
     return CPU, CUDA, MPS, torch.device("privateuseone").type
 
 
 def module_of(kind: str) -> ModuleType:
-    """Return torch's module of a kind of device, `torch.cuda` say."""
+    """Return torch's module for a kind of device, such as `torch.cuda`."""
     found: ModuleType = torch.get_device_module(kind)
     return found
 
@@ -71,7 +74,7 @@ def restore_generators(states: Mapping[str, torch.Tensor]) -> None:
 
 
 def device_name(kind: str) -> str:
-    """Return what the maker calls the device, `NVIDIA H100` or `Apple M2` say; its kind where torch does not know."""
+    """Return the maker's name of the device, such as `NVIDIA H100` or `Apple M2`; its kind if torch does not know it."""
     if kind == MPS and torch.backends.mps.is_available():
         return str(torch.backends.mps.get_name())
     named = None if kind == CPU else getattr(module_of(kind), "get_device_name", None)
@@ -79,9 +82,10 @@ def device_name(kind: str) -> str:
 
 
 def repeat_kernels(kind: str) -> None:
-    """Have the libraries of a device choose kernels that give the same bits each time, and the same ones each time.
+    """Make a device's libraries choose repeatable kernels, and the same ones each time.
 
-    cuDNN else takes backward passes of convolutions that add in any order, and may measure which kernel is fastest.
+    Otherwise cuDNN uses backward passes of convolutions that add in any order, and may pick the fastest kernel by
+    timing.
     """
     if kind == CUDA:
         torch.backends.cudnn.deterministic = True
@@ -89,11 +93,11 @@ def repeat_kernels(kind: str) -> None:
 
 
 def synchronize(kind: str) -> None:
-    """Return when a device has done all that it was given; at once on the CPU."""
+    """Block until a device has finished all its work; returns at once on the CPU."""
     if kind != CPU:
         module_of(kind).synchronize()
 
 
 def kinds_of(tensors: Iterable[Any]) -> frozenset[str]:
-    """Return the kinds of devices that these tensors lie on; raises CaptureError as `kind_of` does."""
+    """Return the kinds of devices that these tensors lie on. Raises CaptureError as `kind_of` does."""
     return frozenset(kind_of(t) for t in tensors if isinstance(t, torch.Tensor))

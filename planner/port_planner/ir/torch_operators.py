@@ -41,13 +41,13 @@ CONNECTIONIST = "_ctc_loss"
 """Its labels, the second of four tensors or lists, become addresses whatever they are, in all its overloads."""
 _CONNECTIONIST_OPERANDS = 4
 REPEATS = "aten::repeat_interleave.Tensor"
-"""Its first argument says how often each index comes: torch writes as often, whatever that adds up to."""
+"""Its first argument gives the repeats of each index: torch writes that many, whatever the sum."""
 RECURRENT = "aten::mkldnn_rnn_layer"
 """A layer of an LSTM by oneDNN."""
 _WITH_WORKSPACE = 4
-"""Tensors that such a layer gives, the last for its backward pass."""
+"""The number of tensors such a layer returns; the last is for its backward pass."""
 MAX_REPEATS = 2**48
-"""More than any address space holds, and far from where a sum of 64 bits begins anew."""
+"""More than any address space holds, and far below overflow of a 64-bit sum."""
 
 
 def resolve(name: str) -> Callable[..., Any]:
@@ -86,25 +86,25 @@ def function_of(op: Op) -> Callable[..., Any]:
 
 
 def shaped_by_contents(op: Op) -> bool:
-    """Return whether the shape of what an operator gives depends on more than its operands' shapes: rows that a mask chooses, say."""
+    """Return whether the shape of an operator's result depends on operand values, such as rows that a mask selects."""
     tags: Sequence[torch.Tag] = resolve(op.name).tags  # type: ignore[attr-defined]
     return torch.Tag.dynamic_output_shape in tags
 
 
 def _factor(op: Op) -> Ref | None:
-    """Return the tensor whose number scales what is added, where that is none of the call's own."""
+    """Return the tensor whose value scales the addend, if the call has one."""
     alpha = dict(op.kwargs).get("alpha") if op.name == ADD_SCALED else None
     return alpha if isinstance(alpha, Ref) else None
 
 
 def check_arguments(op: Op, graph: StepGraph) -> None:
-    """Raise GraphError where a call leaves a tensor out, or changes a storage without saying so.
+    """Raise GraphError if a call omits a tensor, or changes a storage that it does not declare.
 
-    torch reads through what is not there, and what is checked of a storage holds as long as nobody changes it unseen.
+    torch dereferences missing tensors, and checks of a storage hold only while nothing changes it undeclared.
     """
     given, factor = dict(op.kwargs), _factor(op)
     if factor is not None and graph.values[factor.value].shape:
-        raise GraphError(f"{op.name} is scaled by a tensor of more than one number; plan the job again")
+        raise GraphError(f"{op.name} is scaled by a tensor with more than one number; plan the job again")
     coordinates = operator_of(op.name).coordinates
     if coordinates is not None and coordinates >= len(op.args):
         raise GraphError(f"{op.name} is called without its coordinates; plan the job again")
@@ -143,7 +143,7 @@ def named(argument: Named) -> Any:
 
 
 def literal(argument: Argument) -> Any:
-    """Return a constant argument as torch takes it."""
+    """Return a constant argument in torch's form."""
     if isinstance(argument, Named):
         return named(argument)
     if isinstance(argument, tuple):

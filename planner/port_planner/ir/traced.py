@@ -1,6 +1,6 @@
-"""A step as it was seen to run, what to plan it for, and the plan.
+"""A traced step, the target to plan it for, and the plan.
 
-What a program and the process that plans for it exchange.
+These are exchanged between a program and the process that plans for it.
 """
 
 from collections.abc import Iterator
@@ -36,9 +36,9 @@ class TracedOp:
 
 @dataclass(frozen=True, slots=True)
 class TracedStorage:
-    """A block of memory. `persistent`: it is there before the step and after it.
+    """A block of memory. `persistent`: it exists before and after the step.
 
-    `ends`: the operator before which the program gives it up; the number of operators where it does not in this step.
+    `ends`: the operator before which the program frees it; the number of operators if it does not in this step.
     """
 
     nbytes: int
@@ -56,7 +56,7 @@ class TracedStep:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Departure:
-    """A storage leaves after operator `after` used it, to be paged or recomputed."""
+    """A storage is evicted after operator `after` used it, to be paged or recomputed."""
 
     after: int
     storage: int
@@ -82,15 +82,15 @@ class TracedRequest:
 
 @dataclass(frozen=True, slots=True)
 class TracedPlan:
-    """What leaves after which operator, and what a step then costs, as replayed."""
+    """The evictions and the positions of a plan, and the cost of a step when replayed."""
 
     departures: tuple[Departure, ...]
     strategy: str
     seconds: float
     moved_seconds: float
-    """Of them, and hidden behind them: pages read and written, results made again."""
+    """Seconds of paging and recomputation, including those hidden behind operators."""
     joules: float
-    """Without what the written bytes wear off."""
+    """Joules, without the wear of written bytes."""
     peak_bytes: int
     written_bytes: int
 
@@ -105,7 +105,7 @@ def pack_traced_plan(plan: TracedPlan) -> bytes:
 
 
 def read_traced_plans(written: bytes) -> Iterator[TracedPlan]:
-    """Yield the plans that stand in what was written so far; one that is not whole yet is left out."""
+    """Yield the plans written so far; an incomplete one is omitted."""
     place = 0
     while place + _LENGTH_BYTES <= len(written):
         start = place + _LENGTH_BYTES

@@ -359,8 +359,9 @@ class Manifest:
             return
         epochs = -(-updates * self.accumulate // max(self.steps_per_epoch(), 1))
         raise BundleError(
-            f"{self.name} has the learning rates, and what else changes from update to update, of {known:,} updates, and this training takes it "
-            f"to {updates:,}: plan the job again with --epochs {epochs}, or train no further than {known * self.accumulate:,} steps"
+            f"{self.name} has learning rates and other changing values for {known:,} updates, but this training "
+            f"takes it to {updates:,}: plan the job again with --epochs {epochs}, or train no further than "
+            f"{known * self.accumulate:,} steps"
         )
 
 

@@ -116,7 +116,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
                 )
         if group.get("foreach") and _rounds_apart_in_lists(name, group):
             raise CaptureError(
-                f"the optimizer {name} was made with foreach=True, which rounds otherwise than the update of one parameter after another "
+                f"the optimizer {name} was made with foreach=True, which rounds differently from the per-parameter update "
                 "that a bundle has; make it with foreach=False, or train with `port-agent exec`"
             )
         if name == "SGD" and group.get("fused") and (group["dampening"] or not group["momentum"]):
@@ -147,7 +147,7 @@ def _check_not_begun(optimizer: torch.optim.Optimizer) -> None:
     dampened = any(group.get("dampening") for group in optimizer.param_groups) and bool(optimizer.state)
     if done or dampened:
         raise CaptureError(
-            f"the optimizer {name} has made {done or 'some'} steps, and a bundle counts its own from the first on: make a "
+            f"the optimizer {name} has made {done or 'some'} steps, but a bundle counts from its own first step: create a "
             "new one, or train with `port-agent exec`"
         )
 

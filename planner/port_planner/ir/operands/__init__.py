@@ -1,1 +1,1 @@
-"""What operators are called with, where they do not check that themselves: one module for each family."""
+"""Checks of operands for operators that do not check them themselves: one module per family."""

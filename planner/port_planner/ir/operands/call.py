@@ -1,4 +1,4 @@
-"""A call of an operator in a graph, and where its operands come from."""
+"""A call of an operator in a graph, and the origins of its operands."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
@@ -17,7 +17,7 @@ _COPY = "aten::clone"
 
 @dataclass(frozen=True)
 class GraphCall:
-    """An operator of a graph and what it is called with, by the names of its parameters."""
+    """An operator call of a graph, with its arguments by parameter name."""
 
     graph: "Writers"
     index: int
@@ -30,7 +30,7 @@ class GraphCall:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of all that the operator takes."""
+        """The names of all parameters of the operator."""
         return _parameters(self.graph.graph.ops[self.index].name)
 
     @property
@@ -43,21 +43,23 @@ class GraphCall:
         return self.graph.graph.values[argument.value] if isinstance(argument, Ref) else None
 
     def shape(self, name: str) -> Shape:
-        """Return the shape of an operand; raise UnfitError where there is none."""
+        """Return the shape of an operand; raise UnfitError if it is absent."""
         value = self.value(name)
         if value is None:
             raise UnfitError
         return value.shape
 
     def sizes(self, name: str) -> Shape:
-        """Return an argument that is a list of sizes; raise UnfitError where it is none."""
+        """Return an argument that is a list of sizes; raise UnfitError if it is not one."""
         argument = self.arguments.get(name)
         if not isinstance(argument, tuple):
             raise UnfitError
         return tuple(whole(n) for n in argument)
 
     def listed(self, name: str, count: int | None = None) -> list[Value]:
-        """Return the operands of an argument that is a list of tensors, so many where a `count` is given; raise UnfitError where it is none."""
+        """Return the operands of an argument that is a list of tensors, `count` of them if given; raise UnfitError if
+        it is not.
+        """
         argument = self.arguments.get(name)
         if not isinstance(argument, tuple) or len(argument) != (len(argument) if count is None else count):
             raise UnfitError
@@ -69,18 +71,20 @@ class GraphCall:
         return whole(self.arguments.get(name))
 
     def all_of(self, names: str, shape: Shape) -> bool:
-        """Return whether every one of these operands that is there has this shape."""
+        """Return whether all of these operands that are present have this shape."""
         return all(self.shape(n) == shape for n in names.split() if self.arguments.get(n) is not None)
 
     def maker(self, value: Value | None) -> Op | None:
-        """Return the earlier operator whose only result is this value, where nothing else writes it."""
+        """Return the earlier operator whose only result is this value, if nothing else writes it."""
         made = None if value is None else self.graph.only_toucher(value.storage, self.index)
         op = None if made is None else self.graph.graph.ops[made]
         result = None if op is None or len(op.outputs) != 1 else op.outputs[0]
         return op if result is not None and self.graph.graph.values[result] == value else None
 
     def made_by(self, name: str, forward: str, output: int) -> "GraphCall":
-        """Return the earlier call whose output this operand is, or a copy of it, never written since; raise UnfitError where there is none."""
+        """Return the earlier call whose output this operand is, or a copy of it, never written since; raise UnfitError
+        if there is none.
+        """
         for wanted in self._copied(name):
             for i, op in enumerate(self.graph.graph.ops[: self.index]):
                 if base_name(op.name) == forward and len(op.outputs) > output:
@@ -91,9 +95,9 @@ class GraphCall:
         raise UnfitError
 
     def taken_by(self, name: str, forward: str) -> list["GraphCall"]:
-        """Return the earlier calls that took this operand, or what it is a copy of, under the same name.
+        """Return the earlier calls that took this operand, or its original, under the same name.
 
-        Where it was not written since.
+        Calls before its last write do not count.
         """
         ops = self.graph.graph.ops
         found = list[GraphCall]()
@@ -104,7 +108,9 @@ class GraphCall:
         return found
 
     def _copied(self, name: str) -> Iterator[Value]:
-        """Yield an operand, what it is a copy of, and so on: hooks on saved tensors may hand copies to the backward pass."""
+        """Yield an operand, the original it was copied from, and so on: hooks on saved tensors may pass copies to the
+        backward pass.
+        """
         value, before = self.value(name), self.index
         if value is None:
             raise UnfitError
@@ -115,11 +121,11 @@ class GraphCall:
 
 
 class UnfitError(Exception):
-    """What an operator is called with does not fit; `verify_operands` says it with all there is to say."""
+    """The operands of a call do not fit; `verify_operands` reports it with all details."""
 
 
 class Writers:
-    """A graph, and which of its operators make or change each storage."""
+    """A graph, and the operators that create or change each storage."""
 
     def __init__(self, graph: StepGraph) -> None:
         self.graph = graph
@@ -134,14 +140,14 @@ class Writers:
         return touching
 
     def only_toucher(self, storage: int, before: int) -> int | None:
-        """Return the one operator that makes or changes a storage, where it is ahead of `before`; None where there is none or are more."""
+        """Return the only operator that creates or changes a storage, if it precedes `before`; else None."""
         touching = self.touching[storage]
         return touching[0] if len(touching) == 1 and touching[0] < before else None
 
     def copy_of(self, value: Value, before: int) -> tuple[Value, int] | None:
-        """Return what a value is a copy of and the operator, ahead of `before`, that made it; None where none did.
+        """Return the original of a copy and the operator before `before` that made the copy; None if it is not a copy.
 
-        Nothing else writes the copy, and nothing writes what it was made of any more.
+        Nothing else writes the copy, and nothing writes the original afterwards.
         """
         made = self.only_toucher(value.storage, before)
         if made is None:
@@ -161,7 +167,7 @@ class Writers:
 
 
 def whole(number: object) -> int:
-    """Return a whole number that sizes and places may be; raise UnfitError for anything else."""
+    """Return an integer that may be a size or index; raise UnfitError for anything else."""
     if isinstance(number, bool) or not isinstance(number, int) or abs(number) > 1 << 40:
         raise UnfitError
     return number
@@ -179,4 +185,4 @@ def _parameters(name: str) -> tuple[str, ...]:
 
 
 Fits: TypeAlias = Callable[[GraphCall], bool]
-"""Reports whether what an operator is called with fits; may raise UnfitError, IndexError, TypeError or ValueError where it does not."""
+"""Returns whether the operands of a call fit; may raise UnfitError, IndexError, TypeError or ValueError if they do not."""

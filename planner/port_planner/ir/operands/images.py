@@ -37,7 +37,7 @@ def _padding(call: GraphCall) -> bool:
 
 
 def _grid_sampler(call: GraphCall) -> bool:
-    """Reflection at the border (padding mode 2) takes coordinates that are infinite for pixels."""
+    """Reflection at the border (padding mode 2) treats infinite coordinates as pixels."""
     image, grid = call.shape("input"), call.shape("grid")
     alike = len(image) == len(grid) == call.spatial + 2 and 0 not in image and call.size("padding_mode") in (0, 1)
     return alike and call.all_of("grad_output", (*image[:2], *grid[1:-1]))
@@ -58,7 +58,7 @@ def _unfold(call: GraphCall) -> bool:
 
 
 def _fourier(call: GraphCall) -> bool:
-    """Dimensions are trusted to be there, each once, and the half that a real result is made of to be as long as it says."""
+    """Dimensions are trusted to exist, each once, and the half spectrum of a real result to have the declared length."""
     shape, dims = call.shape("self"), call.sizes("dim")
     there = bool(dims) and 0 not in shape and all(0 <= d < len(shape) for d in dims) and len({*dims}) == len(dims)
     if not there or call.size("normalization") not in range(_NORMALIZATIONS):
@@ -74,7 +74,7 @@ _SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_
 
 
 def _upsampled(call: GraphCall) -> bool:
-    """A scale beside the sizes must be about what they say: source indices are computed with it."""
+    """A scale given besides the sizes must roughly agree with them: source indices are computed from it."""
     source = call.sizes("input_size") if "input_size" in call.arguments else call.shape("self")
     target, spatial = call.sizes("output_size"), call.spatial
     sizes = zip(source[-spatial:], target, map(call.arguments.get, _SCALES[spatial]), strict=False)

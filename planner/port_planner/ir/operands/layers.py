@@ -71,7 +71,7 @@ def _attention(call: GraphCall) -> bool:
 
 
 def _padded_attention(call: GraphCall) -> bool:
-    """As `_attention`, of kernels that keep the logarithms in rows of a length of their own, which they check."""
+    """Like `_attention`, for kernels that keep the logarithms in rows of their own length, which they check."""
     rows = call.shape("logsumexp")[:2] == call.shape("query")[:2]
     return rows and _attention(replace(call, arguments={**call.arguments, "logsumexp": None}))
 

@@ -28,7 +28,7 @@ def _nll_loss(call: GraphCall) -> bool:
 
 
 def _labels_seen_in_pieces(call: GraphCall) -> bool:
-    """Return whether these labels, a piece of all, were checked as `port_planner.tiling.tiles` has them checked.
+    """Return whether these labels, a tile of all, were checked as `port_planner.tiling.tiles` requires.
 
     `gather` with the labels that are not negative raises where one is no column; a loss of one class, of the labels that
     are, raises where one is not to be ignored.
@@ -48,7 +48,7 @@ def _labels_seen_in_pieces(call: GraphCall) -> bool:
 
 
 def _covered(wanted: Value, pieces: list[Value]) -> bool:
-    """Return whether pieces of the same row of elements, taken together, hold all of one."""
+    """Return whether tiles of one row of elements together cover all of another."""
     reached, end = wanted.offset, wanted.offset + wanted.shape[0]
     alike = [p for p in pieces if (p.storage, p.dtype, p.stride) == (wanted.storage, wanted.dtype, wanted.stride)]
     for tile in sorted(alike, key=lambda p: p.offset):
@@ -58,7 +58,9 @@ def _covered(wanted: Value, pieces: list[Value]) -> bool:
 
 
 def _outcome(graph: Writers, i: int, name: str) -> tuple[Value, Value] | None:
-    """Return what op `i` bounds by 0, and the result, where it is this operator and nothing else writes the result."""
+    """Return the value that op `i` bounds by 0, and its result, if it is this operator and nothing else writes the
+    result.
+    """
     op, values = graph.graph.ops[i], graph.graph.values
     if op.name != name or op.kwargs or len(op.args) != 2 or op.args[1] != 0 or isinstance(op.args[1], bool):
         return None
@@ -93,7 +95,7 @@ def _ignores(call: GraphCall, after: int, target: Value) -> bool:
 
 
 def _lies_in(tile: Value, whole: Value) -> bool:
-    """Return whether a row of elements is a stretch of another."""
+    """Return whether a row of elements is part of another."""
     alike = (tile.storage, tile.dtype, tile.stride) == (whole.storage, whole.dtype, whole.stride)
     return alike and whole.offset <= tile.offset and tile.offset + tile.shape[0] <= whole.offset + whole.shape[0]
 
@@ -119,7 +121,7 @@ def _distances_of_pairs(call: GraphCall) -> bool:
 
 
 def _ctc_loss(call: GraphCall) -> bool:
-    """The forward pass checks lengths, and labels are checked before it; the backward pass takes what was checked."""
+    """The forward pass checks lengths, after the labels were checked; the backward pass uses the checked values."""
     made, likelihood = call.made_by("log_alpha", "_ctc_loss", 1), call.made_by("neg_log_likelihood", "_ctc_loss", 0)
     lengths = ("input_lengths", "target_lengths")
     given = [call.taken_by(name, "_ctc_loss") for name in ("targets", *lengths) if call.value(name) is not None]

@@ -14,7 +14,9 @@ _LSTM_FLAGS = ("reverse", "has_biases", "bidirectional", "batch_first", "train")
 
 
 def _lstm(call: GraphCall) -> bool:
-    """Return whether a layer of oneDNN's LSTM fits: it reads all but the gradients as dense rows of the sizes that it is told."""
+    """Return whether a layer of oneDNN's LSTM fits: it reads everything but the gradients as dense rows of the given
+    sizes.
+    """
     backward = "workspace" in call.arguments
     first, *weights = ("weight1 weight2 weight3 weight4" if backward else "weight0 weight1 weight2 weight3").split()
     states = "hx_ cx_tmp" if backward else "hx_ cx_"
@@ -57,7 +59,7 @@ def _kind_of(call: GraphCall, name: str) -> str | None:
 
 
 def _dense_rows(value: Value | None) -> bool:
-    """Return whether a tensor's numbers lie one behind the other, in the order of its dimensions."""
+    """Return whether a tensor's numbers are contiguous, in the order of its dimensions."""
     size = 1
     for n, stride in zip(*((value.shape[::-1], value.stride[::-1]) if value is not None else ((), ())), strict=True):
         if n != 1 and stride != size:

@@ -15,14 +15,16 @@ def _embedding(call: GraphCall) -> bool:
 
 
 def _within(call: GraphCall, name: str, rows: int) -> bool:
-    """Return whether each of these numbers is 0 or more and less than `rows`, by the two operators that made them."""
+    """Return whether each of these numbers is at least 0 and less than `rows`, according to the two operators that
+    created them.
+    """
     upper = _bounded(call, call.value(name), "aten::clamp_max")
     lower = None if upper is None else _bounded(call, upper[0], "aten::clamp_min")
     return upper is not None and lower is not None and lower[1] == 0 <= upper[1] < rows
 
 
 def _bounded(call: GraphCall, value: Value | None, name: str) -> tuple[Value, int] | None:
-    """Return what a value was made of by this operator with one whole number, and the number; None where it was not.
+    """Return the input and the integer from which this operator created a value; None if it did not.
 
     Nothing else writes the value.
     """
@@ -34,7 +36,7 @@ def _bounded(call: GraphCall, value: Value | None, name: str) -> tuple[Value, in
 
 
 def _embedding_bag(call: GraphCall) -> bool:
-    """Where bags begin is not checked by the kernel: here they are all as long, as `arange` counts for indices in rows."""
+    """The kernel does not check where bags begin: here all have equal length, as `arange` counts for indices in rows."""
     (count,), op = call.shape("indices"), call.maker(call.value("offsets"))
     if op is None or op.name != _COUNTED:
         return False
@@ -43,7 +45,9 @@ def _embedding_bag(call: GraphCall) -> bool:
 
 
 def _embedding_bag_backward(call: GraphCall) -> bool:
-    """The forward pass checks indices and offsets, and says which bag each index is of; the backward pass takes what it made."""
+    """The forward pass checks indices and offsets, and returns the bag of each index; the backward pass uses its
+    results.
+    """
     made = call.made_by("offset2bag", "_embedding_bag", 1)
     weight, mode = made.shape("weight"), call.size("mode")
     taken = all(

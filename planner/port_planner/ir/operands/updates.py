@@ -5,11 +5,11 @@ from port_planner.ir.operands.call import Fits, GraphCall
 from port_planner.operators.row import ArgumentCheck
 
 _STATES = ("grads", "exp_avgs", "exp_avg_sqs", "state_sums", "momentum_buffer_list")
-"""How operators name what is as large as a parameter."""
+"""Operator names for arguments of the same size as a parameter."""
 
 
 def _fused_update(call: GraphCall) -> bool:
-    """One parameter, its gradient and states, which are as large and lie the same way; a count of steps is one number."""
+    """One parameter, its gradient and states have the same size and layout; a step count is a single number."""
     (parameter,) = call.listed("self")
     wanted = [name for name in _STATES if name in call.parameters]
     wanted += ["max_exp_avg_sqs"] if call.arguments.get("amsgrad") is True else []
@@ -30,7 +30,7 @@ def _lies_as(one: Value, other: Value) -> bool:
 
 
 def _dense(value: Value) -> bool:
-    """Return whether a tensor fills a piece of memory, each element once, in whatever order."""
+    """Return whether a tensor fills a block of memory, each element once, in any order."""
     size = 1
     for stride, n in sorted(zip(value.stride, value.shape, strict=True)):
         if n != 1 and stride != size:

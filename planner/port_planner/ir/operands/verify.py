@@ -15,7 +15,7 @@ from port_planner.operators import operator_of, overload_name
 _RULES = {**layers.RULES, **images.RULES, **losses.RULES, **tables.RULES, **recurrent.RULES, **updates.RULES}
 
 _CHECKED_OVERLOAD = "aten::_ctc_loss_backward.Tensor"
-"""The one overload with a suffix whose arguments are checked; others of operators that need it are refused."""
+"""The only overload with a suffix whose arguments are checked; other overloads that need checks are rejected."""
 
 
 def verify_operands(graph: StepGraph) -> None:
@@ -38,7 +38,7 @@ def verify_operands(graph: StepGraph) -> None:
                 IndexError,
                 TypeError,
                 ValueError,
-            ):  # too few dimensions, or no number where one belongs
+            ):  # # too few dimensions, or not a number where one belongs
                 fits = False
             if not fits:
                 shapes = ", ".join(
@@ -47,8 +47,8 @@ def verify_operands(graph: StepGraph) -> None:
                     if isinstance(a, Ref)
                 )
                 raise GraphError(
-                    f"op {i} ({op.name}) takes tensors of shapes {shapes} that do not fit each other, or indices that nothing "
-                    "checked. In a bundle: it is damaged or hostile; plan the job again. While a job is recorded: something "
-                    "stands between the forward pass and the backward pass, as saved_tensors_hooks does; leave it out, or run "
-                    "the program with `port-agent exec`"
+                    f"op {i} ({op.name}) takes tensors of shapes {shapes} that do not fit each other, or indices "
+                    "that nothing checked. In a bundle, this means damage or an attack; plan the job again. While "
+                    "recording a job, something intervenes between forward and backward pass, such as "
+                    "saved_tensors_hooks; leave it out, or run the program with `port-agent exec`"
                 )

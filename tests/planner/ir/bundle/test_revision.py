@@ -63,7 +63,7 @@ def test_a_file_of_any_size_is_not_read(tmp_path: Path) -> None:
     path = tmp_path / "plans"
     with path.open("wb") as stream:
         stream.truncate(MAX_REVISION_BYTES + 1)
-    with pytest.raises(BundleError, match="at most"):
+    with pytest.raises(BundleError, match="the maximum"):
         read_revision(path)
     with pytest.raises(FileNotFoundError):
         read_revision(tmp_path / "none")

@@ -74,6 +74,6 @@ def test_too_little_memory_is_said_with_both_numbers() -> None:
         place_host_pages(graph([1 << 20]), positions([(1 << 20, 0, 1)], 2), {}, {1: 1 << 19})
     except HostMemoryError as error:
         assert (error.needed_bytes, error.limit_bytes) == (1 << 20, 1 << 19)
-        assert "1.0 MiB of the host's memory, 0.5 MiB are left" in str(error)
+        assert "1.0 MiB of the host's memory, 0.5 MiB are available" in str(error)
     else:
         raise AssertionError("it was laid out all the same")

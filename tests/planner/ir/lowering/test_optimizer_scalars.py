@@ -52,7 +52,7 @@ def test_beyond_its_schedule_nothing_is_known() -> None:
         describe_optimizer(torch.optim.SGD([torch.nn.Parameter(torch.ones(3))], lr=0.1)), [[{"lr": 0.5}]]
     )
     assert -0.5 in scalars.advance()
-    with pytest.raises(CaptureError, match="known for 1 updates, and this is update 2"):
+    with pytest.raises(CaptureError, match="known for 1 updates, but this is update 2"):
         scalars.advance()
 
 

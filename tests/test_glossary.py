@@ -1,14 +1,17 @@
 """One concept, one word: `docs/glossary.md` names the terms; what they replaced does not come back."""
 
+import ast
 import io
 import keyword
 import re
 import tokenize
+from collections.abc import Iterator
 from functools import cache
+from pathlib import Path
 
 import pytest
 
-from tests.house import ROOT, product_files
+from tests.house import ROOT, product_files, tree_of
 
 BANNED_WORDS = {
     "ears": "listener",
@@ -41,8 +44,25 @@ BANNED_WORDS = {
 BANNED_BEGINNINGS = ("LEAST_", "MOST_", "_LEAST_", "_MOST_")
 """Of constants: bounds are MIN and MAX."""
 
-BANNED_PHRASES = (r"\b(?:Tell|Say) whether\b", r"\bdear(?:er|est)\b")
-"""Of docstrings and messages."""
+BANNED_PHRASES = (
+    r"\b(?:Tell|Say) whether\b",
+    r"\bdear(?:er|est)\b",
+    r"\b(?:leaves?|left) (?:\S+ )?away\b",  # leave out
+    r"\b(?:begins?|began|starts?) anew\b",  # start again
+    r"\bfor ever\b",
+    r"\b(?:at|to) hand\b",
+    r"\bwho waits\b",
+    r"\bis let go\b",  # is freed
+    r"\bwhat there is\b",
+    r"\ba number that is none\b",
+    r"\bfollows what changes\b",
+    r"\bmake (?:the bundle|it) again\b",  # recreate
+    r"\b(?:is|are) to be (?!there)\w+ed\b",  # must be
+)
+"""Of docstrings, comments and messages: other languages' idioms, and what was replaced in all of them."""
+
+MAX_SENTENCE_WORDS = 30
+"""Of a message or a help text."""
 
 PARTICIPLES = (
     "Made", "Shown", "Planned", "Prepared", "Tried", "Moved", "Told", "Heard", "Said", "Given", "Asked", "Led", "Valued",
@@ -111,3 +131,27 @@ def test_each_term_is_used() -> None:
     assert len(terms()) >= 60
     used = vocabulary()
     assert not [term for term in terms() if term.lower() not in used and term.lower().replace("-", " ") not in used]
+
+
+def _text_of(node: ast.AST) -> str:
+    """Return a message as it is written, a placeholder for what is filled in."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text_of(part) if isinstance(part, ast.Constant) else "X" for part in node.values)
+    return ""
+
+
+def messages(path: Path) -> Iterator[str]:
+    """Yield the messages of errors that a module raises, and the help of its options."""
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
+            yield from map(_text_of, node.exc.args)
+        elif isinstance(node, ast.Call):
+            yield from (_text_of(keyword.value) for keyword in node.keywords if keyword.arg == "help")
+
+
+@pytest.mark.parametrize("path", product_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_no_sentence_of_a_message_is_long(path: Path) -> None:
+    sentences = (sentence for message in messages(path) for sentence in re.split(r"(?<=[.;:!?])\s", message))
+    assert not [sentence for sentence in sentences if len(sentence.split()) > MAX_SENTENCE_WORDS]

@@ -66,7 +66,7 @@ class _BatchJoiner:
                 f"batch {number} has {len(rows[0])} rows of {list(rows[0].shape[1:])}, after batches of that kind of "
                 f"{self._batch_size}{' and of fewer' if self._ended else ''}: a bundle's step takes a fixed number "
                 "of rows, and fewer only in the last batch of a kind alone. Train with `port-agent exec`, which "
-                "follows what changes"
+                "supports changing kinds"
             )
         self._ended = len(rows[0]) < self._batch_size
         for column, own in zip(self._columns, rows, strict=True):

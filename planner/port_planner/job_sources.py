@@ -38,7 +38,7 @@ _EXEC = "or train with `port-agent exec`, which runs the program itself"
 def load_job(script: Path, folder: Path | None = None) -> TrainingJob:
     """Return the job that `script` describes; its `port_job()` is called with no arguments. `folder`: as in `as_job`.
 
-    Generators of random numbers begin anew, so that another process that loads it has the same job.
+    Random generators are seeded again, so that another process that loads it gets the same job.
 
     Raises JobError where there is no such script, no `port_job()` in it, or it returns something else, and ScriptError
     where it raises.

@@ -151,7 +151,7 @@ class _Imports:
     @contextmanager
     def _ours_in_place(self, root: str) -> Iterator[None]:
         """Have `root` mean our module. Another thread of the script that imports it at this moment gets ours, too: waiting for it
-        could wait for ever, as modules have locks of their own."""
+        could deadlock, because modules have their own locks."""
         self._count(root, 1)
         try:
             yield

@@ -17,7 +17,7 @@ def test_what_the_users_code_raises() -> None:
     with pytest.raises(ScriptError) as caught, own_code("reading the data"):
         json.loads("{")
     message = str(caught.value)
-    assert message.startswith("reading the data failed; mend it and run the command again:")
+    assert message.startswith("reading the data failed; fix it and run the command again:")
     assert 'json.loads("{")' in message and "JSONDecodeError" in message
     assert "decoder.py" not in message and caught.value.exit_code == 2
 

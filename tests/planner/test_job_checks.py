@@ -33,13 +33,13 @@ X = torch.randn(ROWS, 4)
         ({"data": None}, "data is a NoneType"),
         ({"data": "cifar10"}, "data is a str"),
         ({"eval_data": None}, "eval_data is a NoneType"),
-        ({"data": []}, "the job has no data; give one tensor per argument"),
+        ({"data": []}, "data is missing in the job; give one tensor per argument"),
         ({"data": [torch.tensor(3.0)]}, "column 0 of data is a single number; give a tensor with one row per sample"),
-        ({"data": [X, ["a"] * ROWS]}, "column 1 of data is no array of numbers"),
-        ({"data": [X, [[1.0], [2.0, 3.0]]]}, "column 1 of data is no array of numbers"),
+        ({"data": [X, ["a"] * ROWS]}, "column 1 of data is not an array of numbers"),
+        ({"data": [X, [[1.0], [2.0, 3.0]]]}, "column 1 of data is not an array of numbers"),
         ({"data": [X, X[1:]]}, rf"the columns of data have different lengths \[9, {ROWS}\]"),
-        ({"batch_size": 11}, "batch_size is 11, the data has 10 rows; choose between 1 and 10"),
-        ({"data": [X[:0], X[:0]]}, "the data has 0 rows; give at least one"),
+        ({"batch_size": 11}, "batch_size is 11, but data has 10 rows; choose between 1 and 10"),
+        ({"data": [X[:0], X[:0]]}, "data has 0 rows; give at least one"),
         ({"data": [X.to(torch.complex128), X]}, "column 0 of data is complex128; give one of bool, uint8"),
         ({"batch_size": "8"}, "batch_size is '8'; it must be a whole number, at least 1"),
         ({"batch_size": 0}, "batch_size is 0; it must be a whole number, at least 1"),
@@ -109,7 +109,9 @@ def test_what_the_optimizer_changes_beside_the_model_is_refused() -> None:
 def test_a_compiled_model_is_not_planned_as_if_it_were_none() -> None:
     made = job()
     made.model.get_submodule("first").compile(backend="eager")
-    with pytest.raises(JobError, match=r"first is compiled \(torch.compile\), whose kernels have other last digits"):
+    with pytest.raises(
+        JobError, match=r"first is compiled \(torch.compile\), and its kernels differ in the last digits"
+    ):
         prepare(made)
 
 
@@ -117,7 +119,7 @@ def test_a_norm_that_has_gradients_of_what_is_not_trained_is_not_clipped_to() ->
     made = job(clip_grad_norm=1.0)
     made.optimizer = torch.optim.SGD([made.model.get_parameter("first.weight")], lr=0.1)
     with pytest.raises(
-        JobError, match=r"the optimizer does not train spare.weight, spare.bias: give them to the optimizer, or freeze"
+        JobError, match=r"the optimizer does not train spare.weight, spare.bias: pass them to the optimizer, or freeze"
     ):
         prepare(made)
     made.model.spare.requires_grad_(False)

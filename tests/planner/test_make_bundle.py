@@ -206,7 +206,9 @@ def test_the_error_tells_what_is_whole_and_why_once_each_and_no_more_than_a_few(
     error = InfeasibleError("no plan fits", None)
     assert str(error) == "no plan fits"
     error.left_whole = ("mm in 6 blocks: row 3 differs", "mm in 6 blocks: row 3 differs")
-    assert str(error) == "no plan fits. Whole, for in pieces it gives other bits here: mm in 6 blocks: row 3 differs"
+    assert (
+        str(error) == "no plan fits. Not tiled, because tiles give different bits here: mm in 6 blocks: row 3 differs"
+    )
     error.left_whole = tuple(f"chain {n}: row 0 differs" for n in range(5))
     assert str(error).endswith("chain 2: row 0 differs; and 2 more")
 

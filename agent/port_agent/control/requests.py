@@ -79,7 +79,7 @@ class PairingRequest(msgspec.Struct, frozen=True):
 
 
 class UnpairingRequest(msgspec.Struct, frozen=True):
-    """Which device is to be trusted no more."""
+    """Which device must no longer be trusted."""
 
     device: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
 

@@ -50,7 +50,7 @@ class Correction:
 class DriftMonitor:
     """Watches one job's steps.
 
-    After a correction the window starts anew, measured against the corrected plan.
+    After a correction the window restarts, measured against the corrected plan.
     """
 
     def __init__(self, job: str) -> None:

@@ -123,7 +123,7 @@ class MacPlatform:
         return (self._present_power().power.value,)
 
     def awake_command(self, what: str) -> tuple[str, ...]:
-        """Return caffeinate at work: the Mac does not fall asleep by itself, whatever is to be held off."""
+        """Return caffeinate at work: it keeps the Mac awake, whatever else should be held off."""
         return ("caffeinate", "-i")
 
     def _present_power(self) -> PowerReading:

@@ -65,7 +65,7 @@ def server_file(rounds: int) -> str:
 
 
 def has_round(folder: Path) -> bool:
-    """Return whether a round is to be trained in the folder of a federation."""
+    """Return whether a round must be trained in the folder of a federation."""
     return (folder / START_FILE).exists() and not (folder / RESULT_FILE).exists()
 
 

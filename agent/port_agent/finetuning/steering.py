@@ -55,7 +55,7 @@ class Steering:
         """Called when all results are in `out`, while the checkpoint still exists."""
 
     def checkpoint_due(self) -> bool:
-        """Return whether a checkpoint is to be written after this update."""
+        """Return whether a checkpoint is due after this update."""
         return time.monotonic() - self._written >= CHECKPOINT_S
 
     def wrote(self, done: int, nbytes: int, seconds: float) -> None:

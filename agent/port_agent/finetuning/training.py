@@ -212,7 +212,7 @@ def count_updates(options: FinetuneOptions, sequences: int) -> int:
 
 
 def _loss_of(model: Any, options: FinetuneOptions, task: Task) -> LearnedLoss | LabelLoss | PreferenceLoss:
-    """Return the loss of a batch. Raises FinetuneError if answers are to be compared with a model that does not exist."""
+    """Return the loss of a batch. Raises FinetuneError if it must compare answers with a model that does not exist."""
     if task.labels:
         return LabelLoss(model, autocast=options.autocast)
     if options.dpo is None:

@@ -234,7 +234,7 @@ def value_project(
 
 
 def measures_rate(project: Project) -> bool:
-    """Return whether a learning rate is to be measured unasked: the project names none, and has samples for it but not for minutes."""
+    """Return whether to measure a learning rate: the project names none, and has enough samples for it, but not minutes' worth."""
     samples, graph = len(project.train_x), project.model.quantized.graph
     trains = project.model.memory.parameters.size_bytes > 0
     work = graph.macs * samples * _training(project).epochs

@@ -2,7 +2,7 @@
 
 At near memory speed, in a small C library.
 
-Works on addresses of contiguous memory (`tensor.data_ptr()`), knows nothing of torch and lets the GIL go while it works.
+Works on addresses of contiguous memory (`tensor.data_ptr()`), does not depend on torch and releases the GIL while it works.
 `available()` is False where the library was not built; a plan that packs cannot run there.
 """
 

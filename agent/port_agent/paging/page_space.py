@@ -168,7 +168,7 @@ class ForkedReaders:
         return any(forked_in >= era for forked_in in self._living)
 
     def about_to_fork(self) -> None:
-        """Make the pipe, if there may be more open files: else the child counts as living for ever."""
+        """Create the pipe if another file may be opened; otherwise the child always counts as alive."""
         with contextlib.suppress(OSError):
             self._pipe = os.pipe()
 

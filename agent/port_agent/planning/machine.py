@@ -54,7 +54,8 @@ def check_request(request: PlanRequest) -> None:
     on_gpu = request.device_ram_bytes is not None or request.recording_device_ram_bytes is not None
     if request.board is not None and request.place is None and (on_gpu or request.device not in (None, CPU)):
         raise RequestError(
-            "--board: of the GPU of a board that is not at hand nothing is known; plan there, or without --board for the CPU"
+            "--board: nothing is known about the GPU of a board that is not available; plan there, or without "
+            "--board for the CPU"
         )
     if request.solve_on is not None and request.strategy == "greedy":
         raise RequestError("--solve-on: a greedy plan takes only a moment here; leave out --strategy")
@@ -70,7 +71,7 @@ def _check_placement(request: PlanRequest, place: str) -> None:
             )
         if request.board is not None:
             raise RequestError(
-                "--board and --place cpu: do not go together: a board that is not at hand is known by one core alone"
+                "--board and --place cpu: cannot be combined: only one core of an unavailable board is known"
             )
         wanted_teams(place)
     elif place == CPU or request.device not in (None, CPU, place):

@@ -15,7 +15,7 @@ _ANY_NAME = re.compile(r"cluster(\d+)")
 
 
 def names_teams(place: str | None) -> bool:
-    """Return whether operators are to be divided among teams of threads, and not between two devices."""
+    """Return whether to divide operators among teams of threads, and not between two devices."""
     return place is not None and place.startswith(f"{CPU}:")
 
 

@@ -52,7 +52,7 @@ class PlanRequest:
     config: Path | None = None
     """A settings file whose `[energy]` gives watts and prices; None: the system's, if it exists."""
     deadline_at: float | None = None
-    """When training is to be done, in seconds since 1970."""
+    """When training must be done, in seconds since 1970."""
     charging: tuple[time, time] | None = None
     """The hours in which it trains; None: all day."""
     epochs: int | None = None

@@ -1,6 +1,6 @@
 """When to train: the user's policy as values, and the one pure decision.
 
-`decide(facts, policy, now, memory)` knows nothing but its arguments. `memory` is the hysteresis of the previous
+`decide(facts, policy, now, memory)` depends only on its arguments. `memory` is the hysteresis of the previous
 decision, handed back explicitly; effects happen elsewhere.
 """
 

@@ -91,7 +91,7 @@ class BackgroundTasks:
             self._context.timeline.flush(self._context.clock.wall_s())
 
     async def refresh_slow_sensors(self) -> None:
-        """Ask the sensors that are external commands, for ever."""
+        """Poll the sensors that are external commands, until cancelled."""
         context = self._context
         await self.looked.wait()
         while True:

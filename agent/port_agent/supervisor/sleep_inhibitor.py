@@ -32,7 +32,7 @@ class Inhibition(Enum):
 
 
 def inhibition(decision: PolicyDecision, facts: Facts, policy: Policy, *, has_work: bool) -> Inhibition | None:
-    """Return what is to be held off now; None: the machine may sleep."""
+    """Return what must be held off now; None: the machine may sleep."""
     may_run = decision.state.trains or _PASSING.issuperset(decision.codes)
     powered = (policy.assume_power or facts.power) in (Power.EXTERNAL, Power.ASSUMED)
     if not (policy.keep_awake and has_work and may_run and powered):
@@ -57,10 +57,10 @@ class SleepInhibitor:
         self._holder: asyncio.subprocess.Process | None = None
         self._refused_s: float | None = None
         self.trouble = ""
-        """Why sleep is not held off although it is to be."""
+        """Why sleep is not held off although it should be."""
 
     def want(self, wanted: Inhibition | None) -> None:
-        """Say what is to be held off from now on."""
+        """Set what must be held off from now on."""
         ended = self._holder is not None and self._holder.returncode is not None
         waited = self._refused_s is None or self._monotonic_s() - self._refused_s >= self._retry_s
         if wanted is not self._wanted or ended or (self.trouble and waited):
@@ -73,7 +73,7 @@ class SleepInhibitor:
         return self._held
 
     async def run(self) -> None:
-        """Hold and give back for ever; a task that is cancelled gives back."""
+        """Acquire and release inhibitors until cancelled; cancelling releases them."""
         try:
             while True:
                 await self._changed.wait()

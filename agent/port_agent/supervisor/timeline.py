@@ -46,7 +46,7 @@ class Timeline:
             self._last = kind
 
     def note(self, wall_s: float, text: str, codes: tuple[str, ...] = ()) -> None:
-        """Add an entry; what was decided is noted anew after it."""
+        """Add an entry; the next decision is recorded again after it."""
         self._last = None
         self._pending.append(TimelineEntry(round(wall_s, 1), text[:_MAX_TEXT], codes))
 

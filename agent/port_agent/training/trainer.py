@@ -219,7 +219,7 @@ class Trainer:
     # -- beginning and end
 
     def start(self) -> Commit:
-        """Load the last commit, or start anew; raise BundleError if a tensor of the bundle is damaged."""
+        """Load the last commit, or start from the beginning; raise BundleError if a tensor of the bundle is damaged."""
         for key in self.bundle.tensors.keys() - self.store.sizes.keys() - self.executors.constants.keys():
             for _ in self.bundle.contents(key, CHUNK):
                 pass  # only the result needs these: better rejected now than after training

@@ -244,11 +244,11 @@ class StopAfterStep(_CommandMessage, frozen=True, tag="stop"):
 
 
 class WriteCheckpoint(_CommandMessage, frozen=True, tag="checkpoint"):
-    """Write a checkpoint after the step at hand."""
+    """Write a checkpoint after the current step."""
 
 
 class SwitchPlan(_CommandMessage, frozen=True, kw_only=True, tag="plan"):
-    """Go on with another plan of the bundle after the step at hand."""
+    """Switch to another plan of the bundle after the current step."""
 
     plan: int
     reason: str = ""

@@ -43,7 +43,7 @@ def require_same(first: Tape, other: Tape) -> None:
         raise CaptureError(
             f"the step changes {', '.join(counting[:_MAX_NAMED])} in Python each time, and what the program decides "
             "by that in a later step no recording shows. Keep counts in a buffer of the model, compute with torch's "
-            "operators, or train with `port-agent exec`, which follows what changes"
+            "operators, or train with `port-agent exec`, which supports this"
         )
 
 

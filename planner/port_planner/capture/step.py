@@ -539,8 +539,9 @@ class _Session:
             key = storage_key(Role.STATE, f"{self.names[state.parameter]}/{state.name}")
             if state.fill is None and any(written is state.parameter for written, _ in self.recorder.before_writes):
                 raise CaptureError(
-                    f"the optimizer keeps {state.name!r} as a copy of {self.names[state.parameter]}, which the forward or backward pass changes "
-                    "before it is made: train with `port-agent exec`, which follows what changes"
+                    f"the optimizer keeps {state.name!r} as a copy of {self.names[state.parameter]}, which the "
+                    "forward or backward pass changes before it is created: train with `port-agent exec`, which "
+                    "supports this"
                 )
             if state.fill is None:
                 self.persistent[key] = _alone(state.parameter)
@@ -614,8 +615,9 @@ def _require_unchanged(before: OptimizerSpec, after: OptimizerSpec) -> None:
         for name in old:
             if old[name] != new[name]:
                 raise CaptureError(
-                    f"the loss changes {name} of group {i} of the optimizer from {old[name]} to {new[name]}, which a bundle does not repeat: give "
-                    "the job a `scheduler` that does it, or train with `port-agent exec`, which follows what changes"
+                    f"the loss changes {name} of group {i} of the optimizer from {old[name]} to {new[name]}, which a "
+                    "bundle does not repeat: give the job a `scheduler` that does it, or train with `port-agent "
+                    "exec`, which supports such changes"
                 )
 
 

@@ -26,7 +26,7 @@ _MIN_SHARES = (2048, 16384, MIN_SHARE)
 
 _SAMPLES = 1 << 15
 _APART = 3
-"""Elements from one number of the sample to the next where each is to be computed by itself."""
+"""Elements from one number of the sample to the next if each must be computed separately."""
 _SPECIAL = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan)
 _SEED = 21
 

@@ -186,7 +186,7 @@ def op_work(graph: StepGraph, index: int) -> Work:
 
 
 def estimated_costs(graph: StepGraph, board: Board, measured: CostTable | None = None) -> CostTable:
-    """Return estimated costs of `graph` on a board that is not at hand.
+    """Return estimated costs of `graph` on a board that is not available.
 
     With costs measured elsewhere, each op's seconds are scaled by the ratio of arithmetic rates (dense ops) or of
     memory bandwidths (all others), both as this very graph shows them; workspace is taken over. Without, seconds come

@@ -1,6 +1,6 @@
-"""What is known of torch's operators by hand: each in a row of `table`; `row` says what there is to know.
+"""Hand-written facts about torch's operators: one row of `table` each; `row` defines the columns.
 
-What torch's schema and tags say is asked of them, where torch is: nothing here imports it.
+Facts in torch's schema and tags are read from them where torch is loaded: nothing here imports it.
 """
 
 from functools import lru_cache

@@ -327,7 +327,7 @@ class _GraphMerger:
         self._becomes = _summed_where_made(graphs[0])
         """Of the first micro-batch: which gradient its sum goes on in, by the sum's storage."""
         self._anew: dict[int, int] = {}
-        """Storages of a micro-batch that were made again in the piece at hand, by what they were."""
+        """Storages of a micro-batch that were recomputed in the current tile, by their originals."""
 
     def merged(
         self,

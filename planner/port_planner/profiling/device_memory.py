@@ -10,7 +10,7 @@ _STATISTICS = ("reset_peak_memory_stats", "max_memory_allocated", "memory_alloca
 
 
 class DeviceWorkspaceMeter:
-    """Measures one call at a time on a kind of device; knows nothing, and says 0, where torch keeps no peak."""
+    """Measures one call at a time on a kind of device; measures 0 where torch keeps no peak."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind

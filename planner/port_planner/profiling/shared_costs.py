@@ -60,7 +60,7 @@ def unpack_shared(content: bytes, now: float) -> dict[str, KeptCost]:
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
         raise SharedCostsError(f"no costs of operators ({len(content)} bytes): {error}") from error
     if not all(math.isfinite(r.seconds) and math.isfinite(r.measured_at) for r in records.values()):
-        raise SharedCostsError("costs of operators with a number that is none")
+        raise SharedCostsError("costs of operators contain an invalid number")
     costs = {key: KeptCost(r.seconds, r.workspace_bytes, r.measured_at) for key, r in records.items()}
     return {key: cost for key, cost in costs.items() if is_young(cost, now)}
 

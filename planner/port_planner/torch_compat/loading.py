@@ -22,7 +22,7 @@ CALLBACK = "_callback_from_stance"
 @uses(_META_KERNELS, "each process that computes takes 11 MiB more")
 @contextlib.contextmanager
 def without_meta_kernels() -> Iterator[None]:
-    """Have torch be imported in the block without what Python does for the meta device; who imports it afterwards has it."""
+    """Import torch in the block without its Python code for the meta device; later imports add that code."""
     held = sys.modules[_META_KERNELS] = types.ModuleType(_META_KERNELS)
     try:
         yield

@@ -208,4 +208,4 @@ def test_what_cannot_be_planned_is_said_in_one_line(agent: Agent, words: list[st
 def test_the_gpu_of_a_board_that_is_not_at_hand_is_refused(agent: Agent, capsys: pytest.CaptureFixture[str]) -> None:
     script = str(agent.folder / "train.py")
     assert main(["plan", script, "--ram", "900M", "--device", "cuda", "--board", "pi4"]) == 2
-    assert "--board: of the GPU of a board" in capsys.readouterr().err
+    assert "--board: nothing is known about the GPU of a board" in capsys.readouterr().err

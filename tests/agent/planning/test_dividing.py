@@ -41,7 +41,7 @@ PLACED = ("plan", "train.py", "--ram", "900M", "--gpu-ram", "12M", "--place", NA
     [
         (["--place", "cpu"], "between the CPU and one other device"),
         (["--place", "cuda", "--device", "mps"], "between the CPU and one other device"),
-        (["--place", "cpu:1,cpu:2", "--board", "pi5"], "--board and --place cpu: do not go together"),
+        (["--place", "cpu:1,cpu:2", "--board", "pi5"], "--board and --place cpu: cannot be combined"),
     ],
 )
 def test_what_does_not_go_with_it_is_said(

@@ -57,7 +57,7 @@ def asked(**settings: Any) -> PlanRequest:
     ("settings", "message"),
     [
         ({"step_joules": 1.0}, "--step-joules limits what --sparse-update trains"),
-        ({"board": "pi5", "device": "cuda"}, "of the GPU of a board that is not at hand"),
+        ({"board": "pi5", "device": "cuda"}, "the GPU of a board that is not available"),
         ({"solve_on": "any", "strategy": "greedy"}, "a greedy plan takes only a moment here"),
         ({"place": "cpu:1,cpu:2", "threads": 2}, "--threads and --place exclude each other"),
     ],

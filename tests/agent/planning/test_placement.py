@@ -53,7 +53,7 @@ def test_what_does_not_go_with_teams_is_said(tmp_path: Path, capsys: pytest.Capt
     script.write_text("def port_job(): ...")
     for words, said in (
         (["--threads", "2"], "sets the numbers of threads"),
-        (["--board", "pi5"], "known by one core alone"),
+        (["--board", "pi5"], "only one core of an unavailable board is known"),
     ):
         assert main(["plan", str(script), "--ram", "900M", "--place", "cpu:1,cpu:2", *words]) != 0
         assert said in capsys.readouterr().err

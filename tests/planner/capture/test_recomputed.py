@@ -73,5 +73,5 @@ def test_seeding_inside_the_step_is_refused_with_its_line() -> None:
             torch.manual_seed(3)
             return super().forward(x)
 
-    with pytest.raises(CaptureError, match=r"generator is set within the step before aten::bernoulli_"):
+    with pytest.raises(CaptureError, match=r"the step sets torch's random generator before aten::bernoulli_"):
         captured(Seeding(False))

@@ -168,7 +168,7 @@ def _shares(model: nn.Module) -> Hook:
         (lambda model: lambda *_: _first(model).requires_grad_(False), "changes which gradients are computed"),
         (_takes_gradients, "uses gradients"),
         (lambda _: lambda *_: torch.manual_seed(3), "sets torch's random generator"),
-        (_draws_from_a_fork, r"test_step_hooks\.py:\d+: torch's random generator is set within the step"),
+        (_draws_from_a_fork, r"test_step_hooks\.py:\d+: the step sets torch's random generator"),
         (lambda model: lambda *_: _first(model).detach().numpy(), r"test_step_hooks\.py:\d+ reads \d+ numbers"),
         (lambda model: lambda *_: _first(model).sum().item(), r"test_step_hooks\.py:\d+ reads the value"),
         (_exchanges, "replaces the model's tensors by others"),

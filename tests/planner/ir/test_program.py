@@ -13,7 +13,7 @@ def test_a_storage_is_idle_between_uses_that_are_not_neighbours() -> None:
 def test_a_budget_that_is_missed_says_by_how_much_and_what_to_do() -> None:
     error = BudgetError(7, "aten::mm", 3 << 20, 2 << 20, ((4, 1 << 20),))
     assert str(error) == (
-        "the step needs 3.0 MiB at op 7 (aten::mm), the budget is 2.0 MiB; "
+        "the step needs 3.0 MiB at op 7 (aten::mm), but the budget is 2.0 MiB; "
         "raise the budget to at least 3.0 MiB or use a smaller batch"
     )
     assert (error.op, error.needed_bytes, error.limit_bytes, error.holders) == (7, 3 << 20, 2 << 20, ((4, 1 << 20),))

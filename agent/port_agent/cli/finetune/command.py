@@ -47,7 +47,7 @@ data: records, told by their keys: "text"; "prompt" and "completion"; with --dpo
 tokenizer's own chat template); "conversations" (ShareGPT); "instruction", "input" and "output" (Alpaca). JSON lines, a JSON
 array, CSV and Parquet (with pyarrow), each also compressed by gzip; any other file is one text, and of a directory all files are
 read. Texts are packed to full sequences; of prompts, other people's messages and answers of weight 0 no loss is computed. What
-is cut, left away or not read is counted and said before the first update. A model with an encoder and a decoder (T5,
+is cut, left out or not read is counted and reported before the first update. A model with an encoder and a decoder (T5,
 BART) takes "prompt" and "completion" only. An encoder (BERT, RoBERTa, DistilBERT) takes "text" and learns masked words, others
 each time; with a "label" beside each text, it learns to choose one: labels.json in DIR has them in the order of its logits.
 
@@ -184,8 +184,8 @@ def _add_updates(group: "argparse._ArgumentGroup") -> None:
         type=MicroBatchOrder,
         choices=tuple(MicroBatchOrder),
         metavar="ORDER",
-        help="run the batches of an update one after another (batches), or together, layer by layer (layers), which "
-        "reads weights once per update and computes layers once more, with the same bits (default: layers if "
+        help="run the batches of an update one after another (batches), or together, layer by layer (layers). Layers "
+        "reads weights once per update and computes each layer once more, with the same bits (default: layers if "
         "weights do not fit into --ram and --accumulate is more than 1, or if adapters would write to a disk "
         "that wears out). With one batch, layers keeps only the input of each layer: if the tensors of one "
         "layer fit, adapters then train without writing to the disk",

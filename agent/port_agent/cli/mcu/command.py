@@ -72,8 +72,8 @@ def _add_compile(add: Adder) -> None:
         "--sparse-update",
         type=size,
         metavar="RAM",
-        help="choose which biases and weights are trained: measure the gain of each on the project's training samples, "
-        "solve for the best sets whose arena and trained parameters fit in RAM, such as 12K, and take the one that "
+        help="choose which biases and weights are trained. Measures the gain of each on the project's training samples, "
+        "finds the best sets whose arena and trained parameters fit in RAM, such as 12K. Takes the set that "
         "performs best in a training of its own",
     )
     parser.add_argument(
@@ -112,9 +112,9 @@ def _add_compile(add: Adder) -> None:
     parser.add_argument(
         "--per-joule",
         action="store_true",
-        help="choose between training less and recomputing or paging more: the project's scheme (or the one "
-        "--sparse-update finds), a quarter, half and three quarters of the layers, and everything are planned "
-        "for --ram and trained on the project's samples in the host's engine; of the candidates within one "
+        help="choose between training less and recomputing or paging more. Plans for --ram the project's scheme (or the one "
+        "--sparse-update finds), a quarter, half and three quarters of the layers, and everything; "
+        "trains each on the project's samples in the host's engine; of the candidates within one "
         "standard error of the best accuracy, the one that gains most per joule is taken",
     )
     parser.add_argument("--json", action="store_true", help="print JSON")

@@ -179,9 +179,9 @@ def _add_numbers(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--allow",
         choices=("reordered",),
-        help="reordered: accept operators that add in a different order each time on the step's device, so that "
-        "numbers differ from run to run, and accept sums over rows or samples (gradients of weights) made in "
-        "tiles, whose last digits differ; nothing is then compared with plain PyTorch",
+        help="reordered: accept operators that add in a different order each time on the step's device, which makes "
+        "numbers differ from run to run. Also accept sums over rows or samples (gradients of weights) computed in "
+        "tiles, whose last digits differ. Nothing is then compared with plain PyTorch",
     )
 
 

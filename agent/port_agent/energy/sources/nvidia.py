@@ -113,7 +113,7 @@ class WithCards:
         self._joules = 0.0
 
     def read(self, now_s: float) -> SensorReading | None:
-        """Return the machine's reading including the cards; raise `SourceError` if they are to be added and do not
+        """Return the machine's reading including the cards; raise `SourceError` if they must be added and do not
         report.
         """
         before, self._before = self._before, None

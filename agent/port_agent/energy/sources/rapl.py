@@ -133,7 +133,7 @@ class RaplSource:
         """Return the energy since opening in joules, wraps undone.
 
         Raises `SourceError` when a zone fails, or was silent so long that its wraps cannot be counted; the
-        next reading starts anew from there, so that one failure costs one gap.
+        next reading starts again from there, so that one failure costs one gap.
         """
         before, self._last_joules = self._last_joules, None
         current = [self._counter_joules(zone) for zone in self.zones]

@@ -42,7 +42,7 @@ class _Index(msgspec.Struct):
 
 
 def check_not_there(out: Path) -> None:
-    """Raise FinetuneError if a directory that is to be written exists already."""
+    """Raise FinetuneError if an output directory already exists."""
     if out.exists():
         raise FinetuneError(f"{out} exists already; give a new directory, or remove it")
 

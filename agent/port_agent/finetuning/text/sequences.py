@@ -1,6 +1,6 @@
 """Records as token sequences.
 
-Texts are packed to full length; each completion is a sequence of its own. The loss is on what is to be learned. Each
+Texts are packed to full length; each completion is a sequence of its own. The loss covers only the tokens to learn. Each
 text for an encoder is a sequence of its own, too, and a long one is divided; if masked tokens are learned, each pass
 masks different ones.
 """

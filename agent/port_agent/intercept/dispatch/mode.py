@@ -318,7 +318,7 @@ class Interceptor:
             raise unsupported(
                 f"torch.compile makes programs that come to the memory of {self.device.device} past the operators, where nobody "
                 "brings what is away",
-                "leave torch.compile away, or run with TORCH_COMPILE_DISABLE=1 in the environment",
+                "leave out torch.compile, or run with TORCH_COMPILE_DISABLE=1 in the environment",
             )
         with self.lock:
             self.residency.page_from_here(self.table)

@@ -43,7 +43,7 @@ cross.
 
 
 class ExchangeError(PortError):
-    """What no agent sends: the connection is to be ended."""
+    """A message that no agent sends: the connection must be closed."""
 
 
 @dataclass(slots=True)

@@ -33,7 +33,7 @@ class Roster:
     def arrive(
         self, device: DeviceId, link: PeerLink, *, dialed_by_us: bool, software: str, now_s: float
     ) -> PeerLink | None:
-        """Take a new connection; returns the one that is to be closed for it, which may be the new one itself.
+        """Take a new connection; returns the connection to close for it, which may be the new one itself.
 
         Of two that cross, both sides keep the one that the device with the smaller id dialed.
         """

@@ -35,7 +35,7 @@ def held_bytes(pools: Pools, found: DryRun) -> int:
 
 def with_unplanned(device: DeviceCosts, pools: Pools, planned: PlanChoice, found: DryRun) -> DeviceCosts | None:
     """Return the device with the unplanned memory reserved; None if each pool took what was planned."""
-    if found.device_full:  # within its budget by the plan, which knows nothing of gaps between tensors
+    if found.device_full:  # within its budget by the plan, which ignores gaps between tensors
         return replace(device, base_bytes=device.base_bytes + int(_FRAGMENTS * pools.computing_bytes))
     held = held_bytes(pools, found)
     more, fits = held - planned.peak_bytes, _near(held, planned.peak_bytes, pools.ram_bytes)

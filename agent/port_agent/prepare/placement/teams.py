@@ -1,7 +1,7 @@
 """Operators of a job's graphs divided among teams of the CPU's threads: other numbers of them, or the cores of one cluster.
 
 Some operators gain nothing of a second thread, and one draws less. All teams compute in the same memory, so nothing is transferred; what it
-takes to hand an operator to a team, and to go from one team's operator to another's, is measured and counted.
+takes to pass an operator to a team, and to switch from one team's operator to another's, is measured and counted.
 """
 
 import os

@@ -35,7 +35,7 @@ class SilenceMonitor:
         self.silent_s, self.stuck = 0.0, False
 
     def look(self, now_s: float, cpu_s: float, step_s: float | None) -> bool:
-        """Judge by the total CPU time; return whether the worker is to be killed."""
+        """Judge by the total CPU time; return whether the worker must be killed."""
         self.silent_s += min(now_s - self.looked_s, LONGEST_LOOK_S)
         self.looked_s = now_s
         if cpu_s - self.cpu_s > WORKING_SHARE * max(self.silent_s, 1.0):

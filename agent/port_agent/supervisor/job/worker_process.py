@@ -199,7 +199,7 @@ class WorkerProcess:
                 hold_resident(self.pid, resident_bytes)
 
     def checkpoint(self) -> None:
-        """Ask for a checkpoint after the step at hand."""
+        """Ask for a checkpoint after the current step."""
         self.send(WriteCheckpoint())
 
     def send(self, command: Command) -> None:

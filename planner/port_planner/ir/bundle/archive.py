@@ -76,7 +76,7 @@ def hashes_of(raw: Mapping[str, Any], path: Path) -> dict[str, str]:
     try:
         return msgspec.convert(raw.get("hashes"), dict[str, str])
     except msgspec.ValidationError as error:
-        raise BundleError(f"{path}: the manifest has no hashes ({error}); make the bundle again") from error
+        raise BundleError(f"{path}: the manifest has no hashes ({error}); recreate the bundle") from error
 
 
 def unpacked_member(archive: zipfile.ZipFile, name: str, expected: Any, path: Path) -> Any:
@@ -86,7 +86,7 @@ def unpacked_member(archive: zipfile.ZipFile, name: str, expected: Any, path: Pa
     """
     data = _member_bytes(archive, name, MAX_HEADER_BYTES, path)
     if hashlib.sha256(data).hexdigest() != expected:
-        raise BundleError(f"{path}: {name} is damaged (SHA-256 differs); copy or make the bundle again")
+        raise BundleError(f"{path}: {name} is damaged (SHA-256 differs); copy it again or recreate it")
     try:
         return msgpack.unpackb(data)
     except (ValueError, msgpack.exceptions.UnpackException, RecursionError) as error:
@@ -108,10 +108,10 @@ def tensor_index(archive: zipfile.ZipFile, name: str, hashes: Mapping[str, str],
         with archive.open(info) as stream:
             header = safetensors_io.read_header(stream, info.file_size)
         if hashlib.sha256(header).hexdigest() != hashes.get(name):
-            raise BundleError(f"{path}: {name} is damaged (SHA-256 differs); copy or make the bundle again")
+            raise BundleError(f"{path}: {name} is damaged (SHA-256 differs); copy it again or recreate it")
         found = safetensors_io.index(header, info.file_size, _payload_offset(archive, info))
     except (*_ZIP_ERRORS, struct.error, KeyError) as error:
-        raise BundleError(f"{path}: {name} is damaged ({error}); copy or make the bundle again") from error
+        raise BundleError(f"{path}: {name} is damaged ({error}); copy it again or recreate it") from error
     if {f"{name}/{key}" for key in found} != {key for key in hashes if key.startswith(f"{name}/")}:
         raise BundleError(f"{path}: {name} and the manifest's checksums name different tensors; recreate the bundle")
     return found

@@ -120,7 +120,7 @@ class Bundle:
     def _check(self, path: Path) -> None:
         names = set(self.graphs)
         if set(self.manifest.graphs) != names or names != set(self.costs):
-            raise BundleError(f"{path}: manifest, graphs and costs name different graphs; make the bundle again")
+            raise BundleError(f"{path}: manifest, graphs and costs name different graphs; recreate the bundle")
         if len(self.plans) != len(self.manifest.plans) or not self.plans:
             raise BundleError(
                 f"{path}: the manifest lists {len(self.manifest.plans)} plans, but the bundle has {len(self.plans)}"
@@ -133,7 +133,7 @@ class Bundle:
             if graph.device != self.manifest.device_kind:
                 raise BundleError(
                     f"{path}: graph {name} is for the device {graph.device!r}, the manifest says "
-                    f"{self.manifest.device_kind[:MAX_NAME]!r}; make the bundle again"
+                    f"{self.manifest.device_kind[:MAX_NAME]!r}; recreate the bundle"
                 )
             if max((op.team for op in graph.ops), default=0) > len(self.manifest.teams):
                 raise BundleError(
@@ -170,7 +170,7 @@ class Bundle:
                     whole is not None and len(parts) == len(keys) and all(_is_part(p, whole, dimension) for p in parts)
                 )
                 if not fit or (keys and whole and sum(p.shape[dimension] for p in parts) != whole.shape[dimension]):
-                    raise BundleError(f"{path}: the blocks of {key[:60]} do not make it up; make the bundle again")
+                    raise BundleError(f"{path}: the blocks of {key[:60]} do not cover it; recreate the bundle")
 
     def _check_data(self, path: Path) -> None:
         """Every graph has a column of data for each tensor of its batch, and each its checksums.
@@ -209,7 +209,7 @@ class Bundle:
             raise BundleError(f"{path}: {key} has the shape {list(column.shape)}, the manifest says {count} samples")
         blocks = -(-count // rows_per_block(column.nbytes // count)) if column.nbytes else 0
         if self._sums[key].nbytes != blocks * SUM_BYTES:
-            raise BundleError(f"{path}: {key} lacks checksums for its {blocks} blocks of rows; make the bundle again")
+            raise BundleError(f"{path}: {key} lacks checksums for its {blocks} blocks of rows; recreate the bundle")
 
     def result_key(self, name: str) -> str:
         """Return the key of the persistent storage that holds a tensor of the result.
@@ -254,7 +254,7 @@ class Bundle:
                 yield tile
         if hasher.hexdigest() != self._hashes[f"{TENSOR_MEMBERS[0]}/{key}"]:
             raise BundleError(
-                f"{self.path}: the tensor {key} is damaged (its checksum differs); copy or make the bundle again"
+                f"{self.path}: the tensor {key} is damaged (its checksum differs); copy it again or recreate it"
             )
 
     def row(self, fd: int, key: str, row: int) -> bytes:
@@ -273,7 +273,7 @@ class Bundle:
         data = self._read(fd, column, first, rows_per_block(width) * width)
         if block_sum(data) != self._read(fd, self._sums[key], block * SUM_BYTES, SUM_BYTES):
             raise BundleError(
-                f"{self.path}: {key} is damaged near row {row} (its checksum differs); copy or make the bundle again"
+                f"{self.path}: {key} is damaged near row {row} (its checksum differs); copy it again or recreate it"
             )
         return data[inside * width : (inside + 1) * width]
 
@@ -299,7 +299,7 @@ class Bundle:
         """Return up to `nbytes` of a tensor from byte `start`; raise BundleError if the file ends earlier."""
         data = os.pread(fd, min(nbytes, member.nbytes - start), member.offset + start)
         if len(data) != min(nbytes, member.nbytes - start):
-            raise BundleError(f"{self.path} ends in the middle of a tensor; copy or make the bundle again")
+            raise BundleError(f"{self.path} ends in the middle of a tensor; copy it again or recreate it")
         return data
 
 

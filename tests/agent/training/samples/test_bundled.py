@@ -73,6 +73,6 @@ def test_a_file_that_was_cut_off_is_refused_and_not_padded(tmp_path: Path) -> No
     column = cut.data["train/0"]
     with cut.path.open("r+b") as file:
         file.truncate(column.offset + column.nbytes - 1)
-    with pytest.raises(BundleError, match="ends in the middle of a tensor; copy or make the bundle again"):
+    with pytest.raises(BundleError, match="ends in the middle of a tensor; copy it again or recreate it"):
         samples.batch([ROWS - 1])
     samples.close()

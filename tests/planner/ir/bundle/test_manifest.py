@@ -91,7 +91,7 @@ def test_a_training_that_leaves_the_schedule_is_refused_with_the_epochs_that_it_
     manifest.require_known(4)
     with pytest.raises(
         BundleError,
-        match=r"of 4 updates, and this training takes it to 5: .* --epochs 3, or train no further than 12 steps",
+        match=r"for 4 updates, but this training takes it to 5: .* --epochs 3, or train no further than 12 steps",
     ):
         manifest.require_known(5)
     own = {**manifest.optimizer, "recorded": {"numbers": [1.0], "updates": 2}}

@@ -17,10 +17,10 @@ from port_planner.ir.program import PlanError, Program
 from port_planner.search.plan_step import PlanLimits, base_joules, with_figures
 
 WORTH_SEARCHING = 0.01
-"""Of a step's joules: a transferred plan that costs more beyond them is not taken."""
+"""Share of a step's joules: a transferred plan that costs more than this on top is rejected."""
 
 LEFT_OUT = (1.0, 3 / 4, 1 / 2, 1 / 4, 1 / 8, 0.0)
-"""Of the storages that a plan decides about, what a smaller step may keep: tried in this order."""
+"""Shares of the storages a plan decides about that a smaller step may keep, tried in this order."""
 
 
 def transferred(graph: StepGraph, costs: CostTable, limits: PlanLimits, plan: Plan) -> Plan | None:
@@ -62,7 +62,7 @@ def _without(plan: Plan, storages: frozenset[int]) -> Plan:
 
 
 def _joules(graph: StepGraph, costs: CostTable, decisions: Iterable[Decision]) -> float:
-    """Return what decisions about one storage cost, waiting left out."""
+    """Return the joules of decisions about one storage, without waits."""
     joules = 0.0
     for d in decisions:
         if d.action is Action.RECOMPUTE:
@@ -76,7 +76,7 @@ def _joules(graph: StepGraph, costs: CostTable, decisions: Iterable[Decision]) -
 
 
 def _program(graph: StepGraph, costs: CostTable, limits: PlanLimits, plan: Plan) -> Program | None:
-    """Return the program of a plan that keeps within the limits; None where it is none, or does not."""
+    """Return the program of a plan that respects the limits, or None."""
     try:
         program = lower(graph, costs, replace(plan, ram_bytes=limits.ram_bytes))
     except PlanError:

@@ -1,4 +1,4 @@
-"""What sparing flash may take, and how its price is put to a search."""
+"""Limits on what sparing flash may cost, and how wear is priced for a search."""
 
 from dataclasses import replace
 
@@ -14,12 +14,12 @@ its transfer, and a step would take several times as long for the last few: who 
 
 
 def costliest_wear(device: DeviceCosts) -> float:
-    """Return joules per byte that writing wears off the medium where that costs most; 0: none wears out."""
+    """Return the joules of wear per written byte on the most expensive medium; 0 if none wears out."""
     return max(target.wear_joules_per_byte for target in device.targets)
 
 
 def with_wear(device: DeviceCosts, share: float) -> DeviceCosts:
-    """Return the device with this share of what a written byte's wear costs; 0: flash does not wear out."""
+    """Return the device with this share of the wear cost of a written byte; 0 means no wear."""
     flash, *further = (
         replace(target, wear_joules_per_byte=share * target.wear_joules_per_byte) for target in device.targets
     )
@@ -27,7 +27,7 @@ def with_wear(device: DeviceCosts, share: float) -> DeviceCosts:
 
 
 def visible_share(device: DeviceCosts, step_joules: float, storage_bytes: int) -> float:
-    """Return the share of wear's price at which a search still sees what time and energy differ by.
+    """Return the share of the wear price at which a search can still see differences in time and energy.
 
     The step takes `step_joules` with nothing moved, and has so many bytes of storages. The device has flash that wears out.
     """

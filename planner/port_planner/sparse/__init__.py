@@ -1,1 +1,1 @@
-"""Which tensors to train at all: contribution probed, bytes counted, a choice made."""
+"""Selects which tensors to train: probes their contribution, counts bytes, and chooses."""

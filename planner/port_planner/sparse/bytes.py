@@ -67,11 +67,11 @@ class GraphBytes:
         return self.base_bytes + constant + int(resident[needed].max(initial=0))
 
     def seconds(self, trained: Iterable[str]) -> float:
-        """Return how long the ops take that run when only `trained` is updated."""
+        """Return the seconds of the ops that run when only `trained` is updated."""
         return float(self._seconds[self._running(trained)].sum())
 
     def joules(self, trained: Iterable[str]) -> float:
-        """Return what these ops take, and the device at rest for as long as they run."""
+        """Return the joules of these ops, including the device's idle power while they run."""
         return float(self._joules[self._running(trained)].sum())
 
     def _running(self, trained: Iterable[str]) -> NDArray[np.bool_]:
@@ -95,11 +95,11 @@ class TrainedBytes:
         return max(graph.peak(trained) for graph in self._graphs)
 
     def step_seconds(self, trained: frozenset[str]) -> float:
-        """Return how long a step of the job's main graph takes, its first, with nothing paged."""
+        """Return the seconds of the first step of the job's main graph, without paging."""
         return self._graphs[0].seconds(trained)
 
     def step_joules(self, trained: frozenset[str]) -> float:
-        """Return what the same step takes of energy."""
+        """Return the joules of the same step."""
         return self._graphs[0].joules(trained)
 
 
@@ -120,7 +120,7 @@ def trained_parameters(graph: StepGraph) -> tuple[str, ...]:
 def _owner(graph: StepGraph, op: Op) -> str | None:
     """Return the parameter that `op` updates, or whose state or gradient it changes.
 
-    None if it is no such op.
+    None for any other op.
     """
     if op.phase is Phase.FORWARD:
         return None
@@ -151,9 +151,9 @@ def _needed_ops(graph: StepGraph) -> tuple[NDArray[np.bool_], dict[str, NDArray[
 
 
 def _sources(graph: StepGraph, index: int) -> tuple[int, ...]:
-    """Return the earlier ops whose results op `index` takes.
+    """Return the earlier ops whose results op `index` uses.
 
-    But for the norms of all gradients that a clip stacks.
+    Except for the gradient norms that clipping stacks.
     """
     op = graph.ops[index]
     taken = {graph.values[a.value].storage for a in (*op.args, *(a for _, a in op.kwargs)) if isinstance(a, Ref)}

@@ -24,7 +24,7 @@ NODE_LIMIT = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One way to take an item: what it gains and the least it adds to the cost, whatever else is chosen."""
+    """One option for an item: its gain and the minimum it adds to the cost, whatever else is chosen."""
 
     gain: float
     min_cost: float = 0.0
@@ -215,13 +215,13 @@ class Contributions:
         return self.bias_score[depth] - self.baseline
 
     def weight_gain(self, layer: int) -> float:
-        """Return what the weights of one layer gained on top of the reference biases."""
+        """Return the additional gain of a layer's weights beyond the reference biases."""
         return self.weight_score[layer] - self.bias_score.get(self.reference_depth, self.baseline)
 
 
 @dataclass(frozen=True, slots=True)
 class TrainableChoice:
-    """Which parameters to train, what that is predicted to score and needs, and what it scored when tried."""
+    """The parameters to train, with their predicted score and needs, and the measured score."""
 
     parameters: frozenset[str]
     predicted: float

@@ -26,12 +26,12 @@ OptimizerMaker = Callable[[frozenset[str]], torch.optim.Optimizer]
 
 EVAL_BATCHES = 16
 HELD_OUT = 5
-"""Where a job has no evaluation data, one in so many samples is kept from the probes' training to judge by."""
+"""Without evaluation data, one of this many samples is held out from the probes' training for evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
 class ProbeResult:
-    """Mean loss over the evaluation batches, and mean metric where the loss function returns one."""
+    """Mean loss over the evaluation batches, and mean metric if the loss function returns one."""
 
     loss: float
     metric: float | None

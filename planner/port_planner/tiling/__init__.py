@@ -1,4 +1,5 @@
-"""Operators in other pieces with the same bits: a step graph is rewritten, and stays one.
+"""Tiling of operators with identical bits: rewrites a step graph into another step graph.
 
-Each rewriting is a hypothesis about this machine's kernels; `comparison` runs it beside the original before it is used.
+Each rewriting is a hypothesis about this machine's kernels; `comparison` compares it with the original before it is
+used.
 """

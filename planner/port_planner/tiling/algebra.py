@@ -1,7 +1,7 @@
-"""Along which dimension an operator runs piece by piece, as data: what is cut, what stays whole, how small a piece may be.
+"""Tiling rules of operators as data: the dimension, what is cut, what stays whole, and the minimum tile size.
 
-Only the outermost dimension in memory is cut, so every piece is a contiguous stretch. Measured on torch 2.13 over many
-shapes, float32 and bfloat16, by byte; since kernels differ between machines, each piece is compared there before it is used.
+Only the outermost dimension in memory is cut, so every tile is contiguous. Measured on torch 2.13 over many shapes,
+float32 and bfloat16, by byte; since kernels differ between machines, each tile is compared there before it is used.
 """
 
 import math
@@ -12,10 +12,10 @@ from port_planner.operators import base_name, operator_of
 from port_planner.operators.row import CutDimension, TileRule
 
 _ROUNDED = ("float32", "float64")
-"""Types in which a root and a square are rounded correctly, so are the same in vectors and one by one."""
+"""Types whose square roots and squares are rounded correctly, so vector and scalar results agree."""
 
 _LABELLED = "nll_loss_backward"
-"""Its labels are cut wherever they lie."""
+"""Its labels are cut regardless of their layout."""
 
 LOSS = "aten::nll_loss_forward"
 DRAW = "aten::bernoulli_.float"
@@ -33,9 +33,9 @@ def leading(graph: StepGraph, v: int) -> int | None:
 
 
 def tile_dimensions(graph: StepGraph, op: Op) -> dict[int, int] | None:
-    """Return, for each value that is cut when the op runs in pieces, the dimension; None where it cannot.
+    """Return the cut dimension of each value that is cut when the op runs in tiles, or None if it cannot.
 
-    All that it makes or changes is cut; what is not named is taken whole.
+    Everything it creates or changes is cut; values not listed are used whole.
     """
     rule = operator_of(op.name).cut
     outputs = [v for v in op.outputs if v is not None]
@@ -46,14 +46,14 @@ def tile_dimensions(graph: StepGraph, op: Op) -> dict[int, int] | None:
 
 
 def multiple_of(graph: StepGraph, op: Op, rule: TileRule) -> int:
-    """Return what elements of a piece must be a multiple of."""
+    """Return the number that the elements of a tile must be a multiple of."""
     first = next((graph.values[v] for v in operands(op)), None)
     exact = rule.rounded or (base_name(op.name) == "pow" and op.args[1:] == (2,))
     return 1 if exact and first is not None and first.dtype in _ROUNDED else rule.multiple
 
 
 def has_two_tiles(graph: StepGraph, rule: TileRule, found: dict[int, int]) -> bool:
-    """Return whether all that is cut has enough rows for two pieces."""
+    """Return whether everything that is cut has enough rows for two tiles."""
     return all(rows_of(rule, graph.values[v], d) >= 2 * rule.least for v, d in found.items())
 
 
@@ -84,7 +84,7 @@ def _carried(graph: StepGraph, op: Op, rule: TileRule, outputs: list[int]) -> di
 
 
 def _axes(op: Op, rule: TileRule, rank: int) -> set[int]:
-    """Return the dimensions that an op of rows works along, which its results must still have; none where they are not told so."""
+    """Return the dimensions that an op on rows works along, which its results must keep; empty if the rule names none."""
     axis = op.args[rule.axis] if rule.axis is not None and rule.axis < len(op.args) else None
     if isinstance(axis, tuple):
         kept = len(op.args) > len(("self", "dim")) and op.args[-1] is True
@@ -99,13 +99,13 @@ def _is_label(graph: StepGraph, op: Op, v: int) -> bool:
 
 
 def _is_repeated(graph: StepGraph, op: Op, v: int) -> bool:
-    """Return whether a value is one matrix that is taken for each sample."""
+    """Return whether a value is one matrix that is reused for each sample."""
     value = graph.values[v]
     return base_name(op.name) == "bmm" and value.stride[0] == 0 and value.shape[0] > 1
 
 
 def all_leading(graph: StepGraph, values: Sequence[int], spans: Sequence[int] = ()) -> dict[int, int] | None:
-    """Return the outermost dimension of each of these values, of `spans` the first; None where one has none."""
+    """Return the outermost dimension of each of these values, and of the first of `spans`; None if one has none."""
     found = {v: 0 if v in spans else leading(graph, v) for v in values}
     return None if None in found.values() else {v: d for v, d in found.items() if d is not None}
 
@@ -132,7 +132,7 @@ def _elements(graph: StepGraph, op: Op, outputs: list[int]) -> dict[int, int] | 
         own = graph.values[v].shape
         k = d - len(shape) + len(own)
         if k < 0 or own[k] == 1:
-            continue  # broadcast along the dimension: taken whole
+            continue  # # broadcast along the dimension: used whole
         if own[k] != shape[d] or leading(graph, v) != k:
             return None
         found[v] = k

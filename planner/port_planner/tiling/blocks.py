@@ -43,9 +43,9 @@ _EMBEDDED = "aten::embedding_dense_backward"
 
 @dataclass(frozen=True, slots=True)
 class LargeWeight:
-    """A matrix that all steps can take in blocks; `ways`: along which dimensions they do.
+    """A matrix that all steps can use in blocks; `ways`: the dimensions along which they do.
 
-    `states`: names of the optimizer state that is as large, of one that is `trained`.
+    `states`: names of equally large optimizer states, if it is `trained`.
     """
 
     name: str
@@ -67,9 +67,9 @@ class LargeWeight:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """Rows or columns `begin` to `end` of a weight; `suffix`: how the names of its storages go on from those of the whole.
+    """Rows or columns `begin` to `end` of a weight; `suffix`: the suffix of its storage names after those of the whole.
 
-    `stored`: whether it lies on flash; if not, it is put together from the blocks of rows at each use.
+    `stored`: whether it lies on flash; if not, it is assembled from the blocks of rows at each use.
     """
 
     suffix: str
@@ -84,7 +84,7 @@ Blocks: TypeAlias = Mapping[int, tuple[Block, ...]]
 
 
 def large_weights(graphs: Iterable[StepGraph], least_bytes: int) -> tuple[LargeWeight, ...]:
-    """Return the weights of at least so many bytes that every graph takes as blocks can be."""
+    """Return the weights of at least so many bytes that every graph can use in blocks."""
     found: dict[str, LargeWeight] = {}
     others: set[str] = set()
     for graph in graphs:
@@ -119,7 +119,7 @@ def blocks_of(weight: LargeWeight, count: int, columns: int | None = None) -> di
 
 
 def of_a_block(name: str) -> tuple[str, str]:
-    """Return, of the name of a storage, that of the whole tensor, and along what it is a block: "rows", "columns", or nothing."""
+    """Return the whole tensor's name for a storage name, and its block direction: "rows", "columns", or ""."""
     whole, _, block = name.partition(_SEPARATOR)
     return whole, block.partition("/")[0]
 
@@ -154,7 +154,7 @@ def read_in_blocks(graph: StepGraph, weights: Mapping[str, Blocks]) -> Rewritten
 
 @dataclass(frozen=True, slots=True)
 class _TrainedWeight:
-    """A weight that one graph trains: the ops that make its gradients, by what they make, and the update, which adds these up."""
+    """A weight that a graph trains: the ops that create its gradients, by result, and the update that sums them."""
 
     parameter: int
     makers: Mapping[int, int]
@@ -184,7 +184,7 @@ def _all_trained(graph: StepGraph, weights: Mapping[str, Blocks]) -> list[_Train
 
 
 def _weight(graph: StepGraph, s: int, group: UpdateGroup | None) -> LargeWeight | None:
-    """Return a storage as a weight that can be read in blocks; None where some op takes or changes it otherwise."""
+    """Return a storage as a weight that can be read in blocks, or None if some op uses or changes it otherwise."""
     trained = None if group is None else _trained(graph, group)
     inside = () if trained is None else trained.ops
     ways, shapes = set(), set()
@@ -209,7 +209,7 @@ def _weight(graph: StepGraph, s: int, group: UpdateGroup | None) -> LargeWeight 
 
 
 def _trained(graph: StepGraph, group: UpdateGroup) -> _TrainedWeight | None:
-    """Return the update of a parameter as one that can take its gradients by rows."""
+    """Return a parameter's update if it can use its gradients by rows."""
     streamed = set(group.storages) - set(group.temporaries)
     gradients = sorted(s for s in streamed if graph.storages[s].role is Role.TEMPORARY)
     found = _TrainedWeight(group.parameter, {s: graph.uses[s][0] for s in gradients}, group)
@@ -222,11 +222,13 @@ def _trained(graph: StepGraph, group: UpdateGroup) -> _TrainedWeight | None:
 
 
 def _is_by_rows(graph: StepGraph, gradient: int, trained: _TrainedWeight) -> bool:
-    """Return whether a gradient can be made row by row when it is taken: of what is still the same then, and for the update alone."""
+    """Return whether a gradient can be computed row by row when it is used: from unchanged inputs, and only for the
+    update.
+    """
     maker = trained.makers[gradient]
     op, reads = graph.ops[maker], graph.reads[maker]
     if (
-        op.name not in (_EMBEDDED, _PRODUCT)  # whose rows, as a gradient of a weight, can be made block by block
+        op.name not in (_EMBEDDED, _PRODUCT)  # # whose rows, as a gradient of a weight, can be computed block by block
         or op.kwargs
         or gradient in graph.kept
         or not all(isinstance(a, Ref) for a in op.args[:2])
@@ -238,7 +240,7 @@ def _is_by_rows(graph: StepGraph, gradient: int, trained: _TrainedWeight) -> boo
 
 
 def _of_shape(graph: StepGraph, trained: _TrainedWeight, shape: tuple[int, int]) -> bool:
-    """Return whether gradients and update take everything as rows of a matrix of this shape."""
+    """Return whether gradients and update treat everything as rows of a matrix of this shape."""
     for i in trained.ops:
         op = graph.ops[i]
         for v in (*operands(op), *(v for v in op.outputs if v is not None)):
@@ -250,7 +252,7 @@ def _of_shape(graph: StepGraph, trained: _TrainedWeight, shape: tuple[int, int])
 
 
 def _way(graph: StepGraph, op: Op, s: int) -> tuple[int, Value] | None:
-    """Return along which dimension an op can take weight `s` in blocks, and as what it takes it."""
+    """Return the dimension along which an op can use weight `s` in blocks, and the value it uses."""
     name, place = base_name(op.name), operator_of(op.name).weight
     taken = [v for v in operands(op) if graph.values[v].storage == s]
     if place is None or place >= len(op.args) or len(taken) != 1 or op.args[place] != Ref(taken[0]):
@@ -300,7 +302,7 @@ class _BlockRewriter:
         return s if storage.role is Role.PARAMETER and storage.name in self.weights else None
 
     def read(self, op: Op, s: int) -> str:
-        """Add an op that takes weight `s` block by block; return what it is then. Raises GraphError where it cannot."""
+        """Add an op that uses weight `s` block by block; return its description. Raises GraphError if it cannot."""
         found, name = _way(self.graph, op, s), self.graph.storages[s].name
         if found is None:
             raise GraphError(f"{op.name} does not take {name} in blocks; plan the job again")
@@ -331,7 +333,7 @@ class _BlockRewriter:
         return Value(self.storages[known], value.dtype, shape, row_major(shape), 0)
 
     def _product(self, op: Op, value: Value, blocks: tuple[Block, ...], what: str) -> None:
-        """Every block makes columns of the product, which are copied to their place."""
+        """Every block creates columns of the product, which are copied to their place."""
         (out,) = (self.graph.values[v] for v in op.outputs if v is not None)
         place = operator_of(op.name).weight
         if place is None:
@@ -355,7 +357,7 @@ class _BlockRewriter:
             self.builder.mark(first, Tile(self.chains, what, k, len(blocks)))
 
     def _put_together(self, op: Op, block: Block, value: Value) -> Value:
-        """Add copies that make a block of columns from the blocks of rows; return it as a matrix of its own."""
+        """Add copies that assemble a block of columns from the blocks of rows; return it as a separate matrix."""
         shape = value.shape[0], block.end - block.begin
         made = Value(
             self.builder.storage(math.prod(shape) * ITEM_BYTES[value.dtype]), value.dtype, shape, row_major(shape), 0
@@ -369,9 +371,10 @@ class _BlockRewriter:
         return made
 
     def _embedding(self, op: Op, value: Value, blocks: tuple[Block, ...], what: str) -> None:
-        """Every block gives a row for each index, a wrong one where it lies elsewhere; the last that an index reaches stays.
+        """Every block gives a row for each index, a wrong one if the index lies elsewhere; the last matching block
+        wins.
 
-        Indices below the first row and beyond the last are not hidden: those blocks refuse them.
+        Indices below the first row and beyond the last are not hidden: those blocks reject them.
         """
         indices, (out,) = op.args[1], op.outputs
         if not isinstance(indices, Ref) or out is None:
@@ -402,7 +405,7 @@ class _BlockRewriter:
     # -- training
 
     def train(self, trained: _TrainedWeight) -> str:
-        """Add gradients and update of a weight, block after block; return what it is then."""
+        """Add gradients and update of a weight, block after block; return their description."""
         name = self.graph.storages[trained.parameter].name
         blocks = self.weights[name][ROWS]
         what = f"gradient and update of {name} by rows"
@@ -434,7 +437,7 @@ class _BlockRewriter:
         return made
 
     def _rows_of_embedded(self, op: Op, block: Block) -> int:
-        """Rows before and behind the block are summed in one more row at each end, and left out."""
+        """Rows before and after the block are summed in one extra row at each end, and dropped."""
         gradient, indices, _, padding, *rest = op.args
         if not isinstance(indices, Ref) or not isinstance(padding, int) or op.outputs[0] is None:
             raise GraphError(f"{op.name} is called without indices; plan the job again")
@@ -475,7 +478,7 @@ class _BlockRewriter:
     # -- parts of an operator
 
     def _number(self, op: Op, name: str, v: int, number: int, dtype: str | None = None) -> int:
-        """Add an operator that takes each index and one number."""
+        """Add an operator that takes each index and a number."""
         index = self.builder.known(v)
         result = self._like(replace(index, dtype=dtype or index.dtype, stride=row_major(index.shape), offset=0))
         self.builder.add(Op(f"aten::{name}", (Ref(v), number), (), (result,), (), op.phase))

@@ -1,4 +1,4 @@
-"""Runs of operators along one dimension, found in a graph: what lies inside them never has to exist whole."""
+"""Runs of operators along one dimension of a graph: tensors inside them never need to exist whole."""
 
 import itertools
 import math
@@ -10,23 +10,23 @@ from port_planner.tiling.algebra import DRAW, LOSS, leading, multiple_of, rows_o
 from port_planner.tiling.sums import dimensions, rule_of, sums_of
 
 THIN_BYTES = 1 << 20
-"""An operator that touches less runs whole between those of a chain, where it can run before them."""
+"""An operator that touches less runs whole between those of a chain, if it can run before them."""
 
 MAX_LATER = 64
-"""Operators that a chain passes over, as updates between gradients are: what they read is there longer."""
+"""Maximum operators that a chain passes over, such as updates between gradients: their inputs live longer."""
 
 MAX_THIN = 16
-"""Operators between two fat ones: a longer way would have weights read once for each piece without need."""
+"""Maximum operators between two large ones: a longer path would needlessly read weights once per tile."""
 
 MIN_FAT = 2
-"""Fat operators on each side of the place where a chain is split: of one alone, nothing lies inside."""
+"""Minimum large operators on each side of a split: a single one has nothing inside."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chain:
-    """Ops that run piece by piece, ahead of those in between that are none of its own.
+    """Ops that run tile by tile, before those in between that do not belong to it.
 
-    `cut`: op -> dimension of each value that is cut. `before`: ops among them that run whole, first. `drawn`: random
+    `cut`: op -> dimension of each value that is cut. `before`: ops among them that run first, whole. `drawn`: random
     ops, which draw whole, first, in their order. `loss`: the op, the last one, that takes chosen log-probabilities.
     """
 
@@ -45,8 +45,8 @@ def touched_bytes(graph: StepGraph, i: int) -> int:
 def find_chains(graph: StepGraph, fat_bytes: int, apart: Set[str] = frozenset(), *, sums: bool = False) -> list[Chain]:
     """Return the chains whose operators touch more than `fat_bytes` whole, in order.
 
-    `apart`: keys of storages whose readers stay out of chains, where each piece would read all of them again. `sums`: whether operators
-    belong to chains whose results are then summed in another order.
+    `apart`: keys of storages whose readers stay out of chains, because each tile would read them whole again. `sums`:
+    include operators whose results are then summed in another order.
     """
     chains: list[Chain] = []
     alone = {i for s, storage in enumerate(graph.storages) if storage.key in apart for i in graph.uses[s]}
@@ -62,17 +62,18 @@ def find_chains(graph: StepGraph, fat_bytes: int, apart: Set[str] = frozenset(),
 
 
 def split_chains(graph: StepGraph, chains: Iterable[Chain], fat_bytes: int) -> list[Chain]:
-    """Return the chains split where they are narrow: where no more than `fat_bytes` of what they make are used further on.
+    """Return the chains split where they are narrow: where at most `fat_bytes` of their results are used later.
 
-    What others read whole is filled piece by piece while its chain runs: in a long chain, much at once.
+    Tensors that others read whole are filled by tiles while the chain runs: in a long chain, many at once.
     """
     return [part for chain in chains for part in _tiles(graph, chain, fat_bytes)]
 
 
 def split_at(graph: StepGraph, chain: Chain, op: int) -> list[Chain]:
-    """Return what is before and behind `op` in a chain, as far as that is chains; the chain itself where it does not have the op.
+    """Return the parts of a chain before and after `op` that are chains; the chain itself if it does not contain the
+    op.
 
-    Nothing where the op lies between a mask and what is drawn into it, which belong together.
+    Empty if the op lies between a mask and its random draw, which belong together.
     """
     if op not in chain.ops:
         return [chain]
@@ -102,9 +103,9 @@ def _tiles(graph: StepGraph, chain: Chain, fat_bytes: int) -> list[Chain]:
 
 
 def _passing_bytes(graph: StepGraph, inside: Sequence[int], drawn: Mapping[int, int]) -> list[float]:
-    """Return, before each of the ops `inside`, the bytes that were made by those before it and are used from it on.
+    """Return, for each of the ops `inside`, the bytes created before it and used from it on.
 
-    Infinite where a mask is made and still to be `drawn` by the op named: both belong together.
+    Infinite between a mask's creation and its random draw (`drawn`): both belong together.
     """
     passing = [0.0] * len(inside)
     place = {i: k for k, i in enumerate(inside)}
@@ -128,12 +129,12 @@ def _tile(chain: Chain, fat: Sequence[int]) -> Chain:
 
 
 def units_of(graph: StepGraph, chains: Iterable[Chain]) -> int:
-    """Return into how many equal parts every dimension that is cut can be taken."""
+    """Return the number of equal parts that every cut dimension can be divided into."""
     return math.gcd(*(graph.values[v].shape[d] for c in chains for dims in c.cut.values() for v, d in dims.items()))
 
 
 def _longest(graph: StepGraph, start: int, fat_bytes: int, alone: Set[int], *, sums: bool) -> Chain | None:
-    """Return the longest chain that begins with op `start`, down to its last fat operator."""
+    """Return the longest chain that starts with op `start`, up to its last large operator."""
     if touched_bytes(graph, start) <= fat_bytes or graph.ops[start].phase is Phase.UPDATE:
         return None
     walk = _Walk(graph, fat_bytes, sums=sums)
@@ -148,7 +149,7 @@ def _longest(graph: StepGraph, start: int, fat_bytes: int, alone: Set[int], *, s
 
 
 class _Walk:
-    """Goes along the ops of one chain; knows what is a piece by now and what was changed."""
+    """Walks along the ops of one chain; tracks which storages are tiled and which were changed."""
 
     def __init__(self, graph: StepGraph, fat_bytes: int, *, sums: bool) -> None:
         self.graph, self.fat_bytes, self.sums = graph, fat_bytes, sums
@@ -159,11 +160,11 @@ class _Walk:
         self.drawn: list[int] = []
         self.loss: int | None = None
         self.pieces: set[int] = set()
-        """Storages made or changed piece by piece."""
+        """Storages created or changed tile by tile."""
         self.whole: set[int] = set()
-        """Storages of which a piece's op reads all."""
+        """Storages that a tile's op reads whole."""
         self.summed: set[int] = set()
-        """Storages that are added up piece by piece, whole only behind the chain."""
+        """Storages that are summed tile by tile, complete only after the chain."""
         self.reached = 0
         self.thin = 0
         """Ops since the last fat one."""
@@ -173,7 +174,9 @@ class _Walk:
         self.later_changes: set[int] = set()
 
     def take(self, i: int) -> bool:
-        """Take op `i` into the chain, or pass over it where all the chain can run ahead of it; False where neither can be."""
+        """Add op `i` to the chain, or skip it if the whole chain can run before it; return False if neither is
+        possible.
+        """
         op = self.graph.ops[i]
         changed = {*self.graph.creates[i], *op.writes}
         bound = self.later_changes & {*self.graph.reads[i], *changed} or self.later_reads & changed
@@ -216,7 +219,7 @@ class _Walk:
         self.whole |= {values[v].storage for v in operands(op) if v not in dims}
 
     def _joins(self, i: int, op: Op, dims: dict[int, int]) -> bool:
-        """Return whether what the op cuts fits what the chain has: pieces are cut, and nothing is changed that is read whole."""
+        """Return whether the op's cut matches the chain's: tiled storages are cut, and nothing read whole is changed."""
         values = self.graph.values
         touched = {*operands(op), *(v for v in op.outputs if v is not None)}
         changed = {*self.graph.creates[i], *op.writes}
@@ -253,7 +256,7 @@ class _Walk:
         return not set(op.writes) & used
 
     def chain(self) -> Chain | None:
-        """Return what was taken up to the last fat op; None where that is no more than one op that costs no chain."""
+        """Return the ops taken up to the last large op; None if that is at most one op that needs no chain."""
         ops = [i for i in sorted({*self.taken, *self.before}) if i <= self.reached]
         cut = {i: dims for i, dims in self.cut.items() if i <= self.reached}
         drawn = tuple(i for i in self.drawn if i <= self.reached)
@@ -264,7 +267,7 @@ class _Walk:
 
 
 def min_rows(graph: StepGraph, chain: Chain, units: int) -> int:
-    """Return the least number of units that a piece of the chain may have, so that every operator keeps its bits."""
+    """Return the minimum number of units in a tile of the chain such that every operator keeps its bits."""
     least = 1
     for i, dims in chain.cut.items():
         op = graph.ops[i]

@@ -39,7 +39,7 @@ class _Backward:
 
 
 _InputHalf: TypeAlias = Callable[[GraphBuilder, Op, _Backward], Op | None]
-"""What makes the op that computes the input's gradient alone; None where that would not be what the whole computes."""
+"""Creates the op that computes only the input's gradient; returns None if the result would differ from the whole's."""
 
 
 def split_gradients(graph: StepGraph, without: frozenset[int] = frozenset()) -> RewrittenGraph:
@@ -77,7 +77,7 @@ def _fullest(graph: StepGraph, ops: tuple[int, ...]) -> int:
 
 
 def _halves(graph: StepGraph, op: Op, builder: GraphBuilder, input_half: _InputHalf) -> tuple[Op, ...] | None:
-    """Return the ops that compute what `op` does, half by half; None where it is no such op or is one half already."""
+    """Return the ops that compute `op` in halves; None if it is not such an op or is already one half."""
     call = _backward(graph, op)
     if call is None or not call.wanted[0] or len(op.outputs) != sum(call.wanted) or op.outputs[0] is None:
         return None
@@ -140,7 +140,7 @@ def _numbers(argument: object) -> Iterator[int]:
 
 
 def _output_padding(call: _Backward) -> Iterator[int]:
-    """Yield, per dimension, how far the input reaches beyond what the output's size implies."""
+    """Yield, per dimension, how far the input extends beyond the size that the output implies."""
     if call.transposed:
         yield from (0 for _ in call.stride)
         return

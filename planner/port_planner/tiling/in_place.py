@@ -1,7 +1,7 @@
-"""Pointwise operators that write their result where an operand lies that nobody needs any more.
+"""Pointwise operators that overwrite an operand that is no longer needed.
 
-While such an operator runs, one tensor is there in place of two. Only an operand is taken that no other operator reads: what could be
-recomputed before can be recomputed after.
+While such an operator runs, one tensor exists instead of two. Only operands that no other operator reads qualify, so
+that everything remains recomputable.
 """
 
 from dataclasses import replace
@@ -45,7 +45,7 @@ def _value(graph: StepGraph, argument: Argument) -> Value | None:
 
 
 def _overwritten(graph: StepGraph, i: int) -> int | None:
-    """Return which argument of op `i` can be overwritten with its result; None where none can."""
+    """Return the index of the argument of op `i` that its result can overwrite, or None."""
     op = graph.ops[i]
     known = operator_of(op.name)
     if not known.in_place or op.writes or op.phase is Phase.UPDATE or len(op.outputs) != 1:

@@ -1,8 +1,8 @@
-"""The backward pass of a batch norm by channels, its result where the output's gradient lay.
+"""The backward pass of a batch norm by channels, with its result in the output gradient's memory.
 
-As one operator it holds the input, the gradient of the output and that of the input whole, and its kernel copies as workspace. A
-channel's gradients depend on that channel alone, so pieces of channels, each copied into one stretch, give the same bits; where nothing
-else reads the output's gradient, each piece's result takes its place.
+As one operator it holds the input, the gradient of the output and that of the input whole, and its kernel copies as
+workspace. A channel's gradients depend on that channel alone, so tiles of channels, each copied to contiguous memory,
+give the same bits; if nothing else reads the output's gradient, each tile's result overwrites it.
 """
 
 import math
@@ -21,15 +21,15 @@ _CHANNELS = 1
 _VECTORS = slice(2, 7)
 """Arguments with a number for each channel: weight, running and saved statistics."""
 _MULTIPLE = PRODUCT_ROWS
-"""Of the channels of a piece: its numbers of channels begin where vectors do."""
+"""Channels of a tile are a multiple of this: channel offsets start at vector boundaries."""
 
 
 def norms_by_channels(
     graph: StepGraph, fat_bytes: int, count: int, without: frozenset[int] = frozenset()
 ) -> RewrittenGraph:
-    """Return the graph with the backward passes of batch norms that touch more than `fat_bytes` in at most `count` pieces.
+    """Return the graph with large batch norm backward passes (over `fat_bytes`) in at most `count` tiles.
 
-    Not those of the ops `without`.
+    Ops in `without` stay whole.
     """
     builder, moved, replacements = GraphBuilder(graph), dict[int, int](), list[Replacement]()
     chain = 1 + max((op.tile.chain for op in graph.ops if op.tile is not None), default=-1)
@@ -59,7 +59,7 @@ def _outputs(graph: StepGraph, op: Op) -> list[Value]:
 
 
 def _is_by_channels(graph: StepGraph, op: Op) -> bool:
-    """Return whether an op is such a backward pass, of tensors that lie row by row, with all three gradients wanted."""
+    """Return whether an op is such a backward pass, on row-major tensors, with all three gradients required."""
     if op.name != NORM_BACKWARD or op.kwargs or not all(isinstance(a, Ref) for a in op.args[:2]):
         return False
     tensors = [*_values(graph, op), *_outputs(graph, op)]
@@ -71,7 +71,7 @@ def _is_by_channels(graph: StepGraph, op: Op) -> bool:
 
 
 def _add_tiles(builder: GraphBuilder, op: Op, bounds: tuple[tuple[int, int], ...], tile: Tile) -> None:
-    """Add the pieces of an op, whose results are copied to their places."""
+    """Add the tiles of an op, whose results are copied to their places."""
     places = [builder.known(v) for v in op.outputs if v is not None]
     there = {builder.known(a.value).storage for a in op.args if isinstance(a, Ref)}
     for place in places:
@@ -93,14 +93,14 @@ def _add_tiles(builder: GraphBuilder, op: Op, bounds: tuple[tuple[int, int], ...
 
 
 def _tile(value: Value, begin: int, end: int) -> Value:
-    """Return channels of a tensor, or of a vector with a number for each."""
+    """Return channels of a tensor, or of a vector with one number per channel."""
     d = min(_CHANNELS, len(value.shape) - 1)
     shape = (*value.shape[:d], end - begin, *value.shape[d + 1 :])
     return replace(value, shape=shape, offset=value.offset + begin * value.stride[d])
 
 
 def _copied(builder: GraphBuilder, op: Op, part: Value) -> int:
-    """Add a copy of channels that lies in one stretch: the kernel of strided ones is another."""
+    """Add a contiguous copy of channels: the kernel for strided ones differs."""
     made = _like(builder, part)
     builder.add(Op("aten::clone", (Ref(builder.value(part)),), (), (made,), (), op.phase))
     return made

@@ -1,8 +1,8 @@
-"""A convolution of single pixels as a product of matrices for each sample: im2col, where the columns are the image itself.
+"""1x1 convolution as a matrix product for each sample: im2col, with the image itself as columns.
 
-The kernel of convolutions lays image and result out anew, in workspace of their size; a product takes them as they are, with the
-same bits and mostly in less time (torch 2.13 on AVX-512: forward 0.5 to 1.05, the input's gradient 0.3 to 0.97 of it). Of larger
-windows neither columns nor images that lie channels-last gave the same bits, and both took longer.
+The convolution kernel copies image and result to a new layout, in workspace of their size; a product uses them
+directly, with the same bits and usually in less time (torch 2.13 on AVX-512: forward 0.5 to 1.05, the input's gradient
+0.3 to 0.97 of it). For larger windows, neither columns nor channels-last images gave the same bits, and both took longer.
 """
 
 import math
@@ -19,7 +19,7 @@ _STRIDE, _PADDING, _DILATION, _TRANSPOSED, _OUTPUT_PADDING, _GROUPS = range(3, 9
 
 
 def as_products(graph: StepGraph, without: frozenset[int] = frozenset()) -> RewrittenGraph:
-    """Return the graph with every convolution of single pixels as products, but those of the ops `without`; ops keep their numbers."""
+    """Return the graph with every 1x1 convolution as products, except the ops in `without`; ops keep their numbers."""
     builder = GraphBuilder(graph)
     replacements = list[Replacement]()
     for i, op in enumerate(graph.ops):
@@ -31,7 +31,7 @@ def as_products(graph: StepGraph, without: frozenset[int] = frozenset()) -> Rewr
 
 
 def _products(graph: StepGraph, builder: GraphBuilder, op: Op) -> Op | None:
-    """Return the op that computes what a convolution does; None where it is none of single pixels, each of all channels."""
+    """Return the op that computes a convolution as products, or None if it is not a 1x1 convolution over all channels."""
     if op.name != CONVOLUTION or op.kwargs or op.args[_BIAS] is not None or not _moves_by_pixels(op):
         return None
     image, weight = (graph.values[a.value] for a in op.args[: _WEIGHT + 1] if isinstance(a, Ref))

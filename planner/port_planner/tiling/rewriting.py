@@ -1,6 +1,6 @@
-"""A step graph in the making: what another graph has, and what is added to it.
+"""A step graph under construction: another graph's contents plus additions.
 
-Storages and values of the original keep their numbers, so what stands in both is compared by number.
+Storages and values of the original keep their numbers, so common ones are compared by number.
 """
 
 from collections.abc import Container, Iterable, Mapping, Sequence
@@ -40,18 +40,18 @@ class Replacement:
 
 @dataclass(frozen=True, slots=True)
 class RewrittenGraph:
-    """A graph that computes the same, and where it differs from the one it was made of."""
+    """A graph that computes the same as its original, and their differences."""
 
     graph: StepGraph
     replacements: tuple[Replacement, ...]
     sources: Mapping[int, Value] = field(default_factory=dict)
-    """Of storages that hold a part of one of the original from the start: which part, as the original has it."""
+    """For storages that initially hold a part of an original one: that part, as a value of the original."""
     moved: Mapping[int, int] = field(default_factory=dict)
-    """Of storages of the original whose contents lie in another storage's place: in whose."""
+    """For original storages whose contents lie in another storage's memory: that storage."""
 
 
 def form_of(graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> Any:
-    """Return what is equal for replacements that are alike: the same operators, shapes and layouts before and after."""
+    """Return a key that is equal for equal replacements: the same operators, shapes and layouts before and after."""
     taken = {s for i in replacement.new for s in rewritten.graph.reads[i]} & rewritten.sources.keys()
     sources = [rewritten.sources[s] for s in sorted(taken)]
     parts = tuple((v.dtype, v.shape, v.stride, v.offset) for v in sources)
@@ -102,13 +102,13 @@ class GraphBuilder:
         return self._values[v]
 
     def reserve(self, value: Value, phase: Phase) -> None:
-        """Add an op that makes a value without contents, to be filled part by part."""
+        """Add an op that creates a value without contents, to be filled in parts."""
         kwargs = (("dtype", Named("dtype", value.dtype)), *_CPU)
         made = Op("aten::empty_strided", (value.shape, value.stride), kwargs, (self.value(value),), (), phase)
         self.add(made)
 
     def value(self, value: Value) -> int:
-        """Return the number of a value, adding it where it is new."""
+        """Return the number of a value, adding it if it is new."""
         if value not in self._known:
             self._known[value] = len(self._values)
             self._values.append(value)
@@ -120,12 +120,12 @@ class GraphBuilder:
         return len(self.ops) - 1
 
     def mark(self, first: int, tile: Tile, sums: Container[int] = ()) -> None:
-        """Say of the ops from number `first` on that they compute this piece, and of `sums` that these are summed over pieces."""
+        """Mark the ops from number `first` on as computing this tile, and those in `sums` as summed over tiles."""
         for i in range(first, len(self.ops)):
             self.ops[i] = replace(self.ops[i], tile=replace(tile, reordered=i in sums))
 
     def graph(self) -> StepGraph:
-        """Return what was collected, without the storages that no op touches any more."""
+        """Return the collected graph, without storages that no op touches any more."""
         whole = StepGraph(
             tuple(self._storages),
             tuple(self._values),
@@ -180,7 +180,7 @@ def lying(builder: GraphBuilder, graph: StepGraph, op: Op, moved: Mapping[int, i
 
 
 def row_major(shape: Iterable[int]) -> tuple[int, ...]:
-    """Return the strides of a contiguous tensor of this shape, as torch gives them."""
+    """Return torch's strides of a contiguous tensor of this shape."""
     strides: list[int] = []
     step = 1
     for n in reversed(tuple(shape)):

@@ -1,7 +1,7 @@
-"""Chains of a graph as groups of stages with alternatives: what each kind of chain takes in so many pieces.
+"""Chains of a graph as groups of stages with alternatives: the cost of each kind of chain by number of tiles.
 
-Costs are estimates (`tile_costs`); bytes follow from what exists in pieces, what is filled piece by piece, and what is there
-while a chain runs.
+Costs are estimates (`tile_costs`); bytes follow from which storages exist as tiles, are filled by tiles, or exist while
+a chain runs.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,21 +17,21 @@ from port_planner.tiling.tiles import linked_chains
 from port_planner.tiling.tilings import Tiling, kinds
 
 COUNTS = (2, 4, 8, 16)
-"""Pieces that a chain is offered in, beside whole."""
+"""Numbers of tiles offered for a chain, besides whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainGroups:
-    """Groups of stages, one for each kind of chain, and what their alternatives stand for."""
+    """Groups of stages, one per kind of chain, and the meaning of their alternatives."""
 
     groups: tuple[StageGroup, ...]
     ops: tuple[frozenset[int], ...]
     """Per group: the ops of all its chains."""
     counts: tuple[tuple[int, ...], ...]
-    """Per group and alternative: the number of pieces."""
+    """Per group and alternative: the number of tiles."""
 
     def chosen(self, cut: Tiling, variants: Mapping[int, int]) -> Tiling:
-        """Return the cut in which each kind of chain runs as its group's alternative says, the first: whole."""
+        """Return the tiling in which each kind of chain uses its group's chosen alternative; the first means whole."""
         for group, (ops, counts) in enumerate(zip(self.ops, self.counts, strict=True)):
             cut = cut.changed(ops, counts[variants.get(group, 0)])
         return cut
@@ -55,7 +55,9 @@ def chain_groups(coarse: Coarse, cut: Tiling) -> ChainGroups:
 
 
 def _tied(graph: StepGraph, cut: Tiling, alike: Sequence[frozenset[int]]) -> list[frozenset[int]]:
-    """Return kinds of chains, those in one that have the same number of pieces for they touch the same storage in pieces."""
+    """Return kinds of chains, merged if they need the same number of tiles because they touch the same storage in
+    tiles.
+    """
     chains = [chain for chain, _ in cut.counted]
     found = list(alike)
     for group in linked_chains(graph, chains):
@@ -68,7 +70,7 @@ def _tied(graph: StepGraph, cut: Tiling, alike: Sequence[frozenset[int]]) -> lis
 
 
 def _pieces(rewritten: RewrittenGraph, ops: frozenset[int]) -> int:
-    """Return into how many pieces the chains of a kind were cut; 1 where one of them is whole."""
+    """Return the number of tiles of the chains of a kind; 1 if one of them is whole."""
     replaced = {i for r in rewritten.replacements for i in r.old}
     counts = [
         tile.count
@@ -81,7 +83,7 @@ def _pieces(rewritten: RewrittenGraph, ops: frozenset[int]) -> int:
 
 
 class _TileGroups:
-    """What the chains of one kind take in so many pieces."""
+    """The cost of the chains of one kind for a number of tiles."""
 
     def __init__(self, coarse: Coarse, rewritten: RewrittenGraph, ops: frozenset[int], count: int) -> None:
         self.coarse, self.graph, self.rewritten, self.ops, self.count = coarse, coarse.graph, rewritten, ops, count
@@ -90,7 +92,7 @@ class _TileGroups:
         self.costs = tile_costs(coarse.graph, coarse.costs.ops, rewritten)
 
     def alternative(self, chains: Sequence[Chain]) -> Alternative:
-        """Return these chains in pieces."""
+        """Return these chains in tiles."""
         changes: dict[int, StageChange] = {}
         savings: dict[tuple[int, tuple[int, ...]], TileSaving] = {}
         for change in (*self._costs(), *(one for chain in chains for one in self._loads(chain))):
@@ -107,7 +109,7 @@ class _TileGroups:
         return Alternative(f"{self.count} pieces", tuple(changes.values()), tuple(savings.values()))
 
     def _costs(self) -> Iterator[StageChange]:
-        """Yield what the pieces of each replacement take more than its operators did, at the stage of the first."""
+        """Yield the extra cost of each replacement's tiles over its operators, at the stage of the first."""
         watts = self.coarse.costs.device.static_watts
         for r in self.rewritten.replacements:
             if not self.ops.isdisjoint(r.old):
@@ -121,7 +123,7 @@ class _TileGroups:
                 yield StageChange(self.stage_of[r.old[0]], seconds, joules + watts * seconds)
 
     def _loads(self, chain: Chain) -> Iterator[StageChange]:
-        """Yield what is held while the chain runs, beside what its stages hold anyway, and what its kernels need less."""
+        """Yield the extra memory while the chain runs, and the savings of its kernels."""
         graph = self.graph
         stages = sorted({self.stage_of[i] for i in chain.ops})
         for s in {s for i in chain.cut for s in (*graph.reads[i], *graph.creates[i])}:
@@ -129,7 +131,7 @@ class _TileGroups:
                 continue
             uses = sorted({self.stage_of[u] for u in graph.uses[s]})
             nbytes = graph.storages[s].nbytes
-            if uses[0] in stages:  # filled piece by piece, with a piece beside it
+            if uses[0] in stages:  # # filled by tiles, with one tile besides it
                 yield StageChange(uses[0], fixed_bytes=nbytes // self.count)
                 yield from (StageChange(t, fixed_bytes=nbytes) for t in stages if t < uses[0])
         for t in stages:
@@ -139,7 +141,7 @@ class _TileGroups:
                 yield StageChange(t, workspace_bytes=workspace // self.count - workspace)
 
     def _savings(self, chain: Chain) -> Iterator[TileSaving]:
-        """Yield what a piece has at a time of the storages that exist in pieces alone."""
+        """Yield the live part of storages that exist only as tiles."""
         graph, problem = self.graph, self.coarse.problem
         for s in {s for i in chain.cut for s in (*graph.reads[i], *graph.creates[i])}:
             i = self.tensor_of.get(s)

@@ -1,7 +1,8 @@
-"""Operators that sum over the dimension along which they may be cut: only for who allows other last digits.
+"""Operators that sum over the dimension along which they may be cut: only used if different last digits are allowed.
 
-Gradients of weights, of biases and of a layer norm's factors are sums over rows or samples. Cut there, each piece's sum is added to
-those before it, which is another order than the whole's. What only such a sum reads whole need never exist whole then.
+Gradients of weights, of biases and of a layer norm's factors are sums over rows or samples. Cut there, each tile's sum
+is added to the previous ones, in another order than the whole's. Tensors that only such a sum reads whole then never
+need to exist whole.
 """
 
 from collections.abc import Mapping
@@ -13,28 +14,28 @@ from port_planner.tiling.algebra import all_leading, has_two_tiles, leading, til
 from port_planner.tiling.rewriting import row_major
 
 ADDED = ("float32", "float64")
-"""Types of numbers in which parts of a sum are added up: narrower ones would lose what the kernel of the whole keeps."""
+"""Types in which partial sums are added: narrower ones would lose the precision of the whole's kernel."""
 
 CLOSE = 1e-4
 """How far sums in another order may be apart, of the largest number among them: far more than rounding, far less than a row too few."""
 
 
 def dimensions(graph: StepGraph, op: Op, *, sums: bool) -> dict[int, int] | None:
-    """Return, for each value that is cut when the op runs in pieces, the dimension; None where it cannot.
+    """Return the cut dimension of each value that is cut when the op runs in tiles, or None if it cannot.
 
-    With `sums`, outputs that are not named are sums over the pieces, where the op cannot be cut exactly.
+    With `sums`, outputs not listed are sums over the tiles, if the op cannot be cut exactly.
     """
     exact = tile_dimensions(graph, op)
     return exact if exact is not None or not sums else _summed(graph, op)
 
 
 def sums_of(op: Op, dims: Mapping[int, int]) -> list[int]:
-    """Return the outputs of an op that are sums over what is cut as `dims` says."""
+    """Return the outputs of an op that are sums over the dimension cut according to `dims`."""
     return [v for v in op.outputs if v is not None and v not in dims]
 
 
 def rule_of(op: Op, dims: Mapping[int, int]) -> TileRule:
-    """Return the rule by which an op is cut as `dims` says; raise ValueError where there is none."""
+    """Return the rule by which an op is cut according to `dims`; raise ValueError if there is none."""
     known = operator_of(op.name)
     rule = known.cut_of_sum if sums_of(op, dims) else known.cut
     if rule is None:
@@ -56,7 +57,9 @@ def _summed(graph: StepGraph, op: Op) -> dict[int, int] | None:
 
 
 def _sums_along(graph: StepGraph, op: Op, found: dict[int, int], chosen: list[int]) -> bool:
-    """Return whether the op sums over the outermost dimension of what is `chosen`; `found` gets the results that are as long."""
+    """Return whether the op sums over the outermost dimension of the `chosen` values; adds equally long results to
+    `found`.
+    """
     dims, rank = [found[v] for v in chosen], len(graph.values[chosen[0]].shape)
     match base_name(op.name):
         case "mm":

@@ -1,6 +1,6 @@
-"""What operators in pieces would cost, before they were run: as much for a byte as the whole, and a call each.
+"""Estimated costs of tiled operators before they run: the whole's cost per byte, plus one call each.
 
-An estimate tells which ways to cut a graph are worth comparing and measuring.
+The estimate shows which tilings are worth comparing and measuring.
 """
 
 import math
@@ -13,9 +13,9 @@ from port_planner.tiling.rewriting import RewrittenGraph
 
 
 def tile_costs(graph: StepGraph, costs: Sequence[OpCost], rewritten: RewrittenGraph) -> tuple[OpCost, ...]:
-    """Return costs of the rewritten graph's operators, one for each; `costs` are those of `graph`, which it was made of.
+    """Return the costs of the rewritten graph's operators; `costs` are those of the original `graph`.
 
-    A call takes what the quickest operator does.
+    A call costs as much as the fastest operator.
     """
     new_graph = rewritten.graph
     call = min(costs, key=lambda cost: cost.seconds, default=OpCost(0.0, 0, 0.0))
@@ -36,7 +36,7 @@ def tile_costs(graph: StepGraph, costs: Sequence[OpCost], rewritten: RewrittenGr
 
 
 def _computed_bytes(graph: StepGraph, i: int) -> int:
-    """Return how many bytes an op touches of what the step computes: each piece reads all of a weight, which takes the time of one part."""
+    """Return how many computed bytes an op touches: each tile reads a weight whole, in the time of one part."""
     op = graph.ops[i]
     values = {graph.values[v] for v in (*operands(op), *op.outputs) if v is not None}
     return sum(

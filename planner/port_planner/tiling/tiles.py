@@ -1,7 +1,8 @@
-"""Chains rewritten piece by piece: a graph like any other, whose pieces a plan keeps, pages and recomputes.
+"""Rewrites chains into tiles: the result is an ordinary graph, whose tiles a plan keeps, pages and recomputes.
 
-What only operators in pieces touch exists in pieces, storages of their own. What others need whole is put together by
-copies. Random masks are drawn whole, in the recorded order, as bytes. Of a loss, the chosen log-probabilities are gathered.
+Tensors that only tiled operators touch exist as tiles in separate storages. Tensors that others need whole are
+assembled by copies. Random masks are drawn whole, in the recorded order, as bytes. For a loss, the labels'
+log-probabilities are gathered.
 """
 
 import itertools
@@ -19,11 +20,11 @@ from port_planner.tiling.sums import sums_of
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 
 SPLIT_BYTES = 1 << 20
-"""What is smaller is put together: as pieces it would only make the plan longer."""
+"""Smaller tensors are assembled: as tiles they would only lengthen the plan."""
 
 
 def even_bounds(units: int, count: int, multiple: int) -> Bounds:
-    """Return where at most `count` pieces begin and end: multiples of `multiple`, as even as can be, none short."""
+    """Return bounds of at most `count` tiles: multiples of `multiple`, as even as possible, none shorter."""
     steps = units // multiple
     count = max(1, min(count, steps))
     edges = [steps * k // count * multiple for k in range(count)] + [units]
@@ -31,12 +32,12 @@ def even_bounds(units: int, count: int, multiple: int) -> Bounds:
 
 
 def tile_chains(graph: StepGraph, chains: Sequence[Chain], count: int) -> RewrittenGraph:
-    """Return the graph with these chains in at most `count` pieces each; chains that share pieces have the same."""
+    """Return the graph with these chains in at most `count` tiles each; chains that share tiles have the same number."""
     return tile_each(graph, [(chain, count) for chain in chains])
 
 
 def tile_each(graph: StepGraph, counted: Sequence[tuple[Chain, int]]) -> RewrittenGraph:
-    """Return the graph with each chain in at most so many pieces; of chains that share pieces the least number counts."""
+    """Return the graph with each chain in at most so many tiles; for chains that share tiles the lowest number counts."""
     chains = [chain for chain, _ in counted]
     tile_bounds: dict[int, TileBounds] = {}
     for group in linked_chains(graph, chains):
@@ -49,7 +50,7 @@ def tile_each(graph: StepGraph, counted: Sequence[tuple[Chain, int]]) -> Rewritt
 
 
 def linked_chains(graph: StepGraph, chains: Sequence[Chain]) -> list[set[int]]:
-    """Return the chains, by number, in groups: those in one touch the same large storage piece by piece."""
+    """Return groups of chain numbers: chains in one group touch the same large storage tile by tile."""
     groups: list[set[int]] = [{n} for n in range(len(chains))]
     for s, storage in enumerate(graph.storages):
         if storage.nbytes < SPLIT_BYTES or storage.persistent:
@@ -64,7 +65,7 @@ def linked_chains(graph: StepGraph, chains: Sequence[Chain]) -> list[set[int]]:
 
 @dataclass(frozen=True, slots=True)
 class TileBounds:
-    """Where pieces begin and end, in units of which every dimension that is cut has the same number."""
+    """Bounds of tiles, in units of which every cut dimension has the same number."""
 
     units: int
     bounds: Bounds
@@ -80,17 +81,17 @@ class _TileRewriter:
         self.builder = GraphBuilder(graph)
         self.split = self._find_split()
         self.parts: dict[tuple[int, int], int] = {}
-        """(storage, piece) -> the storage of that piece."""
+        """(storage, tile) -> the storage of that tile."""
         self.masks: dict[int, Value] = {}
         """Storage of a random mask -> the same mask in bytes, whole."""
         self.summing: set[int] = set()
-        """Ops of the draft that are part of a sum over pieces."""
+        """Ops of the draft that belong to a sum over tiles."""
         self.new_ops: list[list[int]] = [[] for _ in chains]
         self.earlier = 1 + max((op.tile.chain for op in graph.ops if op.tile is not None), default=-1)
         """The first number of a chain that the graph does not have yet."""
 
     def _find_split(self) -> set[int]:
-        """Return the storages that need never exist whole: only ops in pieces touch them."""
+        """Return the storages that never need to exist whole: only tiled ops touch them."""
         graph = self.graph
         cut_at = {i for c in self.chains for i in (*c.cut, *c.drawn)}
         losses = {c.loss for c in self.chains if c.loss is not None}
@@ -101,7 +102,7 @@ class _TileRewriter:
                 takers = set(graph.uses[s])
                 inside = (
                     takers <= own or graph.storages[s].nbytes >= SPLIT_BYTES
-                )  # those of other chains share the grid
+                )  # # tiles of other chains share the grid
                 if (
                     s not in graph.kept
                     and inside
@@ -132,7 +133,7 @@ class _TileRewriter:
         return RewrittenGraph(self.builder.graph(), self._replacements())
 
     def _replacements(self) -> tuple[Replacement, ...]:
-        """Return one replacement for each set of chains that share pieces."""
+        """Return one replacement for each set of chains that share tiles."""
         groups: list[set[int]] = [{n} for n in range(len(self.chains))]
         for s in self.split:
             joined = {n for n, c in enumerate(self.chains) if set(c.ops) & set(self.graph.uses[s])}
@@ -150,7 +151,7 @@ class _TileRewriter:
         return tuple(found)
 
     def _sums(self, chain: Chain) -> set[int]:
-        """Return the storages that a chain adds up piece by piece."""
+        """Return the storages that a chain sums tile by tile."""
         ops, values = self.graph.ops, self.graph.values
         return {values[v].storage for i, dims in chain.cut.items() for v in sums_of(ops[i], dims)}
 
@@ -183,7 +184,7 @@ class _TileRewriter:
         self.new_ops[n] = list(range(begin, len(self.builder.ops)))
 
     def _what(self, chain: Chain) -> str:
-        """Say what a chain runs from, to and along: the dimension that is cut, of its largest tensor."""
+        """Describe a chain: its first and last operator, and the cut dimension of its largest tensor."""
         names = [base_name(self.graph.ops[i].name) for i in chain.ops]
         run = names[0] if len(names) == 1 else f"{names[0]} to {names[-1]} ({len(names)} operators)"
         values = self.graph.values
@@ -194,7 +195,7 @@ class _TileRewriter:
         return f"{run} along dimension {d} of {list(values[v].shape)}"
 
     def _reserve(self, s: int, dtype: str, like: Op) -> None:
-        """Make a storage whole, to be filled piece by piece."""
+        """Create a storage whole, to be filled by tiles."""
         count = self.graph.storages[s].nbytes // ITEM_BYTES[dtype]
         self.builder.reserve(Value(s, dtype, (count,), (1,), 0), like.phase)
 
@@ -209,13 +210,13 @@ class _TileRewriter:
         self.builder.add(Op(op.name, (Ref(v), *op.args[1:]), op.kwargs, (v,), (s,), op.phase, random=True))
 
     def _piece(self, op: Op, dims: dict[int, int] | None, i: int, tile: int) -> None:
-        """Add one piece of an op; what it makes whole is copied to its place."""
+        """Add one tile of an op; results that must be whole are copied to their place."""
         graph = self.graph
-        if dims is None:  # a mask that was drawn: this piece of it, as numbers
+        if dims is None:  # # a mask that was drawn: its tile, as numbers
             self._unpack_mask(op, tile)
             return
         if base_name(op.name) == "empty_like" and any(graph.values[v].storage in self.masks for v in dims):
-            return  # the room of a mask, which its piece brings along
+            return  # # the memory of a mask, which comes with its tile
         sums = {graph.values[v].storage for v in sums_of(op, dims)}
         cut = [s for s in graph.creates[i] if s not in self.split and s not in sums]
         loose = {s: self.builder.storage(self._tile_bytes(s, tile)) for s in cut}
@@ -251,7 +252,7 @@ class _TileRewriter:
             self.summing.add(self.builder.add(added))
 
     def _tile_of_sum(self, v: int, tile: int) -> int:
-        """Return what a piece's sum is: the first becomes the whole, the others are added to it."""
+        """Return the value of a tile's sum: the first becomes the whole, the others are added to it."""
         value = self.graph.values[v]
         return (
             self.builder.value(replace(value, storage=self.builder.storage(self.graph.storages[value.storage].nbytes)))
@@ -284,9 +285,9 @@ class _TileRewriter:
         return self.graph.storages[s].nbytes * (end - begin) // self.units
 
     def _cut(self, value: Value, d: int, tile: int, s: int | None = None) -> Value:
-        """Return the piece of a value along dimension `d`: a view of the whole, or all of a storage for it alone.
+        """Return the tile of a value along dimension `d`: a view of the whole, or all of its own storage.
 
-        Operators give their results the strides of their operands, those of dimensions of one element too: these are the piece's.
+        Results inherit the operands' strides, even for dimensions of one element: these are the tile's.
         """
         begin, end = self.bounds[tile]
         per_unit = value.shape[d] // self.units
@@ -300,7 +301,7 @@ class _TileRewriter:
     # -- a loss
 
     def _chosen(self, chain: Chain) -> Value | None:
-        """Make room for the log-probability of each row's label."""
+        """Reserve memory for the log-probability of each row's label."""
         if chain.loss is None or not isinstance(rows := self.graph.ops[chain.loss].args[0], Ref):
             return None
         log_probs = self.graph.values[rows.value]
@@ -311,7 +312,7 @@ class _TileRewriter:
         return chosen
 
     def _gather(self, op: Op, chosen: Value, tile: int) -> None:
-        """Take each row's log-probability of its label from a piece; of a row without one, any."""
+        """Gather each row's label log-probability from a tile; for a row without a label, any."""
         rows, labels = (self.graph.values[a.value] for a in op.args[:2] if isinstance(a, Ref))
         labels = self._cut(labels, 0, tile)
         n = labels.shape[0]

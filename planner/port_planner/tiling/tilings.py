@@ -1,6 +1,6 @@
-"""Which chains of a graph run in pieces, and in how many: where to begin, and what may be changed about it.
+"""Which chains of a graph run in tiles, and in how many: initial tilings and possible changes.
 
-Chains that are alike (the same operators, shapes and layouts, as in the layers of a transformer) are one kind, and one choice.
+Equal chains (the same operators, shapes and layouts, as in the layers of a transformer) are one kind, and one choice.
 """
 
 from collections import defaultdict
@@ -14,49 +14,53 @@ from port_planner.tiling.rewriting import RewrittenGraph, form_of
 from port_planner.tiling.tiles import tile_each
 
 OF_THE_BUDGET = ((1 / 3, 4), (1 / 6, 8), (1 / 12, 16))
-"""Operators that touch more than such a share of what a step may take are cut into so many pieces: little else fits beside them."""
+"""Operators that touch more than this share of a step's budget are cut into so many tiles: little else fits besides
+them.
+"""
 
 OF_THE_FATTEST = ((1 / 6, 2), (1 / 6, 4))
-"""The same of what the fattest operator touches: above the floor, where pieces save paging."""
+"""The same relative to the largest operator: above the floor, where tiles save paging."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tiling:
-    """Chains of a graph, each with the number of pieces that it may run in."""
+    """Chains of a graph, each with its number of tiles."""
 
     counted: tuple[tuple[Chain, int], ...]
 
     def applied(self, graph: StepGraph) -> RewrittenGraph:
-        """Return the graph with these chains in pieces."""
+        """Return the graph with these chains in tiles."""
         return tile_each(graph, self.counted)
 
     def count(self, ops: Iterable[int]) -> int:
-        """Return into how many pieces the chains that have any of `ops` are cut, 1: they run whole."""
+        """Return the number of tiles of the chains that contain any of `ops`; 1 means whole."""
         those = set(ops)
         return max((n for chain, n in self.counted if not those.isdisjoint(chain.ops)), default=1)
 
     def changed(self, ops: Iterable[int], count: int) -> "Tiling":
-        """Return the same with the chains that have any of `ops` in so many pieces; in 1: whole."""
+        """Return a tiling with the chains that contain any of `ops` in so many tiles; 1 means whole."""
         those = set(ops)
         return Tiling(tuple((c, n if those.isdisjoint(c.ops) else count) for c, n in self.counted))
 
     def split(self, graph: StepGraph, op: int) -> "Tiling":
-        """Return the same with `op` whole, and what is before and behind it in its chain in as many pieces as before."""
+        """Return a tiling with `op` whole, and the parts of its chain before and after it in as many tiles as before."""
         parts = [(part, n) for chain, n in self.counted for part in split_at(graph, chain, op)]
         return Tiling(tuple(parts))
 
     def changed_all(self, count: int) -> "Tiling":
-        """Return the same with all chains in so many pieces."""
+        """Return a tiling with all chains in so many tiles."""
         return Tiling(tuple((chain, count) for chain, _ in self.counted))
 
 
 def other_counts(count: int) -> tuple[int, ...]:
-    """Return the numbers of pieces to try instead: whole, half as many, twice as many."""
+    """Return other numbers of tiles to try: whole, half, double."""
     return (2,) if count == 1 else tuple(dict.fromkeys((1, count // 2, 2 * count)))
 
 
 def first_tilings(graph: StepGraph, free_bytes: int) -> list[tuple[int, int]]:
-    """Return the ways to begin with, for a step that may take `free_bytes`: from how many bytes on an op is cut, and into how many."""
+    """Return the initial tilings for a step with `free_bytes`: the size from which an op is cut, and the number of
+    tiles.
+    """
     fattest = max((touched_bytes(graph, i) for i in range(len(graph.ops))), default=0)
     found = [(int(share * free_bytes), n) for share, n in OF_THE_BUDGET]
     found += [(int(share * fattest), n) for share, n in OF_THE_FATTEST]
@@ -66,7 +70,7 @@ def first_tilings(graph: StepGraph, free_bytes: int) -> list[tuple[int, int]]:
 def tile_fat(
     graph: StepGraph, fat_bytes: int, count: int, apart: Set[str] = frozenset(), *, sums: bool = False
 ) -> Tiling:
-    """Return the cut of every chain whose operators touch more than `fat_bytes`, each no longer than it has to be.
+    """Return the tiling of every chain whose operators touch more than `fat_bytes`, each as short as possible.
 
     `apart`: keys of weights whose readers are in no chain. `sums`: whether results may be summed in another order.
     """
@@ -75,7 +79,7 @@ def tile_fat(
 
 
 def kinds(graph: StepGraph, rewritten: RewrittenGraph) -> list[frozenset[int]]:
-    """Return the ops of all chains in pieces of each kind, the kind that touches most bytes first."""
+    """Return the ops of all tiled chains of each kind, the kind that touches most bytes first."""
     found: dict[Any, set[int]] = defaultdict(set)
     for replacement in rewritten.replacements:
         found[form_of(graph, rewritten, replacement)].update(replacement.old)

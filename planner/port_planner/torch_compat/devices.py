@@ -21,5 +21,5 @@ def host_alias(storage: torch.UntypedStorage) -> Any:
 
 @uses("torch._C._accelerator_setAllocatorSettings", "pinned memory takes up to twice what a plan counts")
 def set_allocator(settings: str) -> None:
-    """Change how torch's allocator of an accelerator takes memory, in the words of its environment variable."""
+    """Set options of torch's accelerator allocator, in the syntax of its environment variable."""
     torch._C._accelerator_setAllocatorSettings(settings)

@@ -14,7 +14,7 @@ STANDS_ALONE = f"{DYNAMO}._trace_wrapped_higher_order_op"
 """A submodule that needs nothing of its package; transformers imports it for its attention masks."""
 _META_KERNELS = "torch._meta_registrations"
 _CACHED_ON_FUNCTION = "__dynamo_disable"
-"""Where torch._disable_dynamo keeps what `disable` returned (torch/_compile.py)."""
+"""Where torch._disable_dynamo stores the result of `disable` (torch/_compile.py)."""
 CALLBACK = "_callback_from_stance"
 """What compiled code asks, of `compiler_frames`, how it is to run."""
 
@@ -40,7 +40,7 @@ def _can_be_marked() -> None:
 
 @uses("torch._C._dynamo.eval_frame.set_code_exec_strategy", "the follower is compiled, too", _can_be_marked)
 def never_compile(function: Callable[..., Any]) -> None:
-    """Keep a function, and what it calls, out of torch.compile, as torch._dynamo.disable, without loading that.
+    """Exclude a function and its callees from torch.compile, like torch._dynamo.disable, without loading it.
 
     Its wrapper would cost two calls each time; the mark on the code costs nothing.
     """
@@ -65,7 +65,7 @@ def unbind_dynamo() -> None:
 
 
 def forget_disabled(function: Callable[..., Any]) -> None:
-    """Have torch ask again how a function is called that is kept out of the compiler."""
+    """Make torch decide again how to call a function that is excluded from the compiler."""
     if getattr(function, _CACHED_ON_FUNCTION, None) is function:
         delattr(function, _CACHED_ON_FUNCTION)
 
@@ -89,13 +89,13 @@ def compiler_frames() -> types.ModuleType | None:
 
 
 def compiling_disabled() -> bool | None:
-    """Return whether the compiler's configuration has it leave programs as they are; None where it is not loaded."""
+    """Return whether the compiler's configuration disables it; None if it is not loaded."""
     config: Any = sys.modules.get(f"{DYNAMO}.config")
     return None if config is None else bool(config.disable)
 
 
 def compiler_of(callback: Any) -> str:
-    """Return the name of the backend that made compiled code."""
+    """Return the name of the backend that created compiled code."""
     while hasattr(callback, "_torchdynamo_orig_backend"):
         callback = callback._torchdynamo_orig_backend
     return str(getattr(callback, "compiler_name", type(callback).__name__))
@@ -103,7 +103,7 @@ def compiler_of(callback: Any) -> str:
 
 @uses("torch.nn.Module._compiled_call_impl", "a bundle is planned of what torch.compile computes otherwise")
 def is_compiled(code: Any) -> bool:
-    """Return whether a module or a function was given to torch.compile."""
+    """Return whether a module or function was passed to torch.compile."""
     if getattr(code, "_compiled_call_impl", None) is not None or type(code).__name__ == "OptimizedModule":
         return True
     return hasattr(code, "_torchdynamo_orig_callable") and not getattr(code, "_torchdynamo_disable", False)

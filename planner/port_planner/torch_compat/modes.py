@@ -29,7 +29,7 @@ push_mode: Callable[[Any], None] = _push_mode
 
 
 class OperatorMode(TorchDispatchMode):
-    """A dispatch mode that torch does not wrap in torch._dynamo, which takes 70 MiB; `loading.never_compile` does without."""
+    """A dispatch mode that torch does not wrap in torch._dynamo, which would take 70 MiB; uses `loading.never_compile`."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -58,14 +58,14 @@ def composite(func: Any, *args: Any, **kwargs: Any) -> Any:
 
 @uses("torch.library.Library._destroy", "operators that were replaced stay so after the budget")
 def remove_kernels(library: torch.library.Library) -> None:
-    """Take away the kernels that a library put in the place of torch's, now and not when it is collected."""
+    """Remove the kernels with which a library replaced torch's, immediately instead of at garbage collection."""
     library._destroy()
 
 
 @uses("torch._C._dispatch_tls_set_dispatch_key_excluded", "autocast and conjugates inside of kernels: other values")
 @contextlib.contextmanager
 def seeing(keys: tuple[DispatchKey, ...]) -> Iterator[None]:
-    """Switch keys on inside the block, in the handler of a mode, where they are off."""
+    """Enable keys inside the block, in the handler of a mode, where they are disabled."""
     switched = [key for key in keys if torch._C._dispatch_tls_is_dispatch_key_excluded(key)]
     for key in switched:
         torch._C._dispatch_tls_set_dispatch_key_excluded(key, False)

@@ -1,4 +1,4 @@
-"""Optimizers: hooks on their steps, and what they note of themselves."""
+"""Optimizers: hooks on their steps, and their own bookkeeping."""
 
 from collections import OrderedDict
 from collections.abc import Callable
@@ -36,7 +36,7 @@ def hooks_after_steps(optimizer: Optimizer) -> list[Callable[..., Any]]:
 
 
 def drop_step_hooks(optimizer: Optimizer) -> None:
-    """Have a copy of an optimizer no hooks on its steps."""
+    """Remove the step hooks of an optimizer's copy."""
     optimizer._optimizer_step_pre_hooks = OrderedDict()
     optimizer._optimizer_step_post_hooks = OrderedDict()
 
@@ -64,12 +64,12 @@ def is_scheduled_step(step: object) -> bool:
 
 
 def note_step(optimizer: Optimizer) -> None:
-    """Have a scheduler believe that the optimizer has made a step, or it warns that none was made."""
+    """Make a scheduler believe that the optimizer has made a step; otherwise it warns."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 
 def skip_fused_check(optimizer: Optimizer) -> None:
-    """Have a fused optimizer not look at the device, which of meta tensors is none that it knows."""
+    """Make a fused optimizer skip its device check, which rejects the meta device."""
     optimizer._need_device_dtype_check_for_fused = False  # type: ignore[attr-defined]
 
 
@@ -80,7 +80,7 @@ def _state_can_be_taken() -> None:
 
 @uses("torch.optim.AdamW._init_group", "fine-tuning cannot update one weight at a time", _state_can_be_taken)
 def take_state(optimizer: Optimizer, group: dict[str, Any], *lists: list[torch.Tensor]) -> bool:
-    """Fill the lists that `torch.optim.adam.adam` takes, with state made where there is none; return whether any is complex."""
+    """Fill the lists that `torch.optim.adam.adam` takes, creating missing state; return whether any is complex."""
     return bool(optimizer._init_group(group, *lists))  # type: ignore[attr-defined]
 
 

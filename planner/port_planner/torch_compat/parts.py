@@ -9,7 +9,7 @@ SEEN_IN = ("2.13", "2.14", "2.15")
 """The versions of torch that the product was tested with."""
 
 _FAILURES = (AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError)
-"""What comes of a part that is gone, or takes other arguments."""
+"""Errors that show a part is gone, or takes other arguments."""
 
 _Used = TypeVar("_Used", bound=Callable[..., Any])
 
@@ -25,7 +25,7 @@ class PrivatePart:
     seen_in: tuple[str, ...] = SEEN_IN
 
     def trouble(self) -> str:
-        """Return why the torch that is there does not have the part as it was; empty where it has."""
+        """Return why the installed torch lacks the part in its expected form; "" if it does not."""
         try:
             self.probe()
         except _FAILURES as error:
@@ -34,11 +34,11 @@ class PrivatePart:
 
 
 PARTS: list[PrivatePart] = []
-"""Those of the modules of this room that are imported."""
+"""The registered parts of this room's imported modules."""
 
 
 def use_part(name: str, reason: str, breaks: str, probe: Callable[[], object] | None = None) -> None:
-    """Register a private part; without a probe it only has to be there under its name."""
+    """Register a private part; without a probe it only needs to exist under its name."""
     PARTS.append(PrivatePart(name, reason, breaks, probe or (lambda: find(name))))
 
 
@@ -53,7 +53,10 @@ def uses(name: str, breaks: str, probe: Callable[[], object] | None = None) -> C
 
 
 def find(name: str) -> Any:
-    """Return what has this dotted name, in which `()` calls. Raises ImportError or AttributeError where nothing has it."""
+    """Return the object with this dotted name, in which `()` calls.
+
+    Raises ImportError or AttributeError if there is none.
+    """
     module, _, rest = name.partition(".")
     found: Any = importlib.import_module(module)
     for part in rest.split("."):

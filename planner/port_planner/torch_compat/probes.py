@@ -1,4 +1,4 @@
-"""Look for every private part in the torch that is there. As a program it prints one JSON object: version, parts, missing."""
+"""Check every private part in the installed torch. As a program it prints one JSON object: version, parts, missing."""
 
 import importlib
 import json
@@ -13,7 +13,7 @@ MODULES = ("modes", "autograd", "tensors", "optimizers", "devices", "loading")
 
 @dataclass(frozen=True, slots=True)
 class MissingPart:
-    """A part that this torch does not have as it was, and what that breaks."""
+    """A part that this torch lacks in its expected form, and what that breaks."""
 
     name: str
     trouble: str
@@ -21,7 +21,7 @@ class MissingPart:
 
 
 def missing_parts() -> list[MissingPart]:
-    """Import the room's modules and return what torch does not have of their parts."""
+    """Import the room's modules and return the parts that torch lacks."""
     missing = []
     for name in MODULES:
         try:
@@ -34,7 +34,7 @@ def missing_parts() -> list[MissingPart]:
 
 
 def parts_report() -> dict[str, object]:
-    """Return what JSON takes of it: the version of torch, how many parts are used, and those that are missing."""
+    """Return a JSON-compatible report: torch's version, the number of parts, and the missing ones."""
     import torch
 
     missing = [asdict(part) for part in missing_parts()]

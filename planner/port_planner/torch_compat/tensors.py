@@ -32,7 +32,7 @@ DLPACK_EXPORTS: tuple[tuple[Any, str], ...] = (
     (torch.utils.dlpack, "to_dlpack"),
     (torch, "to_dlpack"),
 )
-"""Functions that hand a tensor's memory to whoever takes the capsule, for as long as that lives (`Tensor.__dlpack__` calls them)."""
+"""Functions that export a tensor's memory as a capsule, for its lifetime (`Tensor.__dlpack__` calls them)."""
 
 FILE_READS: tuple[Any, str] = (torch._C.PyTorchFileReader, "get_storage_from_record")
 FILE_WRITES: tuple[Any, str] = (torch._C.PyTorchFileWriter, "write_record")
@@ -49,7 +49,7 @@ POINTER_READS: tuple[tuple[Any, str], ...] = (
     *((owner, name) for owner, name in DLPACK_EXPORTS if hasattr(owner, name)),
     FILE_WRITES,
 )
-"""Functions by which something other than an operator comes to a tensor's memory, as far as they are known."""
+"""Known functions by which code other than operators accesses a tensor's memory."""
 
 SCRIPT_SAVES: tuple[tuple[Any, str], ...] = tuple(
     (owner, name)
@@ -60,21 +60,21 @@ SCRIPT_SAVES: tuple[tuple[Any, str], ...] = tuple(
 """Owner and name of what writes scripted and traced modules and functions, constants included, as long as torch has these."""
 
 PASSES_ADDRESS_ON: CodeType = torch.TypedStorage._data_ptr.__code__
-"""The function that asks a storage for its address on behalf of who called it."""
+"""The function that asks a storage for its address on behalf of its caller."""
 
 is_zero: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
-"""Whether a tensor has no memory, but zeros that autograd made up."""
+"""Whether a tensor has no memory and represents zeros created by autograd."""
 
 
 @uses("torch.TypedStorage()._untyped_storage", "typed storages are not followed, or each use of one warns")
 def untyped(storage: torch.TypedStorage) -> torch.UntypedStorage:
-    """Return the storage in a typed one, whose method `untyped` warns."""
+    """Return the storage in a typed one; its method `untyped` would warn."""
     return storage._untyped_storage
 
 
 @uses("torch.nn.Module()._buffers", "a recorded step leaves other tensors in the places of a model's buffers")
 def set_buffer(module: torch.nn.Module, name: str, tensor: torch.Tensor) -> None:
-    """Make a tensor a module's buffer of this name, also where the module lost it."""
+    """Register a tensor as a module's buffer of this name, even if the module lost it."""
     module._buffers[name] = tensor
 
 

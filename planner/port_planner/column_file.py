@@ -110,8 +110,8 @@ def as_column(values: Any, folder: Path | None = None) -> Column:
         return _of_rows(values, folder)
     if (
         isinstance(values, np.memmap)
-        and isinstance(values.base, mmap.mmap)  # # of the whole mapping: a partial one does not tell where it begins
-        and values.mode in ("r", "r+")  # # "c": changes stay out of the file
+        and isinstance(values.base, mmap.mmap)  # of the whole mapping: a partial one does not tell where it begins
+        and values.mode in ("r", "r+")  # "c": changes stay out of the file
         and values.flags.c_contiguous
         and values.filename
         and values.ndim

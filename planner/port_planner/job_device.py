@@ -46,7 +46,7 @@ def move(job: TrainingJob, kind: str) -> None:
     optimizer.state.update(state)
     for group in optimizer.param_groups:
         group["params"] = [new.get(p, p) for p in group["params"]]
-    optimizer.load_state_dict(optimizer.state_dict())  # # its per-parameter state moves to the parameter's device
+    optimizer.load_state_dict(optimizer.state_dict())  # its per-parameter state moves to the parameter's device
 
 
 def on_device(batch: Iterable[torch.Tensor], kind: str) -> tuple[torch.Tensor, ...]:

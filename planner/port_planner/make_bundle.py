@@ -383,7 +383,7 @@ def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], 
     if job.scheduler is None:
         return ()
     further = 0
-    if optimizer_scalars.is_supported(job.optimizer):  # # other updates run one by one
+    if optimizer_scalars.is_supported(job.optimizer):  # other updates run one by one
         further = min(steps_and_updates(job, _TABULATED_EPOCHS)[1], _MAX_TABULATED)
     optimizer, scheduler = job.optimizer, job.scheduler
     before = [dict(g) for g in optimizer.param_groups]

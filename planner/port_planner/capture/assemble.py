@@ -93,7 +93,7 @@ def _last_touch(tape: Tape) -> dict[int, int]:
     return {s: i for i, op in enumerate(tape.ops) for s in _touched(tape, op)}
 
 
-# # -- a + b where a is no longer needed: a += b
+# -- a + b where a is no longer needed: a += b
 
 
 def _accumulate_in_place(tape: Tape, kept: set[int], gradients: set[int]) -> dict[int, int]:
@@ -214,7 +214,7 @@ def _summing_op(tape: Tape, gradient: int, touching: Mapping[int, list[int]], mo
     return last if sums and produces and last not in moved and not later else None
 
 
-# # -- what remains
+# -- what remains
 
 
 def _alive(tape: Tape, ops: list[RecordedOp], kept: set[int]) -> list[RecordedOp]:

@@ -44,7 +44,7 @@ def plain_formulas() -> Iterator[set[str]]:
     original = getattr(torch.autograd, ENGINE)
 
     def backward(roots: Any, *args: Any, **kwargs: Any) -> Any:
-        own_mode = len(current_modes()) > modes  # # plain PyTorch also uses those other formulas under one
+        own_mode = len(current_modes()) > modes  # plain PyTorch also uses those other formulas under one
         asking = () if own_mode else (n for n in nodes_behind(roots) if n.name() in NODES_THAT_ASK_FOR_MODES)
         nodes = [_PlainNode(node, others) for node in asking]
         try:

@@ -61,7 +61,7 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> frozenset[st
     there = ((name, value, after[name]) for name, value in before.items() if name in after)
     return frozenset(
         name for name, value, now in there if now is not value and now != value
-    )  # # NaN does not equal itself
+    )  # NaN does not equal itself
 
 
 @dataclass(slots=True)

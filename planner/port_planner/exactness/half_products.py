@@ -50,7 +50,7 @@ def sums_bytes(dtype: torch.dtype) -> int:
         return _SUMS_BYTES if in_software(dtype) else 0
     with unchanged_arithmetic(), _without_refusals():
         one, other = torch.ones(_ROWS, _INNER, dtype=dtype), torch.ones(_COLUMNS, _INNER, dtype=dtype).t()
-        torch.mm(one, other)  # # one-off allocations do not count
+        torch.mm(one, other)  # one-off allocations do not count
         meter.start()
         made = torch.mm(one, other)
         workspace_bytes = meter.stop()

@@ -132,7 +132,7 @@ def _elements(graph: StepGraph, op: Op, outputs: list[int]) -> dict[int, int] | 
         own = graph.values[v].shape
         k = d - len(shape) + len(own)
         if k < 0 or own[k] == 1:
-            continue  # # broadcast along the dimension: used whole
+            continue  # broadcast along the dimension: used whole
         if own[k] != shape[d] or leading(graph, v) != k:
             return None
         found[v] = k

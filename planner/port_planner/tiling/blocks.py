@@ -228,7 +228,7 @@ def _is_by_rows(graph: StepGraph, gradient: int, trained: _TrainedWeight) -> boo
     maker = trained.makers[gradient]
     op, reads = graph.ops[maker], graph.reads[maker]
     if (
-        op.name not in (_EMBEDDED, _PRODUCT)  # # whose rows, as a gradient of a weight, can be computed block by block
+        op.name not in (_EMBEDDED, _PRODUCT)  # whose rows, as a gradient of a weight, can be computed block by block
         or op.kwargs
         or gradient in graph.kept
         or not all(isinstance(a, Ref) for a in op.args[:2])

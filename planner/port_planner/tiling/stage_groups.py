@@ -131,7 +131,7 @@ class _TileGroups:
                 continue
             uses = sorted({self.stage_of[u] for u in graph.uses[s]})
             nbytes = graph.storages[s].nbytes
-            if uses[0] in stages:  # # filled by tiles, with one tile besides it
+            if uses[0] in stages:  # filled by tiles, with one tile besides it
                 yield StageChange(uses[0], fixed_bytes=nbytes // self.count)
                 yield from (StageChange(t, fixed_bytes=nbytes) for t in stages if t < uses[0])
         for t in stages:

@@ -102,7 +102,7 @@ class _TileRewriter:
                 takers = set(graph.uses[s])
                 inside = (
                     takers <= own or graph.storages[s].nbytes >= SPLIT_BYTES
-                )  # # tiles of other chains share the grid
+                )  # tiles of other chains share the grid
                 if (
                     s not in graph.kept
                     and inside
@@ -212,11 +212,11 @@ class _TileRewriter:
     def _piece(self, op: Op, dims: dict[int, int] | None, i: int, tile: int) -> None:
         """Add one tile of an op; results that must be whole are copied to their place."""
         graph = self.graph
-        if dims is None:  # # a mask that was drawn: its tile, as numbers
+        if dims is None:  # a mask that was drawn: its tile, as numbers
             self._unpack_mask(op, tile)
             return
         if base_name(op.name) == "empty_like" and any(graph.values[v].storage in self.masks for v in dims):
-            return  # # the memory of a mask, which comes with its tile
+            return  # the memory of a mask, which comes with its tile
         sums = {graph.values[v].storage for v in sums_of(op, dims)}
         cut = [s for s in graph.creates[i] if s not in self.split and s not in sums]
         loose = {s: self.builder.storage(self._tile_bytes(s, tile)) for s in cut}

@@ -76,7 +76,7 @@ def replace_plans(
             for info in last:
                 archive.filelist.remove(info)
                 del archive.NameToInfo[info.filename]
-            archive.start_dir = last[0].header_offset  # # new members start where the first of the old ones started
+            archive.start_dir = last[0].header_offset  # new members start where the first of the old ones started
             _write_plans(archive, manifest, plans, costs, hashes)
     except OSError as error:
         raise _not_written(path, error) from error

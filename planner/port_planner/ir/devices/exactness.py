@@ -42,7 +42,7 @@ def _repeats(graph: StepGraph, op: Op, base: str) -> bool:
     if base.startswith("index_put"):
         return graph.device == CUDA and (_accumulates(op) or _chosen_by_mask(graph, op))
     if base.removesuffix("_") == "scatter":
-        return ".value" in op.name  # # whichever writer comes last writes the same value
+        return ".value" in op.name  # whichever writer comes last writes the same value
     if base == "median":
         return ".dim" not in op.name
     if base == "cumsum":

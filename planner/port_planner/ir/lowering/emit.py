@@ -316,7 +316,7 @@ class _Emitter:
         self.done[s] = self._transfer(self._source(s).link, self._read_seconds(s))
         self._book_read(s)
         if self._source(s).capacity_bytes is not None and s not in self.x.host.copies:
-            del self.lies_on[s]  # # its room is free for another once it is back
+            del self.lies_on[s]  # its room is free for another once it is back
 
     def _wait_read(self, s: int) -> None:
         self._put(Code.WAIT_READ, s)

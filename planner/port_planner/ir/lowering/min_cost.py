@@ -71,7 +71,7 @@ class _Traffic:
             return
         self.lies_on[s] = target
         if self.x.graph.storages[s].persistent and not self.x.graph.writers[s]:
-            return  # # it is already there
+            return  # it is already there
         self._written(self.size[s], self.targets[target])
 
     def _read(self, nbytes: int, source: Flash) -> None:

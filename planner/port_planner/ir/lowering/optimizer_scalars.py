@@ -302,7 +302,7 @@ class StepScalars:
             for product, group in zip(products, self._groups(update), strict=True):
                 product.mul_(_nadam_momentum(group, float(update + 1)))
             if not any(product.item() for product in products):
-                break  # # 0.0 is constant: a constant that exists stays
+                break  # 0.0 is constant: a constant that exists stays
         self._products = _Products(self.steps_done, products)
         return [product.item() for product in products]
 

@@ -76,7 +76,7 @@ def _group(graph: StepGraph, parameter: int, first: int, last: int) -> UpdateGro
         if graph.storages[s].role is Role.TEMPORARY and inside.issuperset(graph.uses[s]) and s not in graph.kept
     }
     if any(storages & set(graph.creates[i]) - temporaries for i in inside):
-        return None  # # tensors created by slices would later be read whole
+        return None  # tensors created by slices would later be read whole
     return UpdateGroup(
         parameter,
         first,
@@ -116,7 +116,7 @@ def may_round_apart(graph: StepGraph, op: Op) -> bool:
         return _count(graph.values[weight.value]) > 1 if isinstance(weight, Ref) else weight == 1
     by_third = (
         plain == "add" and overload_name(op.name) == "Scalar" and len(op.args) > 2
-    )  # # sums of tensors use it by name
+    )  # sums of tensors use it by name
     scale = op.args[2] if by_third else dict(op.kwargs).get("alpha", 1)
     return scale != 1 and not kinds.isdisjoint(_HALVES)
 

@@ -38,7 +38,7 @@ def verify_operands(graph: StepGraph) -> None:
                 IndexError,
                 TypeError,
                 ValueError,
-            ):  # # too few dimensions, or not a number where one belongs
+            ):  # too few dimensions, or not a number where one belongs
                 fits = False
             if not fits:
                 shapes = ", ".join(

@@ -182,7 +182,7 @@ static void announce(const port_engine *engine, uint32_t step) {
     if (engine->yield) engine->yield(engine->yield_context, step);
 }
 
-/* One row, and a look after the transfer under way. */
+/* Execute one row, then poll the pending transfer. */
 static port_status run_row(port_engine *engine, uint16_t index, port_update *update) {
     const port_step *step = &engine->model->steps[index];
     if (step->kind >= PORT_STEP_PAGE_OUT) return port_pager_row(engine, index);

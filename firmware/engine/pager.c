@@ -1,4 +1,4 @@
-/* Pages: what the table moves to the board's medium and back, each checked when it returns. */
+/* Pages that the table moves to the board's medium and back, each checked when it returns. */
 #include "pager.h"
 
 static inline uint32_t mix(uint32_t hash, uint32_t word) { return ((hash << 13 | hash >> 19) ^ word) * 0x9E3779B1u; }
@@ -23,7 +23,7 @@ static uint32_t *checksums(const port_engine *engine) {
     return (uint32_t *)(void *)(engine->arena + engine->model->checksums_offset);
 }
 
-/* Where a page lies on the medium, and where its checksum is kept. */
+/* A page's location on the medium, and the location of its checksum. */
 typedef struct page_place {
     uint32_t offset, bytes;
     uint32_t *checksum;
@@ -97,7 +97,7 @@ static port_transfer start(port_engine *engine) {
     return medium->write(medium->context, at.offset, engine->arena + step->in, at.bytes);
 }
 
-/* Take the oldest transfer off the queue, and check what it read. */
+/* Remove the oldest transfer from the queue, and check the data it read. */
 static port_status finish(port_engine *engine) {
     port_pager *pager = &engine->pager;
     const port_step *step = queued_row(engine, 0);

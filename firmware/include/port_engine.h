@@ -54,7 +54,7 @@ typedef struct port_options {
     uint8_t scaling;     /* 1: quantisation-aware scaling, step = rate * gradient / scale; 0: rate * gradient * scale */
 } port_options;
 
-/* All that a checkpoint needs beside the parameter bytes and the options. */
+/* Everything a checkpoint needs besides the parameter bytes and the options. */
 typedef struct port_state {
     uint32_t generator; /* of the stochastic rounding; moves on after every second sample (port_train) */
     uint32_t steps;     /* training samples since the parameters were reset */
@@ -77,8 +77,8 @@ typedef enum port_transfer { PORT_TRANSFER_DONE = 0, PORT_TRANSFER_BUSY = 1, POR
 typedef struct port_medium {
     const char *name;     /* psram, nor, sd */
     uint32_t bytes;
-    uint32_t block_bytes; /* least that is written at once: what wear is counted in */
-    uint8_t *mapped;      /* where the medium lies in the address space, null: it does not */
+    uint32_t block_bytes; /* smallest unit of a write; wear is counted in these */
+    uint8_t *mapped;      /* address of a memory-mapped medium; null: not mapped */
     port_transfer (*write)(void *context, uint32_t offset, const void *data, uint32_t bytes);
     port_transfer (*read)(void *context, uint32_t offset, void *data, uint32_t bytes);
     port_transfer (*poll)(void *context);
@@ -95,7 +95,7 @@ typedef struct port_page_counters {
 
 typedef struct port_pager { /* engine/pager.c */
     const port_medium *medium;           /* null: none */
-    uint16_t queue[PORT_PAGER_QUEUE];    /* ring of rows of the table; the one at `first` is under way */
+    uint16_t queue[PORT_PAGER_QUEUE];    /* ring of rows of the table; the one at `first` is pending */
     uint8_t first, queued;
     uint8_t bank;                        /* which of the two copies of the parameters on the medium is whole */
     uint8_t sealed;                      /* the checksums of that copy are known */
@@ -132,7 +132,7 @@ uint32_t port_medium_bytes(const port_model *model);      /* pages and both copi
 port_status port_engine_init(port_engine *engine, const port_model *model, void *arena, size_t arena_bytes,
                              void *parameters, size_t parameter_bytes);
 void port_yield_set(port_engine *engine, port_yield yield, void *context);
-/* Where pages go; the medium must live as long as the engine. PORT_ERROR_MEDIUM where it is too small or not mapped as it must be. */
+/* Set the page medium; it must outlive the engine. PORT_ERROR_MEDIUM if it is too small or not mapped as required. */
 port_status port_medium_set(port_engine *engine, const port_medium *medium);
 port_page_counters port_page_counters_get(const port_engine *engine);
 

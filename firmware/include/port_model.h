@@ -37,7 +37,7 @@ typedef struct port_op {
     uint16_t trained_rows;   /* output channels [0, trained_rows) have their weights in the parameters (depthwise: 0 or all) */
     uint32_t weight_offset;  /* of the trained rows, in the parameters */
     uint32_t bias_offset;    /* int32[out_c] in the parameters, PORT_NONE: frozen */
-    uint32_t q88_offset;     /* low bytes of the trained rows, in the parameters, PORT_NONE: none */
+    uint32_t q88_offset;     /* offset in the parameters of the trained rows' low bytes; PORT_NONE: none */
     const int8_t *weight;    /* frozen rows [trained_rows, out_c) */
     const int32_t *bias;     /* frozen, or null */
     /* real multiplier in_scale * weight_scale[o] / out_scale = multiplier[o] / 2^shift[o], 33 <= shift <= 62 */
@@ -61,7 +61,7 @@ enum port_step_kind {
     PORT_STEP_WEIGHT = 4,  /* gradient and update of the trained rows, one weight after the other, in place */
     PORT_STEP_BIAS = 5,    /* gradient and update of the bias */
     PORT_STEP_COPY = 6,    /* the skip branch of a residual add: copy or accumulate */
-    PORT_STEP_PAGE_OUT = 7,  /* start to write what lies at `in` to page `op` */
+    PORT_STEP_PAGE_OUT = 7,  /* start writing the data at `in` to page `op` */
     PORT_STEP_PAGE_IN = 8,   /* start to read page `op` to `out` */
     PORT_STEP_PAGE_WAIT = 9, /* until the transfers of page `op` are done; what was read is checked */
 };
@@ -106,7 +106,7 @@ struct port_model {
     uint8_t has_q88;
     const port_op *ops;
     const port_step *steps;
-    uint32_t medium_bytes;     /* what pages take, both copies of the parameters included */
+    uint32_t medium_bytes;     /* bytes of all pages, including both copies of the parameters */
     uint32_t checksums_offset; /* in the arena: u32 per page, and a second one for each page of parameters */
     uint16_t page_count, parameter_page_count;
     uint16_t chosen_share; /* of the groups of channels that a row with PORT_STEP_CHOOSES trains, in 1/256 */

@@ -192,7 +192,7 @@ static float weight_value(const walk *w, int32_t o, int32_t c, int32_t zero, flo
     return sum;
 }
 
-/* The sums of a tile of a band: from where the band before left them, and to where the next takes them. */
+/* The sums of a tile of a band: loaded from the previous band's results and stored for the next. */
 static __attribute__((noinline)) void band_tile(
     const port_bound *bound, const walk *w, int32_t o, int32_t tap, int32_t c, int32_t rows, int32_t columns, float sums[TILE][TILE]) {
     const port_op *op = bound->op;

@@ -45,7 +45,7 @@ typedef struct port_bound {
     uint8_t *low_bytes;    /* Q8.8, null: none */
     int32_t first, last;   /* lines to do (port_step) */
     const float *resumed;  /* sums to start from, one per trained weight or bias; null: 0 */
-    float *suspended;      /* where sums go; null: to the update */
+    float *suspended;      /* destination of sums; null: the update */
 } port_bound;
 
 /* How the update is rounded, with the generator it advances: by one draw per parameter, whatever its step, so that the

@@ -17,7 +17,7 @@ static void run(void)
     static float values[PORT_SAMPLE_VALUES];
     char line[32], answer[64];
 
-    if (port_library_begin(NULL) != PORT_OK) { /* give it a port_library_storage to keep what is learnt */
+    if (port_library_begin(NULL) != PORT_OK) { /* pass a port_library_storage to keep the trained parameters */
         puts("the model does not start: is -ffp-contract=off among the flags?");
         return;
     }

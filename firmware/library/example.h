@@ -7,7 +7,7 @@
 
 #include "port_library.h"
 
-/* Do one command with a sample of real values; write what happened into `answer`. */
+/* Execute one command with a sample of real values; write the outcome to `answer`. */
 static inline void port_example_do(const char *command, const float *values, char *answer, size_t size)
 {
     static int8_t sample[PORT_MODEL_INPUT_BYTES];

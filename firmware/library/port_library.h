@@ -35,17 +35,17 @@ port_status port_library_options(const port_options *options);
 /* Real values, channel by channel ([channels][height][width], PORT_SAMPLE_VALUES of them), as int8. */
 void port_library_quantize(const float *values, int8_t *sample);
 
-/* Train on one sample; `result` (may be null) says the loss and what was predicted before the update. */
+/* Train on one sample; `result` (may be null) receives the loss and the prediction before the update. */
 port_status port_library_train(const int8_t *sample, uint16_t label, port_result *result);
 
-/* The class of a sample, or -1 where the engine refuses; port_library_logits holds the scores until the next call. */
+/* Return the class of a sample, or -1 if the engine rejects it; port_library_logits holds the scores until the next call. */
 int port_library_infer(const int8_t *sample);
 const float *port_library_logits(void);
 
-/* Keep parameters, options and state. PORT_ERROR_MEDIUM without a storage, or where it fails. */
+/* Save parameters, options and state. PORT_ERROR_MEDIUM without a storage, or if it fails. */
 port_status port_library_save(void);
 
-/* Back to the weights of the image; what is saved stays. */
+/* Reset to the weights of the image; saved slots stay. */
 port_status port_library_forget(void);
 
 #ifdef __cplusplus

@@ -18,7 +18,7 @@ typedef struct nor {
     uint64_t since;                 /* of the operation that is waited for */
 } nor;
 
-/* Look for the chip: its size by its JEDEC id. PORT_ERROR_MEDIUM where none answers. Writes go to whole sectors. */
+/* Look for the chip: its size by its JEDEC id. PORT_ERROR_MEDIUM if none answers. Writes cover whole sectors. */
 port_status nor_open(nor *chip, const port_spi *spi, port_medium *medium);
 
 #endif

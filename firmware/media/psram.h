@@ -11,7 +11,7 @@ typedef struct psram {
     uint32_t bytes_per_s, ticks_hz;
     uint64_t (*ticks)(void);
     int (*is_there)(void);
-    uint8_t *to; /* the transfer under way */
+    uint8_t *to; /* destination of the pending transfer */
     const uint8_t *from;
     uint32_t done, total;
     uint64_t started;

@@ -53,7 +53,7 @@ static uint16_t crc16(uint16_t crc, const uint8_t *data, uint32_t bytes) {
     return crc;
 }
 
-/* Select the card and return its first answer; ANSWER_NONE where nothing comes. The card stays selected. */
+/* Select the card and return its first answer; ANSWER_NONE if there is none. The card stays selected. */
 static uint8_t command(const sd *card, uint8_t number, uint32_t argument) {
     uint8_t out[6] = {0x40u | number, (uint8_t)(argument >> 24), (uint8_t)(argument >> 16), (uint8_t)(argument >> 8), (uint8_t)argument, 0};
     out[5] = crc7(out, 5);

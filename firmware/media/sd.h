@@ -17,11 +17,11 @@ typedef struct sd {
     uint8_t writes;
     const uint8_t *from; /* of the transfer */
     uint8_t *to;
-    uint32_t block, left, sent; /* next block; bytes of the transfer that are left; those under way */
+    uint32_t block, left, sent; /* next block; remaining bytes of the transfer; bytes in progress */
     uint64_t since;
 } sd;
 
-/* Wake the card. PORT_ERROR_MEDIUM where none answers or it is older than SD 2.0. */
+/* Wake the card. PORT_ERROR_MEDIUM if none answers or the card is older than SD 2.0. */
 port_status sd_open(sd *card, const port_spi *spi, port_medium *medium);
 
 #endif

@@ -44,7 +44,7 @@ uint32_t port_reset_reason(void); /* enum reset_reason */
 uint64_t port_ticks(void);
 /* Bytes that tell boards of one kind apart (factory id); all zero if there are none. */
 void port_serial(uint8_t serial[8]);
-/* Anything that differs from one boot to the next, 0 if there is nothing. */
+/* A value that differs from boot to boot, or 0 if there is none. */
 uint32_t port_entropy(void);
 
 /* Stack: deepest use so far (painted memory), reserved size, and the statically linked RAM below it. */

@@ -35,7 +35,7 @@ enum reply_status {
     REPLY_OK = 0,
     REPLY_UNKNOWN_TYPE = 1,
     REPLY_BAD_VERSION = 2,
-    REPLY_WRONG_NONCE = 3,   /* the device was reset since HELLO: what the host knows of its state is void */
+    REPLY_WRONG_NONCE = 3,   /* the device was reset since HELLO: the host's view of its state is invalid */
     REPLY_BAD_SEQUENCE = 4,  /* payload: the sequence number that would be right, u16 */
     REPLY_BAD_LENGTH = 5,
     REPLY_OUT_OF_RANGE = 6,  /* offset, length, label or option outside the model */

@@ -104,7 +104,7 @@ static void take_frame(struct device *device)
     struct device_request request;
 
     if (device->receiver.size < HEADER_SIZE || (frame[2] & REPLY_BIT) != 0) {
-        device->counters.refused++; /* not a request, so nobody waits for an answer */
+        device->counters.refused++; /* not a request, so no host waits for an answer */
         return;
     }
     request.sequence = port_get16(frame);

@@ -22,7 +22,7 @@ struct device_counters {
     uint32_t trained, evaluated, saves;           /* samples, samples, snapshots since boot */
 };
 
-/* A request as it stands in the frame buffer. */
+/* A request in the frame buffer. */
 struct device_request {
     uint16_t sequence;
     uint8_t type;

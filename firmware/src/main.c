@@ -43,7 +43,7 @@ int main(void)
     if (bind_engine() != PORT_OK || port_parameters_reset(&engine) != PORT_OK) {
         port_reset(); /* tables of another engine: a build error that no host could repair over the wire */
     }
-    (void)snapshot_restore(&engine, &info); /* what was learnt and saved, else the weights of the image */
+    (void)snapshot_restore(&engine, &info); /* the saved parameters, else the weights of the image */
     device_init(&device, &engine);
     for (;;) {
         int byte = port_uart_get();

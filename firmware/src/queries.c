@@ -96,7 +96,7 @@ static void put64(uint8_t *at, uint64_t value)
     port_put32(at + 4, (uint32_t)(value >> 32));
 }
 
-/* PAGES: what the medium of the pages is, and what went there and back since boot. */
+/* PAGES: the page medium, and its traffic since boot. */
 static void pages(struct device *device, const struct device_request *request)
 {
     const port_engine *engine = device->engine;

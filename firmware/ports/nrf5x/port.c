@@ -99,14 +99,14 @@ static void start_uart(void)
 
 void port_init(void)
 {
-    CLOCK_START_CRYSTAL = 1; /* the RC oscillator is 1.5 % off, too much beside a host's own error */
+    CLOCK_START_CRYSTAL = 1; /* the RC oscillator is 1.5 % off, too much in addition to the host's own error */
     TIMER_WIDTH = WIDTH_32;
     TIMER_PRESCALER = PRESCALER_1_MHZ;
     TIMER_START = 1;
     start_uart();
     WATCHDOG_SPAN = 32768u * WATCHDOG_SECONDS;
     WATCHDOG_ENABLE = 1;
-    WATCHDOG_CONFIG = WATCHDOG_PAUSE; /* a silent host is no fault, and no timer wakes the core to feed it */
+    WATCHDOG_CONFIG = WATCHDOG_PAUSE; /* a silent host is not a fault, and no timer wakes the core to feed the watchdog */
     WATCHDOG_START = 1;
 }
 

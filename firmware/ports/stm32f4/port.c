@@ -182,7 +182,7 @@ static void flash_wait(void)
 static void flash_unlock(void)
 {
     flash_wait();
-    FLASH_STATUS = FLASH_ERRORS; /* writing ones clears; what fails now is seen by reading back (driver.c) */
+    FLASH_STATUS = FLASH_ERRORS; /* writing ones clears; later failures are detected by reading back (driver.c) */
     FLASH_KEY = 0x45670123u;
     FLASH_KEY = 0xCDEF89ABu;
 }

@@ -92,7 +92,7 @@ def record_update(
         changing.append(code.changed())
     if counting := sorted(changing[0] & changing[1]):
         raise CaptureError(
-            f"{shadow.name} changes {', '.join(counting)}in each step, which is not part of it: {_REMEDY}"
+            f"{shadow.name} changes {', '.join(counting)} in each step, which is not part of it: {_REMEDY}"
         )
     first, second = (
         {p: _form(recorder.tape, ops, shadow.labels(recorder, p)) for p, ops in t.items()} for t in tracked

@@ -25,7 +25,7 @@ class Pruning:
         """Raise PortError for an invalid schedule."""
         if not 0 < self.sparsity <= LARGEST_SHARE:
             raise PortError(
-                f"pruning to {self.sparsity:g} of the weightsis not possible; the share must be above 0 and at most "
+                f"pruning to {self.sparsity:g} of the weights is not possible; the share must be above 0 and at most "
                 f"{LARGEST_SHARE}"
             )
         if not 0 <= self.begin < self.end or self.every < 1:

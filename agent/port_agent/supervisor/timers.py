@@ -19,7 +19,7 @@ _WINDOW_PREFIX, _DEADLINE_PREFIX = "window-", "deadline-"
 
 
 class Timers:
-    """What is to happen when. `wake` is called at every window border and deadline."""
+    """The schedule of future events. `wake` is called at every window border and deadline."""
 
     def __init__(self, wake: Callable[[], None]) -> None:
         self._wake = wake

@@ -62,7 +62,7 @@ class RecordedStorage:
 
 @dataclass(slots=True)
 class RecordedOp:
-    """One call."""
+    """One recorded operator call."""
 
     name: str
     args: tuple[Argument, ...]

@@ -337,7 +337,7 @@ class HostEngine:
     ) -> tuple[float, float]:
         """Train on samples [N, bytes] in `order`.
 
-        Return mean loss and the share that was right before its update.
+        Return the mean loss and the share of samples predicted correctly before their update.
         """
         order = np.arange(len(samples)) if order is None else order
         picked = np.ascontiguousarray(order, np.uint32)

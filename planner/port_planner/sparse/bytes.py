@@ -85,7 +85,7 @@ class GraphBytes:
 class TrainedBytes:
     """The `bytes_of` of `port_planner.sparse.choose.choose_trainable`.
 
-    The fullest of all graphs that a job runs.
+    Measures the largest of all graphs that a job runs.
     """
 
     def __init__(self, graphs: Mapping[str, StepGraph], costs: Mapping[str, CostTable]) -> None:

@@ -77,7 +77,7 @@ class TilingChoice:
         return call_whole(traits, args, kwargs)
 
     def ran(self) -> None:
-        """Take note that an operator ran; what fits is looked at after each, here and of a device."""
+        """Record that an operator ran; available memory is checked after each, on host and device."""
 
     def run_tiles(
         self,

@@ -85,7 +85,7 @@ class OperatorMeter(Protocol):
 
 
 class DeviceMeter:
-    """A `OperatorMeter` of a device's memory."""
+    """An `OperatorMeter` for a device's memory."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend, self._before, self._peak = backend, 0, 0

@@ -285,7 +285,7 @@ class TraceBook:
         return trace.entries[self.position - 1]
 
     def number_of(self, local: int) -> int | None:
-        """Return the number of the storage of a local of the matched trace in this run, if that is known yet."""
+        """Return this run's storage number for a local of the matched trace, or None if it is not yet known."""
         if local < len(self._recorder.numbers):
             return self._recorder.numbers[local]
         if self.matched is None:

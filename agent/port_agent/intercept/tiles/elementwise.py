@@ -157,7 +157,7 @@ def _copy_tiling(
 
 
 def _row(func: Any, args: Sequence[Any], large: Sequence[torch.Tensor]) -> int | None:
-    """Return the length of rows that may not be divided; 0: there are none; None: what may not be divided are not rows."""
+    """Return the length of rows that must not be divided; 0 if there are none, None if the indivisible parts are not rows."""
     count = operator_of(func._schema.name).row_operands
     if count == 0:
         return 0

@@ -70,7 +70,7 @@ class GreedySearch:
             self._adopt(start)
 
     def _adopt(self, start: Schedule) -> None:
-        """Begin with the decisions of `start` instead of keeping everything.
+        """Start from the decisions of `start` instead of keeping everything.
 
         What they need is looked up again.
         """

@@ -90,7 +90,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class DevicePage:
-    """A storage, by its number among those held, that is paged to a target while it is not used."""
+    """A storage (index among those held) that is paged to a target while unused."""
 
     held: int
     gap: IdleSpan

@@ -16,7 +16,7 @@ from port_agent.prepare.reference import compared_steps, with_expected_results
 from port_agent.training.trainer import Trainer
 from port_planner.base.errors import CaptureError, PortError
 from port_planner.ir.bundle.bundle import Bundle
-from port_planner.job import Bucket, JobError, TrainingJob
+from port_planner.job import Bucket, TrainingJob
 from port_planner.make_bundle import prepare
 from port_planner.plain_steps import plain_losses
 from tests.agent.jobs_small import classify, make_job, write_job

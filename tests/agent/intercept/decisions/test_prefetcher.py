@@ -32,7 +32,8 @@ def repeated() -> tuple[TraceBook, StorageTable, list[torch.Tensor], list[Storag
 
 def foresight_of(book: TraceBook, table: StorageTable, residency: Any) -> Prefetcher:
     planner: Any = SimpleNamespace(paging_seconds=lambda nbytes: 1.0)
-    return Prefetcher(table, residency, planner, book)
+    pools: Any = SimpleNamespace(host=residency, of=lambda storage: residency)
+    return Prefetcher(table, pools, planner, book)
 
 
 def test_the_operators_ahead_are_fetched_for_until_there_is_no_room_and_from_there_on_next_time() -> None:

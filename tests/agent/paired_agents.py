@@ -43,5 +43,5 @@ def row(client: ControlClient) -> dict[str, Any]:
 
 
 def history(client: ControlClient) -> str:
-    """Return what happened between devices, as `port-agent peers` shows it."""
+    """Return what happened between devices, as `port-agent peer list` shows it."""
     return "\n".join(entry["text"] for entry in client.get("/v1/peers")["history"])

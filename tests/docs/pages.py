@@ -1,5 +1,6 @@
-"""The documents for people, and what they tell them to type."""
+"""The documents and messages for people, and what they tell them to type."""
 
+import ast
 import importlib
 import re
 import shlex
@@ -11,7 +12,9 @@ from pathlib import Path
 from types import ModuleType
 
 from port_agent.cli import SHORT_HELP, build_parser
+from port_agent.cli.groups import GROUPS, PLACES
 from port_agent.cli.manual import command_helps
+from tests.house import parse, product_files
 
 ROOT = Path(__file__).parents[2]
 LANGUAGES_OF_COMMANDS = ("", "sh", "console")
@@ -53,6 +56,50 @@ def typed_commands() -> Iterator[TypedCommand]:
         for line in re.findall(r"^  (port-agent .*?)(?:\s{3,}.*|\s#.*)?$", text, re.M):
             if "..." not in line and " COMMAND" not in line:
                 yield TypedCommand(f"{title} --help", tuple(shlex.split(line)[1:]))
+
+
+def named_commands() -> Iterator[TypedCommand]:
+    """Yield each command that a message, docstring, document or shipped file names, with the options that follow it at once.
+
+    Prose such as "port-agent runs as" is left out, and so is the one text that lists the names of before.
+    """
+    known = {*GROUPS, *PLACES, *(name for one in command_helps(build_parser()) for name in one.name.split()[1:2])}
+    for path, text in _texts():
+        for words in re.findall(rf"`((?:{'|'.join(PLACES)}) [a-z-][^`]*)`", text):
+            if words.split()[0] not in GROUPS:
+                yield TypedCommand(str(path.relative_to(ROOT)), tuple(words.split()))
+        for mark, words in re.findall(
+            r"(`?)\bport-agent((?: -{0,2}[a-z][a-z-]*\b(?![./=]))+)", re.sub(r"\s*\n\s*", " ", text)
+        ):
+            if mark or words.split()[0] in known:
+                yield TypedCommand(str(path.relative_to(ROOT)), tuple(words.split()))
+
+
+def _texts() -> Iterator[tuple[Path, str]]:
+    """Yield texts for people with the files that they stand in; lines to type are left to `typed_commands`."""
+    for path in (
+        *pages(),
+        *(ROOT / name for name in ("ARCHITECTURE.md", "benchmarks/README.md", "firmware/PROTOCOL.md")),
+    ):
+        yield path, re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
+    for folder in ("deploy", "systemd", "agent/port_agent"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.suffix in (".c", ".h", ".sh", ".toml", ".conf", ".html", ".js"):
+                yield from ((path, line) for line in path.read_text().splitlines())
+    for path in product_files():
+        if "port-agent" in path.read_text():
+            yield from ((path, text) for text in _strings(parse(path)) if "by their names before" not in text)
+
+
+def _strings(tree: ast.AST) -> Iterator[str]:
+    """Yield the texts of a module; values within one are written as `{}`."""
+    within: set[ast.AST] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.JoinedStr):
+            within.update(node.values)
+            yield "".join(str(part.value) if isinstance(part, ast.Constant) else "{}" for part in node.values)
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in within:
+            yield node.value
 
 
 def linked(page: Path) -> Iterator[tuple[str, Path, str]]:

@@ -1,14 +1,15 @@
 """What the documents tell their readers to type is understood, and what README begins with works as it stands."""
 
+import argparse
 from pathlib import Path
 
 import pytest
 
 from port_agent.cli import build_parser
 from port_agent.cli.arguments import CommandParser
-from port_agent.cli.groups import with_group
+from port_agent.cli.groups import GROUPS, PLACES, with_group
 from port_agent.cli.settings_file import with_settings_file
-from tests.docs.pages import TypedCommand, typed_commands
+from tests.docs.pages import TypedCommand, named_commands, typed_commands
 
 COMMANDS = tuple(dict.fromkeys(typed_commands()))
 FOLDERS = (
@@ -50,3 +51,46 @@ def test_each_command_of_the_documents_is_understood(
     except SystemExit:
         pytest.fail(capsys.readouterr().err)
     assert callable(arguments.run)
+
+
+def why_not(words: tuple[str, ...], parser: argparse.ArgumentParser) -> str:
+    """Return why a parser knows no such command, or ""; whatever follows an argument of the command is not looked at."""
+    if words == ("job",):
+        return "what follows `job` is the name of a command"
+    for word in words:
+        below = next(
+            (action.choices for action in parser._actions if isinstance(action, argparse._SubParsersAction)), None
+        )
+        if word.startswith("-"):
+            if word not in parser._option_string_actions:
+                return f"{parser.prog} has no option {word}"
+        elif below is None:
+            return ""
+        elif word not in below:
+            return f"{parser.prog} has no command {word}"
+        else:
+            parser = below[word]
+    return ""
+
+
+def test_each_named_command_is_one_by_its_name_of_now(parser: CommandParser) -> None:
+    """Messages, docstrings and documents: a name of before is read from a command line, and is advised by nobody."""
+    named = dict.fromkeys(named_commands())
+    assert len(named) > 200
+    wrong = {str(command): why for command in named if (why := why_not(command.words, parser))}
+    assert not wrong
+
+
+def test_each_command_to_type_is_called_by_its_name_of_now() -> None:
+    before = [str(command) for command in COMMANDS if command.words[0] in PLACES and command.words[0] not in GROUPS]
+    before += [
+        str(command) for command in COMMANDS if command.words[:1] == ("job",) and command.words[1] not in GROUPS["job"]
+    ]
+    assert not before
+
+
+@pytest.mark.parametrize(
+    "wrong", ["submit", "peers", "job 7", "job", "pair --at", "exec --rom", "trian", "peer federate begin"]
+)
+def test_a_name_of_before_or_of_nothing_is_found(wrong: str, parser: CommandParser) -> None:
+    assert why_not(tuple(wrong.split()), parser)

@@ -105,7 +105,7 @@ def plug(host: Host, *, inserted: bool) -> None:
 
 def submit(host: Host, bundle: str, *options: str) -> None:
     """Submit the job as a user of the command line does."""
-    check(host, f"port-agent submit {bundle} {' '.join(options)}")
+    check(host, f"port-agent job submit {bundle} {' '.join(options)}")
 
 
 def ask(host: Host, path: str) -> dict[str, Any]:
@@ -130,7 +130,9 @@ def wait_for_job(host: Host, field: str, test: str, timeout_s: float = 300.0) ->
     program = ASK + WATCH.format(field=field, test=test, timeout_s=timeout_s)
     ran = host.run(f"python3 - <<'END'\n{program}\nEND", timeout_s + 60)
     if ran.rc != 0:
-        log = host.run("port-agent logs 1; port-agent status; port-agent doctor --no-flash; port-agent job 1").out
+        log = host.run(
+            "port-agent job logs 1; port-agent status; port-agent doctor --no-flash; port-agent job show 1"
+        ).out
         journal = host.run("journalctl -u port-agent -n 30 --no-pager -o cat").out
         raise AssertionError(f"job: {field} {test} not within {timeout_s:.0f} s\n{ran.out}\n{log}\n{journal}")
 
@@ -147,5 +149,5 @@ def committed_step(host: Host) -> int:
 
 def trained_weights(host: Host) -> str:
     """Return the checksum of the finished job's result."""
-    check(host, "port-agent result 1 --output /tmp/weights.safetensors")
+    check(host, "port-agent job result 1 --output /tmp/weights.safetensors")
     return check(host, "sha256sum /tmp/weights.safetensors").split()[0]

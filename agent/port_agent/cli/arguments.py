@@ -91,8 +91,8 @@ def federation_terms(arguments: argparse.Namespace) -> dict[str, Any]:
 def rounds_led(arguments: argparse.Namespace, job: Mapping[str, Any]) -> str:
     """Return a sentence that says who leads the rounds of a submitted job, and with which command."""
     if arguments.leader:
-        return f"{arguments.leader} leads them, with: port-agent federate start {job['name']}"
-    return f"Lead them from here with: port-agent federate start {job['name']}"
+        return f"{arguments.leader} leads them, with: port-agent peer federate start {job['name']}"
+    return f"Lead them from here with: port-agent peer federate start {job['name']}"
 
 
 class CommandParser(argparse.ArgumentParser):
@@ -137,7 +137,7 @@ def pause_duration(text: str) -> float:
     seconds = duration(text)
     if seconds > LONGEST_PAUSE_S:
         raise argparse.ArgumentTypeError(
-            f"the duration {shown(text)} is longer than a year; for no end, use `port-agent pause` or `run-now` without --for"
+            f"the duration {shown(text)} is longer than a year; for no end, use `port-agent job pause` or `port-agent job run-now` without --for"
         )
     return seconds
 

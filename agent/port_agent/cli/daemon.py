@@ -116,7 +116,7 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     submit.add_argument(
         "--federated",
         action="store_true",
-        help="train a round when the device that leads a federation of this name asks (`port-agent federate`)",
+        help="train a round when the device that leads a federation of this name asks (`port-agent peer federate`)",
     )
     add_federation_terms(submit)
     submit.add_argument(
@@ -155,7 +155,7 @@ def _add_submit(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
 def _add_board_options(submit: argparse.ArgumentParser) -> None:
     board = submit.add_argument_group(
         "microcontroller jobs",
-        "Example: port-agent submit build/ --kind mcu --data recordings/ --epochs 3. The board must hold the model's "
+        "Example: port-agent job submit build/ --kind mcu --data recordings/ --epochs 3. The board must hold the model's "
         "firmware (port-agent mcu flash); while it is unplugged, the job waits.",
     )
     board.add_argument("--port", help="serial port of the board (default: the only known board plugged in)")
@@ -269,11 +269,11 @@ def _environment_dir(name: str) -> Path | None:
 def _submit(arguments: Arguments) -> int:
     client = places.connect(arguments.runtime_dir)
     if arguments.kind == "train" and arguments.bundle is None:
-        raise UsageError("give a bundle: port-agent submit job.port (make one with `port-agent plan`)")
+        raise UsageError("give a bundle: port-agent job submit job.port (make one with `port-agent plan`)")
     if arguments.kind == "train" and not arguments.bundle.is_file():
         raise UsageError(f"{arguments.bundle} is a directory; give a bundle, or --kind mcu for a model directory")
     if arguments.kind == "mcu" and arguments.bundle is None:
-        raise UsageError("give a model directory: port-agent submit build/ --kind mcu (`port-agent mcu compile`)")
+        raise UsageError("give a model directory: port-agent job submit build/ --kind mcu (`port-agent mcu compile`)")
     fields: dict[str, Any] = {
         "kind": arguments.kind,
         "name": arguments.name or _job_name(arguments),
@@ -302,7 +302,9 @@ def _submit(arguments: Arguments) -> int:
     if arguments.federated:
         lines[0] = f"Job {job['id']} ({job['name']}) waits for rounds. {rounds_led(arguments, job)}"
     if job["inbox"]:
-        lines.append(f"It trains on files that arrive in {job['inbox']} (or: port-agent feed {job['name']} FILE...)")
+        lines.append(
+            f"It trains on files that arrive in {job['inbox']} (or: port-agent job feed {job['name']} FILE...)"
+        )
     return _answer(arguments, job, "\n".join(lines))
 
 
@@ -440,10 +442,10 @@ def _pause(arguments: Arguments) -> int:
         if arguments.for_s is not None:
             raise UsageError("--for pauses everything for a time; leave out the job")
         job = client.post(f"{_path(arguments)}/pause")
-        return _answer(arguments, job, f"Job {job['id']} ({job['name']}) is paused; port-agent resume {job['id']}")
+        return _answer(arguments, job, f"Job {job['id']} ({job['name']}) is paused; port-agent job resume {job['id']}")
     answer = client.post("/v1/pause", for_s=arguments.for_s)
     until = answer["paused_until"]
-    end = f"until {datetime.fromtimestamp(until):%a %d %b %H:%M}" if until else "until `port-agent resume`"
+    end = f"until {datetime.fromtimestamp(until):%a %d %b %H:%M}" if until else "until `port-agent job resume`"
     return _answer(arguments, answer, f"No job trains {end}.")
 
 
@@ -465,7 +467,7 @@ def _not_now(arguments: Arguments) -> int:
     answer = places.connect(arguments.runtime_dir).post("/v1/pause", for_s=arguments.for_s)
     until = datetime.fromtimestamp(answer["paused_until"])
     return _answer(
-        arguments, answer, f"No job trains until {until:%a %d %b %H:%M}; `port-agent resume` ends this earlier."
+        arguments, answer, f"No job trains until {until:%a %d %b %H:%M}; `port-agent job resume` ends this earlier."
     )
 
 
@@ -481,7 +483,9 @@ def _priority(arguments: Arguments) -> int:
 
 def _recall(arguments: Arguments) -> int:
     job = places.connect(arguments.runtime_dir).post(f"{_path(arguments)}/recall", force=arguments.force)
-    text = f"Job {job['id']} ({job['name']}) comes back with its checkpoint. See it with: port-agent job {job['id']}"
+    text = (
+        f"Job {job['id']} ({job['name']}) comes back with its checkpoint. See it with: port-agent job show {job['id']}"
+    )
     if arguments.force:
         text = f"Job {job['id']} ({job['name']}) continues here from the checkpoint on this device, and stays here."
     return _answer(arguments, job, text)
@@ -567,5 +571,5 @@ def _job_named(arguments: Arguments) -> str:
     from port_agent.jobs.job import NAME
 
     if not NAME.fullmatch(arguments.job):
-        raise UsageError(f"{shown(arguments.job)} is not a valid number or name of a job; see `port-agent jobs`")
+        raise UsageError(f"{shown(arguments.job)} is not a valid number or name of a job; see `port-agent job list`")
     return str(arguments.job)

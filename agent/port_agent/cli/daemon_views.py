@@ -60,7 +60,7 @@ def status_screen(status: Mapping[str, Any]) -> Group:
     if status["waiting"]:
         parts += [Text(), jobs_table(status["waiting"][:6], title="Waiting")]
         if len(status["waiting"]) > 6:
-            parts.append(Text(f"  and {len(status['waiting']) - 6} more; port-agent jobs", style="dim"))
+            parts.append(Text(f"  and {len(status['waiting']) - 6} more; port-agent job list", style="dim"))
     parts += [Text(), _device(status)]
     if status["health"]:
         parts += [Text(), *_health(status["health"])]
@@ -215,7 +215,7 @@ def jobs_table(jobs: Iterable[Mapping[str, Any]], title: str | None = None) -> R
     """Return jobs as a table, one line each."""
     jobs = list(jobs)
     if not jobs:
-        return Text("no jobs; add one with `port-agent submit job.port`", style="dim")
+        return Text("no jobs; add one with `port-agent job submit job.port`", style="dim")
     table = Table(title=title, title_justify="left", box=None, padding=(0, 2, 0, 0), header_style="dim")
     for name in ("Job", "Name", "State", "Step", "Loss", "Why"):
         table.add_column(name, justify="right" if name in ("Job", "Step", "Loss") else "left", no_wrap=name != "Why")
@@ -356,7 +356,9 @@ def _peers_line(peers: list[Mapping[str, Any]]) -> str:
     if not peers:
         return "none seen"
     shown = ", ".join(f"{peer['name']} {peer['state']}" for peer in peers[:_PEERS_SHOWN])
-    return shown if len(peers) <= _PEERS_SHOWN else f"{shown} and {len(peers) - _PEERS_SHOWN} more; port-agent peers"
+    return (
+        shown if len(peers) <= _PEERS_SHOWN else f"{shown} and {len(peers) - _PEERS_SHOWN} more; port-agent peer list"
+    )
 
 
 def doctor_screen(answer: Mapping[str, Any]) -> Group:

@@ -128,7 +128,7 @@ def job_spec(fields: Mapping[str, object], bundle: str | None) -> JobSpec:
         raise JobRequestError(f"the agent cannot read the bundle {spec.bundle!r}; let the client upload it")
     if spec.data is not None and not (Path(spec.data).is_absolute() and Path(spec.data).is_dir()):
         raise JobRequestError(
-            f"the agent cannot see the directory {spec.data}; submit with --inbox and `port-agent feed` the files"
+            f"the agent cannot see the directory {spec.data}; submit with --inbox and `port-agent job feed` the files"
         )
     if not re.fullmatch("([0-9a-f]{32})?", spec.submission):
         raise JobRequestError(f"submission is {shown(spec.submission)}; give 32 hexadecimal digits that are used once")

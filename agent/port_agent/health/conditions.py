@@ -97,7 +97,7 @@ CONDITIONS = {
             "the job database was damaged",
             "it was moved to {aside} and rebuilt from its readable parts and the jobs' manifests; history may be lost, "
             "and everything is paused in case you had paused it",
-            "`port-agent resume` continues; check the storage (SD cards wear out); delete the moved file when you no "
+            "`port-agent job resume` continues; check the storage (SD cards wear out); delete the moved file when you no "
             "longer need it",
         ),
         Condition(
@@ -105,7 +105,7 @@ CONDITIONS = {
             Severity.ERROR,
             "a stored job cannot be restored",
             "job {job}: {reason}; its files are untouched in {directory}",
-            "the agent version that stored it may be able to restore it; `port-agent cancel {id}` removes it with its files",
+            "the agent version that stored it may be able to restore it; `port-agent job cancel {id}` removes it with its files",
         ),
         Condition(
             "state-damaged",
@@ -156,14 +156,14 @@ CONDITIONS = {
             Severity.ERROR,
             "a job was given up",
             "job {job}: {reason}",
-            "see `port-agent logs {id}`; after fixing the cause, `port-agent resume {id}` tries again",
+            "see `port-agent job logs {id}`; after fixing the cause, `port-agent job resume {id}` tries again",
         ),
         Condition(
             "job-failing",
             Severity.WARNING,
             "a job keeps failing",
             "job {job} failed {failures} times in a row: {reason}",
-            "see `port-agent logs {id}`",
+            "see `port-agent job logs {id}`",
         ),
         Condition(
             "device-absent",
@@ -171,7 +171,7 @@ CONDITIONS = {
             "a job waits for its device",
             "job {job} was planned for {kind}, and this machine shows no such device",
             "load its driver (`nvidia-smi` must list the card; in a container pass it through), or plan the job again with "
-            "--device cpu; `port-agent cancel {id}` gives it up",
+            "--device cpu; `port-agent job cancel {id}` gives it up",
             visible_after_s=15.0,
         ),
         Condition(
@@ -307,7 +307,7 @@ CONDITIONS = {
             Severity.WARNING,
             "paired devices cannot be reached",
             "{reason}",
-            "see `port-agent peers`; training continues",
+            "see `port-agent peer list`; training continues",
         ),
         Condition(
             "loop-stalled",

@@ -44,7 +44,7 @@ class JobNotFoundError(JobRequestError):
     """There is no job with this id or name."""
 
     def __init__(self, name: str, job_id: int | None = None) -> None:
-        super().__init__(f"there is no job {name}; see `port-agent jobs`", job_id)
+        super().__init__(f"there is no job {name}; see `port-agent job list`", job_id)
 
 
 class JobState(IntEnum):

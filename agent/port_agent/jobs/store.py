@@ -153,7 +153,7 @@ class JobStore:
             if job_id in self.set_aside:
                 reason = self.set_aside[job_id].reason
                 raise JobRequestError(
-                    f"job {job_id} is set aside ({reason}); `port-agent cancel {job_id}` removes it", job_id
+                    f"job {job_id} is set aside ({reason}); `port-agent job cancel {job_id}` removes it", job_id
                 ) from None
             raise JobNotFoundError(str(job_id), job_id) from None
 

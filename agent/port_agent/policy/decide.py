@@ -228,7 +228,7 @@ def next_window(policy: Policy, local: datetime) -> datetime | None:
 
 def _objections(facts: Facts, policy: Policy, now: Now, memory: Memory, use: Answer) -> Iterator[_Objection]:
     if facts.pause:
-        yield _Objection("user", f"{facts.pause}; `port-agent resume` continues", at_once=True)
+        yield _Objection("user", f"{facts.pause}; `port-agent job resume` continues", at_once=True)
     yield from _unreadable(facts, policy)
     yield from _power(facts, policy, memory)
     yield from _presence(facts, policy, now, memory, use)

@@ -73,7 +73,7 @@ def _check_here(job: Job) -> None:
     """Raise `JobRequestError` for a job that another device has."""
     if job.state is JobState.AWAY and job.away is not None:
         raise JobRequestError(
-            f"job {job.label} is on {job.away.name}; take it back with port-agent recall {job.id}", job.id
+            f"job {job.label} is on {job.away.name}; take it back with port-agent job recall {job.id}", job.id
         )
 
 
@@ -185,7 +185,7 @@ class Service:
         if file is None:
             raise JobRequestError(f"job {job.label} has no result yet ({job.state.name.lower()})", job.id)
         if await _result_is_damaged(job):
-            what = f"damaged: its checksum differs; `port-agent resume {job.id}` writes it again"
+            what = f"damaged: its checksum differs; `port-agent job resume {job.id}` writes it again"
             if job.spec.waits_for_data:
                 what = "damaged, or from a round that was interrupted at its end; the next round writes it again"
             raise JobRequestError(f"the result of job {job.label} is {what}", job.id)
@@ -277,7 +277,7 @@ class Service:
         leader = self._context.peers.fleet.device_called(spec.terms.leader)
         if leader is None:
             raise JobRequestError(
-                f"{shown(spec.terms.leader)} names no paired device, or several; give its id, as shown by `port-agent peers`"
+                f"{shown(spec.terms.leader)} names no paired device, or several; give its id, as shown by `port-agent peer list`"
             )
         return replace(spec, terms=replace(spec.terms, leader=leader.id, leader_name=leader.name))
 

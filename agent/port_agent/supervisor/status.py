@@ -139,7 +139,7 @@ def _headline(context: DaemonContext, alive: Sequence[Job]) -> tuple[str, list[s
         missing = [runner.waits_for for runner in context.runners if runner.waits_for]
         return wanted.get(shown.requested, shown.shown_phase), [*missing, *conditions]
     if not alive:
-        return "idle", ["no jobs; `port-agent submit job.port` adds one"]
+        return "idle", ["no jobs; `port-agent job submit job.port` adds one"]
     if decision is not None and decision.state.trains:
         return "waiting", [
             f"{job.label}: {_why_it_waits(context, job) or job.state.name.lower()}" for job in alive[:_SHOWN_WAITING]

@@ -61,7 +61,7 @@ def test_the_command_line_from_submit_to_result(tmp_path: Path, capsys: pytest.C
         assert "finished" in run("jobs")
         assert "idle: no jobs" in run("status")
         assert first_lines("status", "--watch", *place, number=24).count("idle: no jobs") >= 2
-        assert "No job trains until `port-agent resume`" in run("pause")
+        assert "No job trains until `port-agent job resume`" in run("pause")
         assert "Job 2 (held) is queued" in run("submit", str(bundle), "--name", "held", "--deadline", "8h")
         assert "waiting: paused by you" in run("status")
         why = run("why", "--since", "yesterday")

@@ -81,7 +81,7 @@ def test_a_program_that_is_attached_shows_whose_it_is(shown: Any) -> None:
 def test_of_many_that_wait_six_are_shown(shown: Any) -> None:
     waiting = [{**JOB, "id": number, "name": f"job{number}"} for number in range(1, 10)]
     out = shown(status_screen({**STATUS, "waiting": waiting}))
-    assert "job6" in out and "job7" not in out and "and 3 more; port-agent jobs" in out
+    assert "job6" in out and "job7" not in out and "and 3 more; port-agent job list" in out
 
 
 def test_what_is_in_use_is_asked_the_other_way_round(shown: Any) -> None:
@@ -179,7 +179,7 @@ def test_the_usual_day_is_shown_once_it_is_known(shown: Any) -> None:
 
 
 def test_a_table_of_jobs(shown: Any) -> None:
-    assert "no jobs; add one with `port-agent submit job.port`" in shown(jobs_table([]))
+    assert "no jobs; add one with `port-agent job submit job.port`" in shown(jobs_table([]))
     done = {**JOB, "state": "waiting_data", "reason": "waiting_data", "step": 5, "total_steps": 9, "loss": 1e-5}
     out = shown(jobs_table([done, {**JOB, "owner": "ada"}]))
     moved = shown(
@@ -207,7 +207,7 @@ def test_paired_devices_are_a_line_of_the_status(shown: Any) -> None:
 def test_seen_agents_are_a_line_of_the_status(shown: Any) -> None:
     peer = {"name": "[bold]evil[/bold]", "state": "unknown"}
     line = shown(status_screen({**STATUS, "peers": [peer] * 7}))
-    assert line.count("[bold]evil[/bold] unknown") == 5 and "and 2 more; port-agent peers" in line
+    assert line.count("[bold]evil[/bold] unknown") == 5 and "and 2 more; port-agent peer list" in line
 
 
 def test_the_doctor_counts_what_needs_attention(shown: Any) -> None:

@@ -53,7 +53,7 @@ def test_good_conditions_train() -> None:
 @pytest.mark.parametrize(
     ("change", "code", "words"),
     [
-        ({"pause": "paused by you"}, "user", "port-agent resume"),
+        ({"pause": "paused by you"}, "user", "port-agent job resume"),
         ({"power": Power.BATTERY, "battery_percent": 64.0}, "battery", "on battery 64 %"),
         ({"power": Power.UNKNOWN, "power_detail": "BAT0: unknown"}, "power", "BAT0: unknown"),
         ({"battery_percent": 12.0}, "low-battery", "battery 12 %, training needs 30 %"),

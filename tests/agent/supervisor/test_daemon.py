@@ -58,7 +58,9 @@ async def test_a_damaged_result_is_not_handed_out_and_is_written_again(tmp_path:
         good = result.read_bytes()
         result.write_bytes(good[:-9] + bytes([good[-9] ^ 1]) + good[-8:])
         for path in (f"/v1/jobs/{number}/result", "/v1/jobs/birds/result"):
-            with pytest.raises(ControlError, match=r"job 1 \(birds\) is damaged: .* `port-agent resume 1`") as caught:
+            with pytest.raises(
+                ControlError, match=r"job 1 \(birds\) is damaged: .* `port-agent job resume 1`"
+            ) as caught:
                 await live.ask(live.client.download, path, tmp_path / "out")
             assert caught.value.status == 409 and not (tmp_path / "out").exists()
         await live.ask(live.client.post, f"/v1/jobs/{number}/resume")

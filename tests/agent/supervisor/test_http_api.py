@@ -30,7 +30,7 @@ def test_requests_that_are_refused(tmp_path: Path) -> None:
             ({"name": "x", "bundle": __file__, "epochs": True}, r"got `bool` - at `\$.epochs`"),
             ({"name": "x", "bundle": __file__, "colour": "red"}, "unknown settings of a job: colour"),
             ({"name": "x", "bundle": __file__, "kind": "cloud"}, "no job kind"),
-            ({"name": "x", "bundle": __file__, "data": "/nowhere"}, "port-agent feed"),
+            ({"name": "x", "bundle": __file__, "data": "/nowhere"}, "port-agent job feed"),
             ({"name": "x", "bundle": __file__, "arguments": "word"}, "Expected `array`"),
         ):
             with pytest.raises(ControlError, match=words):

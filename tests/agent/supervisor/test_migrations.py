@@ -103,7 +103,7 @@ def test_recalled_it_goes_on_here_where_it_was_there(tmp_path: Path, movers: tup
     until(lambda: attic.own()["on"] == "cellar" and attic.own()["step"] >= 20, attic.own)
     (guest,) = cellar.all()
     assert guest["guest_of"] == "attic" and guest["priority"] == -100
-    with pytest.raises(ControlError, match=r"is on cellar; port-agent recall \d+ takes it back"):
+    with pytest.raises(ControlError, match=r"is on cellar; take it back with port-agent job recall \d+"):
         attic.client.post("/v1/jobs/job/resume")
     attic.client.post("/v1/jobs/job/recall")
     back = attic.until(JobState.QUEUED)

@@ -29,7 +29,7 @@ def headline(made: Parts) -> tuple[str, tuple[str, ...]]:
 @go
 async def test_the_headline_without_a_worker(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
-        assert headline(made) == ("idle", ("no jobs; `port-agent submit job.port` adds one",))
+        assert headline(made) == ("idle", ("no jobs; `port-agent job submit job.port` adds one",))
         job = made.add("birds")
         assert headline(made) == ("waiting", ("starting",)), "nothing was decided yet"
         made.context.admission.decision = TRAIN
@@ -48,9 +48,11 @@ async def test_the_headline_without_a_worker(tmp_path: Path) -> None:
 async def test_what_made_a_job_leave_is_said_only_while_it_is_so(tmp_path: Path) -> None:
     async with parts(tmp_path) as made:
         job = made.add("birds")
-        made.context.store.save(replace(job, reason=left_because(LEFT, "paused by you; `port-agent resume` continues")))
+        made.context.store.save(
+            replace(job, reason=left_because(LEFT, "paused by you; `port-agent job resume` continues"))
+        )
         held = replace(TRAIN, state=type(TRAIN.state).LEAVE, reasons=("paused by you",))
-        for decision, shown in ((held, "left: paused by you; `port-agent resume` continues"), (TRAIN, "")):
+        for decision, shown in ((held, "left: paused by you; `port-agent job resume` continues"), (TRAIN, "")):
             made.context.admission.decision = decision
             (waiting,) = agent_status(made.context).waiting
             assert waiting.reason == shown

@@ -71,11 +71,11 @@ examples:
   port-agent finetune --settings chats.toml --ram 700M
 
 --submit gives it to the agent of this machine, and returns: the agent runs it when its policy says so (charging, idle, in its
-time window), ends it to give the memory back, and goes on from its checkpoint, also after a restart; `port-agent status`,
-`job`, `logs`, `pause`, `resume` and `cancel` know it. It runs with your rights where the agent has root's, else with the
+time window), ends it to give the memory back, and goes on from its checkpoint, also after a restart; `port-agent status` and
+`port-agent job show`, `logs`, `pause`, `resume` and `cancel` know it. It runs with your rights where the agent has root's, else with the
 agent's. Model and data are used where they lie: while they are others than now, it is refused.
 --federated, with --submit on each of several paired devices under one --name: adapters are averaged round by round, data stays where it is,
-and each device needs the same model directory. `port-agent federate start NAME --rounds N` on one of them leads; --epochs or --updates are those of one
+and each device needs the same model directory. `port-agent peer federate start NAME --rounds N` on one of them leads; --epochs or --updates are those of one
 round; the average is in --out of each when the last round is done.
 --opportunistic runs it here, when the agent says so; it ends with the terminal.
 """
@@ -429,9 +429,9 @@ def _submit(arguments: argparse.Namespace, options: FinetuneOptions) -> int:
     if arguments.json:
         print(json.dumps(answer, indent=2))
         return 0
-    waits, see = "is queued", f"port-agent status, port-agent logs {answer['id']}"
+    waits, see = "is queued", f"port-agent status, port-agent job logs {answer['id']}"
     if arguments.federated:
-        waits, see = "waits for rounds", f"port-agent federate status. {rounds_led(arguments, answer)}"
+        waits, see = "waits for rounds", f"port-agent peer federate status. {rounds_led(arguments, answer)}"
     print(
         f"Job {answer['id']} ({answer['name']}) {waits}, within {format_bytes(arguments.ram)} on {threads} threads; the result "
         f"goes to {options.out}. See it with: {see}"

@@ -297,7 +297,7 @@ def _add_logs(add: Adder) -> None:
         "logs",
         help="counters of a board: frames, errors, steps, stack, resets",
         description="Show what a board counts: frames, errors, steps, stack, resets. What a job in the agent's queue "
-        "did is in its own log: port-agent logs JOB.",
+        "did is in its own log: port-agent job logs JOB.",
     )
     _add_port(parser)
     parser.add_argument("--follow", action="store_true", help="print again every second")

@@ -24,10 +24,10 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "federate", help="average a job's weights over paired devices; data stays on each device"
     )
     federate.description = (
-        "Federated averaging over paired devices. On each device: `port-agent submit job.port --federated`, with a "
+        "Federated averaging over paired devices. On each device: `port-agent job submit job.port --federated`, with a "
         "bundle of the same model made from that device's own data, under the same name; or `port-agent finetune "
         "MODEL ... --submit --federated --name NAME`, whose adapters are averaged. On the device that leads: "
-        "`port-agent federate start JOB`. Each trains its rounds as its own policy allows; needs pip install "
+        "`port-agent peer federate start JOB`. Each trains its rounds as its own policy allows; needs pip install "
         "'port-agent[federate]' on all."
     )
     verbs = federate.add_subparsers(dest="verb", metavar="VERB", required=True)
@@ -165,7 +165,7 @@ def _start(arguments: argparse.Namespace) -> int:
     names = ("rounds", "min_devices", "goal", "timeout_s", "min_share", "clip", "noise", "epsilon_budget", "secure")
     settings = {name: getattr(arguments, name) for name in names} | {"server": _server(arguments)}
     answer = places.connect(arguments.runtime_dir).post("/v1/federations", job=arguments.job, settings=settings)
-    text = f"Leading a federation of job {answer['job']} ({answer['name']}), {arguments.rounds} rounds. See it with: port-agent federate status"
+    text = f"Leading a federation of job {answer['job']} ({answer['name']}), {arguments.rounds} rounds. See it with: port-agent peer federate status"
     if arguments.clip:
         text += f"\nAfter all rounds: {_privacy(arguments.noise, arguments.rounds)}."
     print(json.dumps(answer, indent=2) if arguments.json else text)
@@ -259,7 +259,7 @@ def _lines(run: Mapping[str, Any]) -> list[str]:
         where = (
             "the directory that --out names"
             if run["kind"] == "finetune"
-            else f"port-agent result {run['name']} -o FILE"
+            else f"port-agent job result {run['name']} -o FILE"
         )
         lines.append(f"  weights: {run['weights']}; on each device: {where}")
     return lines

@@ -1,4 +1,4 @@
-"""`port-agent identity`: this device's identity towards others, saved for the case that its card is replaced."""
+"""`port-agent peer identity`: this device's identity towards others, saved for the case that its card is replaced."""
 
 import argparse
 from pathlib import Path
@@ -38,7 +38,7 @@ def _export(arguments: argparse.Namespace) -> int:
         own, count = write_backup(state_dir, arguments.file)
     except FileNotFoundError as error:
         raise UsageError(
-            f"{error.filename}: no such file; `port-agent pair` creates an identity when it is needed"
+            f"{error.filename}: no such file; `port-agent peer pair` creates an identity when it is needed"
         ) from error
     print(f"{own.id} and {count} paired devices are in {arguments.file}. Whoever has this file can act as this device.")
     return 0

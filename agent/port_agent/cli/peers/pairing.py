@@ -26,7 +26,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     peers.set_defaults(run=_peers)
     pair = _command(commands, "pair", "pair with another device: show a code here, and type it there")
     pair.description = (
-        "Pair two devices, so that each trusts the other. On one run `port-agent pair`, on the other `port-agent pair CODE` "
+        "Pair two devices, so that each trusts the other. On one run `port-agent peer pair`, on the other `port-agent peer pair CODE` "
         "with the code that is shown, and with --at if multicast DNS does not find the first. A code is valid for minutes and "
         f"for {TRIES} tries."
     )
@@ -41,7 +41,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     pair.set_defaults(run=_pair)
     unpair = _command(commands, "unpair", "stop trusting a paired device immediately")
-    unpair.add_argument("device", help="its name or id, as shown by `port-agent peers`")
+    unpair.add_argument("device", help="its name or id, as shown by `port-agent peer list`")
     unpair.set_defaults(run=_unpair)
 
 
@@ -72,7 +72,7 @@ def _pair(arguments: argparse.Namespace) -> int:
             raise UsageError("--for is for the device that shows the code; leave it out here")
         return _type_code(arguments)
     if arguments.at is not None:
-        raise UsageError("--at goes with a code: port-agent pair CODE --at HOST")
+        raise UsageError("--at goes with a code: port-agent peer pair CODE --at HOST")
     if arguments.lifetime_s is not None and arguments.lifetime_s > _LONGEST_CODE_S:
         raise UsageError(
             f"a code is valid for at most an hour, not {arguments.lifetime_s:.0f} s; give --for 1h or less"
@@ -97,7 +97,7 @@ def _code_lines(code: Mapping[str, Any]) -> list[str]:
     also = ", ".join(own_addresses())
     return [
         f"Pairing code: {code['code']}",
-        f"On the other device, within {code['left_s'] / 60:.0f} minutes: port-agent pair {code['code']}{place}",
+        f"On the other device, within {code['left_s'] / 60:.0f} minutes: port-agent peer pair {code['code']}{place}",
         f"(this device: {code['name']}, port {code['port']} of {also or 'no network'}; Ctrl-C ends it)",
     ]
 
@@ -118,7 +118,7 @@ def _await_partner(client: "ControlClient", arguments: argparse.Namespace) -> in
     if arguments.json:
         print(json.dumps(outcome))
     elif outcome["state"] == "paired":
-        print(f"Paired with {outcome['name']}. See it with: port-agent peers")
+        print(f"Paired with {outcome['name']}. See it with: port-agent peer list")
     else:
         print(f"Not paired: {outcome.get('reason', 'the agent was restarted')}.")
     return 0 if outcome["state"] == "paired" else 1
@@ -135,7 +135,7 @@ def _type_code(arguments: argparse.Namespace) -> int:
     print(
         json.dumps(answer)
         if arguments.json
-        else f"Paired with {answer['name']} at {answer['address']}. See it with: port-agent peers"
+        else f"Paired with {answer['name']} at {answer['address']}. See it with: port-agent peer list"
     )
     return 0
 

@@ -149,7 +149,7 @@ class PairedDevices:
 
     def _add(self, device: PairedDevice) -> None:
         if device.id not in self._devices and len(self._devices) >= MAX_PAIRED:
-            raise PairedDeviceError(f"{MAX_PAIRED} devices are paired; `port-agent unpair` one that is not used")
+            raise PairedDeviceError(f"{MAX_PAIRED} devices are paired; `port-agent peer unpair` one that is not used")
         self._folder.mkdir(mode=0o700, exist_ok=True)
         by = "" if device.introduced_by is None else str(device.introduced_by)
         record = _Record(device.certificate, device.name, device.paired_at, device.address, by, device.chose_us)

@@ -57,7 +57,7 @@ def restore_backup(file: Path, state_dir: Path) -> tuple[Identity, int]:
     with file.open("rb") as stream:
         seal, _, content = stream.read(_LIMIT_BYTES).partition(b"\n")
     if seal != bytes_checksum(content).encode():
-        raise IdentityError(f"{file} was not written by `port-agent identity export`, or is damaged")
+        raise IdentityError(f"{file} was not written by `port-agent peer identity export`, or is damaged")
     try:
         backup = msgspec.json.decode(content, type=_Backup)
     except msgspec.MsgspecError as error:

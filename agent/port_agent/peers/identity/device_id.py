@@ -32,7 +32,7 @@ class DeviceIdError(PortError):
 
     def __init__(self, text: str, reason: str) -> None:
         super().__init__(
-            f"{shown(text)} is not a valid device id: {reason}; copy it from `port-agent peers` on that device"
+            f"{shown(text)} is not a valid device id: {reason}; copy it from `port-agent peer list` on that device"
         )
 
 

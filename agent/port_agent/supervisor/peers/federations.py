@@ -167,7 +167,7 @@ class Federations:
             )
         if job.id in self._led:
             raise JobRequestError(
-                f"a federation of job {job.label} is in progress; stop it with port-agent federate stop {job.id}",
+                f"a federation of job {job.label} is in progress; stop it with port-agent peer federate stop {job.id}",
                 job.id,
             )
         if settings.secure and settings.clip:
@@ -201,7 +201,7 @@ class Federations:
         led, run = self._led.get(job.id), self._run(job)
         if led is None or run is None:
             raise JobRequestError(
-                f"no federation of job {job.label} is in progress; see `port-agent federate status`", job.id
+                f"no federation of job {job.label} is in progress; see `port-agent peer federate status`", job.id
             )
         led.task.cancel()
         await asyncio.wait({led.task})
@@ -215,7 +215,8 @@ class Federations:
         run = self._run(job)
         if run is None:
             raise JobRequestError(
-                f"job {job.label} was never federated from here; start with port-agent federate start {job.id}", job.id
+                f"job {job.label} was never federated from here; start with port-agent peer federate start {job.id}",
+                job.id,
             )
         led, weights = self._led.get(job.id), self._folder(job) / global_file(run.done)
         plain: dict[str, object] = msgspec.to_builtins(run)

@@ -40,7 +40,7 @@ def submit(device: Device, model: Path) -> None:
     words += [] if device.name == LEADER else ["--leader", LEADER]
     done = subprocess.run([sys.executable, "-P", "-m", "port_agent.cli", *words], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    led = "port-agent federate start gestures" if device.name == LEADER else "attic leads them, with:"
+    led = "port-agent peer federate start gestures" if device.name == LEADER else "attic leads them, with:"
     assert "waits for rounds" in done.stdout and led in done.stdout
 
 

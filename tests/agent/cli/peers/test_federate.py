@@ -1,4 +1,4 @@
-"""`port-agent federate`: what it says, and what it refuses."""
+"""`port-agent peer federate`: what it says, and what it refuses."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def test_a_federation_in_words() -> None:
         "  now: this device, cellar",
         "  round 1: 2 devices in 12.0 s, loss 0.5000; without shed (no reply in time)",
         "  round 2: abandoned after 1 min 00 s: 1 of 3 devices replied",
-        "  weights: /state/global.safetensors; on each device: port-agent result digits -o FILE",
+        "  weights: /state/global.safetensors; on each device: port-agent job result digits -o FILE",
     ]
     waiting = {**RUN, "training": [], "waits": "1 of 2 devices are ready; cellar: not charging", "history": []}
     assert _lines(waiting)[1] == "  waiting: 1 of 2 devices are ready; cellar: not charging"
@@ -94,7 +94,7 @@ def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture
         assert "Leading a federation of job 2 (gestures0), 3 rounds" in command(
             "federate", "start", "gestures0", "--rounds", "3"
         )
-        assert "is in progress; stop it with port-agent federate stop 2" in command(
+        assert "is in progress; stop it with port-agent peer federate stop 2" in command(
             "federate", "start", "gestures0", "--rounds", "3"
         )
         assert "Job 2 (gestures0): running, 0 of 3 rounds" in command("federate", "status")

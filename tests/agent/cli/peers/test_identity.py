@@ -1,4 +1,4 @@
-"""`port-agent identity`: to a file and back, and never under an agent that runs."""
+"""`port-agent peer identity`: to a file and back, and never under an agent that runs."""
 
 from pathlib import Path
 
@@ -24,4 +24,4 @@ def test_exported_and_imported(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 def test_there_is_none_yet(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["identity", "export", str(tmp_path / "backup"), "--state-dir", str(tmp_path)]) == 2
-    assert "identity.pem: no such file; `port-agent pair` creates" in capsys.readouterr().err
+    assert "identity.pem: no such file; `port-agent peer pair` creates" in capsys.readouterr().err

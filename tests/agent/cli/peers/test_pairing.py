@@ -60,7 +60,7 @@ def test_two_agents_pair_see_each_other_and_part(tmp_path: Path, capsys: pytest.
             assert main(["pair", "111-111-111", *place]) == 2
             assert "mistyped" in capsys.readouterr().err
             assert main(["pair", code[0], "--at", f"127.0.0.1:{pairing_port}", *place]) == 0
-            assert capsys.readouterr().out == "Paired with attic at 127.0.0.1. See it with: port-agent peers\n"
+            assert capsys.readouterr().out == "Paired with attic at 127.0.0.1. See it with: port-agent peer list\n"
             assert "Paired with cellar" in process.stdout.read() and process.wait(PATIENCE_S) == 0
         until(lambda: all(paired(client)[0]["is_connected"] for client in (attic, cellar)))
         until(lambda: paired(cellar)[0]["board"])

@@ -20,7 +20,7 @@ from port_planner.mcu.ir import PRODUCTS, WEIGHTED, Clamp, Graph, KernelCall, Mc
 class StepKind(IntEnum):
     """What one step does.
 
-    0 to 9 are those of `enum port_step_kind`, the others exist only before `fuse_updates`; pages stand in tables only.
+    Values 0 to 9 are those of `enum port_step_kind`. The others exist only before `fuse_updates`, pages only in tables.
     """
 
     FORWARD = 0
@@ -44,9 +44,9 @@ PAGE_KINDS = frozenset({StepKind.PAGE_OUT, StepKind.PAGE_IN, StepKind.PAGE_WAIT}
 
 @dataclass(frozen=True, slots=True)
 class LayerUpdate:
-    """What of one layer is trained: its bias, and the weights of the output channels [0, rows).
+    """What is trained of one layer: its bias, and the weights of output channels [0, rows).
 
-    `q88`: these weights have low bytes, which the Q8.8 rule of updates needs; without, it rounds them as the stochastic rule does.
+    `q88`: these weights have low bytes, which the Q8.8 update rule needs. Without them, that rule rounds stochastically.
     """
 
     bias: bool = False
@@ -58,8 +58,8 @@ class LayerUpdate:
 class SparseScheme:
     """Which parameters a model trains, layer by layer; layers not named are frozen.
 
-    `chosen`: the share of each layer's trained channels whose weights a step updates, those with the largest gradients, in groups
-    of four (dynamic partial updates, Deutel et al., arXiv 2407.10734); None: all of them.
+    `chosen`: the share of each layer's trained channels whose weights a step updates: those with the largest gradients, in
+    groups of four (dynamic partial updates, Deutel et al., arXiv 2407.10734). None: all of them.
     """
 
     updates: Mapping[str, LayerUpdate]
@@ -71,7 +71,7 @@ class SparseScheme:
 
     @property
     def chosen_parts(self) -> int:
-        """The share in 1/256, as the firmware has it."""
+        """The share in 1/256, as the firmware expects it."""
         return 256 if self.chosen is None else max(1, round(256 * self.chosen))
 
     def of(self, op: str) -> LayerUpdate:
@@ -84,7 +84,7 @@ class SparseScheme:
         return any(update.q88 for update in self.updates.values())
 
     def with_low_bytes(self, without: Collection[str] = ()) -> SparseScheme:
-        """Return the scheme with low bytes for all trained weights but those of the layers `without`."""
+        """Return the scheme with low bytes for all trained weights except those of the layers in `without`."""
         updates = {
             name: replace(update, q88=update.rows > 0 and name not in without) for name, update in self.updates.items()
         }
@@ -109,7 +109,7 @@ def full_scheme(graph: Graph) -> SparseScheme:
 def last_layers(graph: Graph, count: int, ratio: float = 1.0, biases: int | None = None) -> SparseScheme:
     """Return the scheme that trains the last `count` layers' weights and the last `biases` layers' biases.
 
-    Only those that the module itself trains.
+    Only those that the module itself trains are included.
     """
     biases = count if biases is None else biases
     updates = {}
@@ -122,9 +122,9 @@ def last_layers(graph: Graph, count: int, ratio: float = 1.0, biases: int | None
 
 
 def rows_at(op: KernelCall, ratio: float) -> int:
-    """Return how many output channels a ratio means.
+    """Return the number of output channels that a ratio stands for.
 
-    A depthwise layer is trained whole or not at all.
+    A depthwise layer is trained as a whole or not at all.
     """
     channels = op.out_shape.channels
     return channels if op.kind is OpKind.DEPTHWISE else min(channels, max(1, round(channels * ratio)))
@@ -136,8 +136,8 @@ class Step:
 
     Buffers are named: an activation by its op, a gradient as `d:<activation>`.
 
-    `gradient` is the gradient of the op's output, `target` what the step writes; `accumulate` adds to it. `second`: the target
-    belongs to the op's second input.
+    `gradient`: the gradient of the op's output. `target`: what the step writes. `accumulate`: it adds to the target.
+    `second`: the target belongs to the op's second input.
     """
 
     kind: StepKind
@@ -150,7 +150,7 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Lines:
-    """The line of a tensor with which each operand's buffer begins: 0 but for bands."""
+    """The tensor line at which each operand's buffer begins: 0 unless in bands."""
 
     source: int = 0
     output: int = 0
@@ -162,11 +162,11 @@ class Lines:
 class TableRow:
     """One kernel call. Operands are residencies; "" where the kind has no such operand.
 
-    `again`: the operator ran before in this sample. `span`: the lines it does; None: all. `part`: it belongs to a group of
-    operators that run in bands. `resumes`, `suspends`: sums in `scratch` are gone on with, are left for a later row.
-    `parameters`: where the operator's trained parameters lie, if they are paged in. `page`: what a page row moves, between the
-    medium and `source` (out) or `output` (in). `training`: inference leaves this row out. `carried`: what it reads may still be
-    there from the training sample before.
+    `again`: the operator already ran in this sample. `span`: the lines it computes; None: all. `part`: it belongs to a group
+    of operators that run in bands. `resumes`, `suspends`: the sums in `scratch` continue earlier ones, or are left for a
+    later row. `parameters`: where the operator's trained parameters lie, if they are paged in. `page`: what a page row
+    moves between the medium and `source` (out) or `output` (in). `training`: inference leaves this row out. `carried`: its
+    operand may still be there from the training sample before.
     """
 
     kind: StepKind
@@ -192,7 +192,7 @@ class TableRow:
 
     @property
     def chooses(self) -> bool:
-        """Whether it is an update of the channels that matter most; `other` is room to find them."""
+        """Whether it updates only the channels with the largest gradients; `other` is scratch to find them."""
         return self.kind is StepKind.WEIGHT and bool(self.other)
 
     @property
@@ -223,7 +223,7 @@ class SampleProgram:
 
 
 class ProgramError(PortError):
-    """A pass produced an illegal program: a defect of the compiler, with the step it shows at."""
+    """A pass produced an illegal program: a defect of the compiler, with the step where it shows."""
 
     def __init__(self, index: int, step: Step, problem: str) -> None:
         super().__init__(f"step {index} ({step.kind.name} {step.op}): {problem}; report this, the compiler is wrong")
@@ -255,7 +255,7 @@ def reads(graph: Graph, step: Step) -> tuple[str, ...]:
 
 
 def stored_inputs(op: KernelCall, step: Step) -> tuple[int, ...]:
-    """Return which inputs of the op, by position, a backward step reads the values of."""
+    """Return the positions of the op's inputs whose values a backward step reads."""
     if step.kind in (StepKind.WEIGHT, StepKind.WEIGHT_GRADIENT):
         return (0,)
     if step.kind is not StepKind.INPUT:
@@ -312,7 +312,7 @@ def _gradients(graph: Graph, op: KernelCall) -> list[Step]:
 
 
 def _mark_accumulation(steps: tuple[Step, ...]) -> tuple[Step, ...]:
-    """The first contribution to a gradient overwrites, later ones add."""
+    """Mark steps that add to a gradient: the first contribution overwrites, later ones add."""
     written: set[str] = set()
     marked = []
     for step in steps:
@@ -324,10 +324,7 @@ def _mark_accumulation(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def prune(program: SampleProgram, scheme: SparseScheme) -> SampleProgram:
-    """Return the program without the updates that the scheme leaves out.
-
-    Everything that only they needed goes too.
-    """
+    """Return the program without the updates that the scheme leaves out, and without what only they needed."""
     _check_scheme(program.graph, scheme)
     needed: set[str] = set()
     kept: list[Step] = []
@@ -353,7 +350,7 @@ def _check_scheme(graph: Graph, scheme: SparseScheme) -> None:
         if op.shares and any(scheme.of(name) != LayerUpdate() for name in (op.name, op.shares)):
             raise McuCompileError(
                 op.name,
-                f"the module uses the weights of {op.shares} again here, and on a board the two would train apart",
+                f"the module uses the weights of {op.shares} here as well; on a board the two copies would be trained separately",
                 "leave both out of the scheme, or give the module a layer for each use",
             )
     if graph.classes < 2 and any(update != LayerUpdate() for update in scheme.updates.values()):
@@ -365,7 +362,7 @@ def _check_scheme(graph: Graph, scheme: SparseScheme) -> None:
     for name, update in scheme.updates.items():
         if name not in layers:
             raise McuCompileError(
-                name, "the scheme trains a layer the model does not have", f"choose from {', '.join(layers)}"
+                name, "the scheme trains a layer that the model does not have", f"choose from {', '.join(layers)}"
             )
         _refuse_untrained(layers[name], update)
         channels = layers[name].out_shape.channels
@@ -377,12 +374,12 @@ def _check_scheme(graph: Graph, scheme: SparseScheme) -> None:
 
 
 def _refuse_untrained(op: KernelCall, update: LayerUpdate) -> None:
-    """Raise McuCompileError where a scheme trains what the module does not: it has none, or it is frozen."""
+    """Raise McuCompileError if a scheme trains what the module does not: it is missing there, or frozen."""
     for wanted, trains, what in ((update.rows, op.trains_weight, "weight"), (update.bias, op.trains_bias, "bias")):
         if wanted and not trains:
             raise McuCompileError(
                 op.name,
-                f"the scheme trains its {what}, and the module does not: it has none, or no gradient reaches it",
+                f"the scheme trains its {what}, but the module does not: it has none, or no gradient reaches it",
                 "leave it out of the scheme, or have the module train it (requires_grad, bias=True)",
             )
 
@@ -405,8 +402,8 @@ def fuse_updates(program: SampleProgram) -> SampleProgram:
 def alias(program: SampleProgram) -> SampleProgram:
     """Return the program without the copies of residual adds whose source is not read again.
 
-    The gradient of an add is the gradient of both its inputs. The first COPY makes a second buffer; the last one may
-    take over the first buffer under its new name, if it starts that gradient.
+    The gradient of an add is the gradient of both its inputs. The first COPY creates a second buffer. The last one may reuse
+    the first buffer under a new name, if it starts that gradient.
     """
     steps = list(program.steps)
     for index in reversed(range(len(steps))):

@@ -1,9 +1,9 @@
 """A training step of a board as a planning problem: one stage per step or group, one tensor per activation and gradient.
 
-Weights are tensors without bytes: they stay where they are, but each is written at its update, so that the replay
-refuses an operator that would run again with weights it did not have the first time. Weights that live on a page medium
-have bytes while they are in the arena; reading them again before their update is their recomputation, and what the first
-reading and the last writing cost is part of their stages.
+Weights are tensors without bytes: they stay where they are. Each is still written at its update, so that the replay
+rejects an operator that would run again with weights it did not have the first time. Weights that live on a page medium
+have bytes while they are in the arena. Reading them again before their update is their recomputation; the first read and
+the last write are part of the cost of their stages.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class PageOptions:
-    """Where a plan may page to; `parameters`: the trained ones live there."""
+    """Where a plan may page to; `parameters`: the trained parameters live there."""
 
     costs: PageCosts
     parameters: bool = False
@@ -56,7 +56,7 @@ class PageOptions:
 
 @dataclass(frozen=True)
 class BoardProblem:
-    """A problem and its program; `names` are its tensors', `starts` the first step of each stage."""
+    """A problem and its program; `names` are those of its tensors, `starts` the first step of each stage."""
 
     program: SampleProgram
     problem: Problem
@@ -66,7 +66,7 @@ class BoardProblem:
     pages_parameters: bool = False
 
     def paging(self, schedule: Schedule) -> BoardPaging:
-        """Return the trips of a schedule, in steps of the program."""
+        """Return the page moves of a schedule, in steps of the program."""
         paged: set[tuple[int, int]] = set()
         moves = []
         for choice in sorted(schedule.choices, key=lambda c: self.problem.gaps[c.gap].after):
@@ -88,7 +88,7 @@ class BoardProblem:
         return PageMove(self.names[gap.tensor], out, (self.starts[min(reads)], self.starts[choice.stage]))
 
     def recomputation(self, schedule: Schedule) -> RepeatedOps:
-        """Return what a schedule computes again before which step, inputs first."""
+        """Return what a schedule recomputes before which step, inputs first."""
         wanted: dict[int, set[int]] = {}
         for choice in schedule.choices:
             if choice.decision is GapDecision.RECOMPUTE:
@@ -120,10 +120,10 @@ def board_problem(
 ) -> BoardProblem:
     """Return the problem of running `program` with `arena_bytes` for everything but the trained parameters.
 
-    Each of `groups` is one stage, its bands its workspace. `known`: what steps and groups of this program were found to
-    take before; filled in. `pages`: where tensors may be paged to; None: nowhere.
+    Each of `groups` is one stage; its bands are the workspace. `known`: what steps and groups of this program took in earlier
+    calls; extended here. `pages`: where tensors may be paged to; None: nowhere.
 
-    Raises ProblemError where the program contradicts itself.
+    Raises ProblemError if the program contradicts itself.
     """
     builder = _Builder(program, scheme, costs, simd, groups, {} if known is None else known, pages)
     stages = tuple(builder.stages())
@@ -143,7 +143,7 @@ def board_problem(
 
 
 RESUME_INSTRUCTIONS = 16.0
-"""Of taking one sum out of memory and putting it back, once per band (counted on the emulated cores)."""
+"""Cost of taking one sum out of memory and putting it back, once per band (counted on the emulated cores)."""
 
 
 class _Builder:
@@ -247,7 +247,7 @@ class _Builder:
         return parameter_block_bytes(self.graph.op(op), self.scheme.of(op))
 
     def _parameter_transfers(self) -> dict[int, tuple[float, float]]:
-        """Return seconds and joules by stage of reading each layer's parameters first and writing them last."""
+        """Return seconds and joules by stage of each layer's first parameter read and last parameter write."""
         found: dict[int, tuple[float, float]] = {}
         if self.pages is None or not self.pages_parameters:
             return found

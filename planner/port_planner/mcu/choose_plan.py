@@ -1,4 +1,4 @@
-"""The memory plan of a budget: everything kept where that fits, else bands and the cheapest recomputation and paging that fit."""
+"""The memory plan of a budget: everything is kept if it fits, else the cheapest bands, recomputation and paging that fit."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ from port_planner.problem.replay import ScheduleCost, replay
 from port_planner.search.solve import solve
 
 DEFAULT_CORE = "nrf52840"
-"""Whose costs decide where no board is named: what is cheapest differs little between cores, the bits not at all."""
+"""The board whose costs decide if none is named: the cheapest plan differs little between cores, its bits not at all."""
 
 SEARCH_S = 4.0
-"""CPU seconds per attempt; nets of a few hundred steps are at their optimum within a few."""
+"""CPU seconds per attempt; networks of a few hundred steps reach their optimum within a few."""
 
 ATTEMPTS = 12
-"""How often the search is given less than the budget, by what the arena's placement took beyond the sum of its tensors,
-or stages are made smaller by bands, because what lives beside them cannot be computed again."""
+"""How often the search may run with less than the budget: by what the arena took beyond the sum of its tensors, or with
+stages made smaller by bands, because what lives beside them cannot be recomputed."""
 
 SMALLER = 16
-"""By this part of the fullest stage, at least, the limit of stages falls from one attempt to the next."""
+"""From one attempt to the next, the limit of a stage falls by at least this share of the fullest stage."""
 
 
 class BoardDeadlineError(PortError):
-    """A training step that takes longer than it may, with both figures."""
+    """A training step that takes longer than its deadline, with both figures."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -50,9 +50,9 @@ class BoardDeadlineError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class FitOptions:
-    """What a memory plan is held to, and whose costs decide. `ram_bytes` covers arena and trained parameters.
+    """The limits of a memory plan, and whose costs decide. `ram_bytes` covers arena and trained parameters.
 
-    `page`: the external memory that tensors may be paged to, and trained parameters where it is mapped; None: none.
+    `page`: external memory for paged tensors, and for trained parameters if it is memory-mapped; None: no paging.
     """
 
     ram_bytes: int
@@ -64,10 +64,11 @@ class FitOptions:
 
 @dataclass(frozen=True, slots=True)
 class FittedMemory:
-    """A memory plan within its budget. Seconds and joules are of one training sample, by the board's file.
+    """A memory plan within its budget. Seconds and joules are those of one training sample, by the board's file.
 
-    `overhead_joules`: of bands, recomputation and paging together. `bound_joules`: with these bands no plan recomputes and
-    pages for less; None where nothing had to be decided, or parameters are paged: what is kept of them between samples is no part of it. `page_costs`: of the medium, where something is paged.
+    `overhead_joules`: of bands, recomputation and paging together. `bound_joules`: with these bands, no plan recomputes and
+    pages for less. It is None if nothing had to be decided, or if parameters are paged: it does not cover what is kept of
+    them between samples. `page_costs`: of the medium, if something is paged.
     """
 
     memory: MemoryPlan
@@ -86,7 +87,7 @@ class FittedMemory:
 def fit_memory(graph: Graph, scheme: SparseScheme, options: FitOptions, *, simd: bool = True) -> FittedMemory:
     """Return the cheapest plan of `scheme` within the budget.
 
-    Raises ArenaBudgetError where not even recomputation fits, BoardDeadlineError where no fitting plan is fast enough.
+    Raises ArenaBudgetError if nothing fits even with recomputation, BoardDeadlineError if no fitting plan is fast enough.
     """
     core = options.core or core_costs(DEFAULT_CORE)
     kept = plan_memory(graph, scheme, simd=simd)
@@ -100,8 +101,10 @@ def fit_memory(graph: Graph, scheme: SparseScheme, options: FitOptions, *, simd:
 
 
 def _refuse_hopeless(graph: Graph, kept: MemoryPlan, options: FitOptions) -> None:
-    """Raise ArenaBudgetError, before any search, for a budget below what every plan holds: parameters, or where they are paged, a
-    sample."""
+    """Raise ArenaBudgetError, before any search, for a budget below what every plan holds.
+
+    That is the parameters or, if they are paged, one sample.
+    """
     on_medium = options.page is not None and options.page.holds_parameters
     held, what = kept.parameters.size_bytes, "trained parameters"
     if on_medium:
@@ -118,7 +121,7 @@ def _refuse_hopeless(graph: Graph, kept: MemoryPlan, options: FitOptions) -> Non
 
 @dataclass(frozen=True)
 class _Fit:
-    """A budget that needs more than keeping everything. `kept`, `plain_joules`: of that."""
+    """A budget in which not everything can be kept. `kept`, `plain_joules`: the plan that keeps everything, and its cost."""
 
     graph: Graph
     scheme: SparseScheme
@@ -129,9 +132,9 @@ class _Fit:
     simd: bool
 
     def best(self) -> FittedMemory:
-        """Return the cheapest of the plans with parameters in RAM and, where the medium may hold them, there.
+        """Return the cheapest plan, with parameters in RAM or, if the medium may hold them, on the medium.
 
-        Without the medium where the search found none with it.
+        Falls back to plans without the medium if the search finds none with it.
         """
         medium = self.options.page
         if medium is None:
@@ -151,12 +154,12 @@ class _Fit:
         return min(found, key=lambda fitted: fitted.joules)
 
     def _stated(self, limit: int, pages: PageOptions | None) -> BoardProblem:
-        if self.scheme.chosen is not None:  # which channels matter is known of a whole gradient only, not of a band
+        if self.scheme.chosen is not None:  # channels are ranked by whole gradients, never by bands
             return board_problem(self.kept.program, self.scheme, self.core, limit, simd=self.simd, pages=pages)
         return choose_tiles(self.kept.program, self.scheme, self.core, limit, simd=self.simd, pages=pages)
 
     def plan(self, pages: PageOptions | None) -> FittedMemory:
-        """Return the cheapest plan found. Raises ArenaBudgetError where nothing fits."""
+        """Return the cheapest plan found. Raises ArenaBudgetError if nothing fits."""
         options, kept = self.options, self.kept
         parameters = 0 if pages is not None and pages.parameters else kept.parameters.size_bytes
         allowed = options.ram_bytes - parameters
@@ -202,7 +205,7 @@ class _Fit:
         )
 
     def _spared(self, fitted: FittedMemory, use: PageUse, planned: Callable[..., MemoryPlan]) -> FittedMemory:
-        """Return the plan without the trips of parameters that the room it leaves can spare."""
+        """Return the plan without the parameter transfers that its unused RAM makes unnecessary."""
         if fitted.page_costs is None or not use.paging.parameters:
             return fitted
         found = skip_parameter_trips(
@@ -218,7 +221,7 @@ class _Fit:
         )
 
     def _parameters_stay(self, costs: PageCosts) -> str:
-        """Say why a medium holds no trained parameters, with what it would take."""
+        """Return why a medium holds no trained parameters, with what that would cost."""
         written = sum(
             costs.paging(parameter_block_bytes(op, self.scheme.of(op.name))).joules_out for op in self.graph.weighted()
         )

@@ -1,7 +1,7 @@
-"""Which operators run in bands: as few and as tall as bring every stage's own operands within the budget.
+"""Choose the operators that run in bands: as few, and in as tall bands, as bring every stage within the budget.
 
-Recomputation cannot make a stage need less than its own operands; bands can. What a group costs is a halo of lines and
-its sums, a few percent; so groups are made where a stage is too large, one at a time, the cheapest that is small enough.
+Recomputation cannot make a stage need less than its own operands; bands can. A group costs a halo of lines and its sums,
+a few percent. So groups are formed only where a stage is too large, one at a time, the cheapest that is small enough.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from port_planner.problem.problem import Problem
 
 
 def stage_loads(problem: Problem) -> list[int]:
-    """Return the bytes of every stage's own operands and workspace: less no recomputation can reach."""
+    """Return the bytes of every stage's own operands and workspace, a floor for any recomputation."""
     load = [stage.workspace_bytes for stage in problem.stages]
     for tensor in problem.tensors:
         for stage in tensor.accesses:
@@ -54,7 +54,7 @@ def choose_tiles(
 def _best(
     stated: Callable[[Sequence[TileGroup]], BoardProblem], found: BoardProblem, step: int, arena_bytes: int
 ) -> BoardProblem | None:
-    """Return the problem with one more or one other group at `step`: the cheapest that fits, else the smallest."""
+    """Return the problem with one group added or replaced at `step`: the cheapest that fits, else the smallest."""
     best: tuple[tuple[int, int, float], BoardProblem] | None = None
     now = _rank(found, arena_bytes)
     for groups in _moves(found.program, found.groups, step):
@@ -66,13 +66,13 @@ def _best(
 
 
 def _rank(found: BoardProblem, arena_bytes: int) -> tuple[int, int, float]:
-    """Order problems by the bytes over the budget in their fullest stage, by how often they are over it, by seconds."""
+    """Rank problems by the bytes over the budget in their fullest stage, then by stages over it, then by seconds."""
     over = [load - arena_bytes for load in stage_loads(found.problem) if load > arena_bytes]
     return max(over, default=0), sum(over), found.problem.base_seconds
 
 
 def _moves(program: SampleProgram, groups: Sequence[TileGroup], step: int) -> Iterator[tuple[TileGroup, ...]]:
-    """Yield the groups with one that covers `step` added, or put in the place of those that it meets."""
+    """Yield the groups with one that covers `step` added, or replacing those that it overlaps."""
     op = program.steps[step].op
     for run in tile_groups(program):
         if op not in run:

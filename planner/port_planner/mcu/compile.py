@@ -1,7 +1,4 @@
-"""The compiler's front door.
-
-A PyTorch module and calibration data in, C tables with a static memory plan out.
-"""
+"""Compile a PyTorch module and calibration data into C tables with a static memory plan."""
 
 from __future__ import annotations
 
@@ -50,7 +47,7 @@ class CompiledModel:
 
     @property
     def q88(self) -> bool:
-        """Whether weights have low bytes, of one layer at least."""
+        """Whether the weights of at least one layer have low bytes."""
         return self.scheme.q88
 
     def quantize_input(self, samples: NDArray[np.float32]) -> Int8Array:
@@ -86,11 +83,11 @@ def compile_model(
 ) -> CompiledModel:
     """Return the compiled model of a PyTorch module.
 
-    `calibration` is [N, C, H, W] or [N, C, W]. `scheme` says what is trained (None: everything; an empty scheme compiles for
-    inference); `budget` in bytes covers the arena and the trained parameters, and what it does not hold is computed again;
-    `fit` says more: a deadline, whose costs decide. `q88` gives all trained weights low bytes, or those that a budget has room
-    for. `simd` gives the convolutions scratch for the DSP kernels, which a
-    Cortex-M0 has no use for. Raises McuCompileError, ArenaBudgetError, BoardDeadlineError.
+    `calibration` is [N, C, H, W] or [N, C, W]. `scheme`: what is trained (None: everything; an empty scheme compiles for
+    inference). `budget`: bytes for the arena and the trained parameters; what does not fit is recomputed. `fit` adds a
+    deadline and whose costs decide. `q88` gives low bytes to all trained weights, or to those that fit the budget. `simd`
+    gives the convolutions scratch for the DSP kernels, which a Cortex-M0 does not have. Raises McuCompileError,
+    ArenaBudgetError, BoardDeadlineError.
     """
     samples = calibration_samples(calibration)
     graph = import_module(module, calibration.shape[1:], name, samples)
@@ -101,7 +98,7 @@ def compile_model(
 def calibration_samples(calibration: NDArray[np.float32]) -> torch.Tensor:
     """Return calibration data as torch takes it.
 
-    Raises McuCompileError for what is no array of finite real samples.
+    Raises McuCompileError unless they are an array of finite real samples.
     """
     data = np.asarray(calibration)
     if data.ndim not in (2, 3, 4) or not data.size:
@@ -127,7 +124,7 @@ def compile_quantized(
 ) -> CompiledModel:
     """Return the compiled model of an already quantised graph, for one scheme of several.
 
-    Raises ArenaBudgetError where the scheme does not fit the budget, BoardDeadlineError where it is not fast enough.
+    Raises ArenaBudgetError if the scheme does not fit the budget, BoardDeadlineError if it is not fast enough.
     """
     scheme = full_scheme(model.graph) if scheme is None else scheme
     if q88:
@@ -144,18 +141,17 @@ def compile_quantized(
 
 
 def recompile(model: CompiledModel, fit: FitOptions) -> tuple[CompiledModel, FittedMemory]:
-    """Return a model that trains the same parameters within other limits, and what its plan takes.
+    """Return a model that trains the same parameters within other limits, and the cost of its plan.
 
-    Layers lose their low bytes where they do not fit.
+    Layers whose low bytes do not fit lose them.
 
-    Raises ArenaBudgetError, BoardDeadlineError.
     """
     scheme, fitted = fit_low_bytes(model.quantized.graph, model.scheme, fit, simd=model.simd)
     return with_memory(model, scheme, fitted.memory), fitted
 
 
 def with_memory(model: CompiledModel, scheme: SparseScheme, memory: MemoryPlan) -> CompiledModel:
-    """Return the model with another scheme as `memory` plans it."""
+    """Return the model with another scheme, laid out as in `memory`."""
     generated = emit_model(model.quantized, memory, scheme, model.name)
     return replace(model, scheme=scheme, memory=memory, generated=generated)
 

@@ -1,8 +1,8 @@
 """What a step costs on a core: instructions measured per unit of work, seconds and joules by the board's file.
 
-Instructions are counted exactly in QEMU, row by row (`by_row` of `benchmarks.mcu_networks.target.run_image`), and averaged by
-kernel; what bands add to a step is estimated a third too low by them. Cycles per instruction, clock and watts are the board
-file's, each with its source. Nothing here ran on a real board.
+Instructions are counted exactly in QEMU, row by row (`by_row` of `benchmarks.mcu_networks.target.run_image`), and averaged
+by kernel. For bands, this estimate is a third too low. Cycles per instruction, clock and watts come from the board's
+file, each with its source. Nothing here ran on a real board.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from port_planner.mcu.autodiff import SparseScheme, Step, StepKind, TableRow
 from port_planner.mcu.ir import WEIGHTED, Graph, KernelCall, OpKind
 
 Kernel = tuple[StepKind, OpKind | None, str]
-"""A step kind, the kind of its operator (None where the cost does not depend on it), and a form that costs otherwise."""
+"""A step kind, the kind of its operator (None if the cost does not depend on it), and a form with costs of its own."""
 
 ANY_OP = frozenset({StepKind.MASK, StepKind.BIAS, StepKind.COPY, StepKind.LOSS})
 
 NARROW, STRIDED = "narrow", "strided"
-"""Convolutions whose input channels are no multiple of four, as kernels take them; depthwise ones with a stride."""
+"""Forms: convolutions whose input channels are not a multiple of four; depthwise convolutions with a stride."""
 
 
 def kernel_of(graph: Graph, step: Step) -> Kernel:
-    """Return what a step is counted under."""
+    """Return the key under which a step's instructions are counted."""
     if step.kind in ANY_OP:
         return step.kind, None, ""
     op = graph.op(step.op)
@@ -53,7 +53,7 @@ Plain = tuple[StepKind, OpKind | None]
 
 
 def _counts(plain: Mapping[Plain, float], special: Mapping[Kernel, float]) -> Mapping[Kernel, float]:
-    """Return the table; a special form without a count of its own costs what the plain one does."""
+    """Return the table; a special form without a count of its own costs as much as the plain one."""
     table: dict[Kernel, float] = {}
     for (kind, op), count in plain.items():
         table |= {(kind, op, form): count for form in ("", NARROW, STRIDED)}
@@ -83,8 +83,11 @@ M4F = _counts(
         (StepKind.INPUT, OpKind.DEPTHWISE, STRIDED): 29.5,
     },
 )  # fmt: skip
-"""Camera net and MobileNetV2-w0.35, for max pooling the tests' net of every layer, and from groups to products their net of
-joins, on the emulated Cortex-M4F with its DSP kernels, random weights."""
+"""On the emulated Cortex-M4F with its DSP kernels, random weights.
+
+Counted on the camera network and MobileNetV2-w0.35. Max pooling is counted on the tests' network of every layer, and
+groups to products on their network of joins.
+"""
 
 M0 = _counts(
     {
@@ -110,10 +113,11 @@ M0 = _counts(
         (StepKind.INPUT, OpKind.DEPTHWISE, STRIDED): 255.9,
     },
 )  # fmt: skip
-"""The digits net, for poolings and residuals a small residual net, and from groups to products the tests' net of joins on 8x6
-pixels, on the emulated Cortex-M0: without an FPU the
-backward part costs 30 times as much per multiply-accumulate as on an M4F. Zero gradients are skipped, so counts depend on
-the sample by a tenth."""
+"""On the emulated Cortex-M0. Without an FPU, the backward part costs 30 times as much per multiply-accumulate as on an M4F.
+
+Counted on the digits network. Poolings and residuals are counted on a small residual network, and groups to products on
+the tests' network of joins with 8x6 pixels. Zero gradients are skipped, so counts vary by a tenth between samples.
+"""
 
 _BY_BOARD = {"mkr1000": M0, "nrf52840": M4F}
 
@@ -126,7 +130,7 @@ class CoreError(PortError):
 
 @dataclass(frozen=True)
 class CoreCosts:
-    """One board's core. `watts` are those of the running core, its whole current."""
+    """One board's core. `watts`: the whole current of the board while the core runs."""
 
     name: str
     instructions: Mapping[Kernel, float]
@@ -143,7 +147,7 @@ class CoreCosts:
 
 
 def row_seconds(graph: Graph, scheme: SparseScheme, core: CoreCosts, row: TableRow) -> float:
-    """Return the estimated seconds of a row, of the lines that it does."""
+    """Return the estimated seconds of the lines that a row computes."""
     op = graph.op(row.op)
     height = op.in_shape.height if row.kind is StepKind.INPUT else op.out_shape.height
     first, last = (0, height) if row.span is None else row.span
@@ -158,10 +162,10 @@ def counted_boards() -> tuple[str, ...]:
 def core_costs(board: str) -> CoreCosts:
     """Return the costs of a shipped board's core.
 
-    Raises CoreError for a board without measured kernels, BoardError where there is no such board.
+    Raises CoreError for a board without measured kernels, BoardError for an unknown board.
     """
     if board not in _BY_BOARD:
-        raise CoreError(f"no instruction counts for {board!r}; there are some for {', '.join(sorted(_BY_BOARD))}")
+        raise CoreError(f"instructions were not counted for {board!r}; choose one of {', '.join(sorted(_BY_BOARD))}")
     found = load_board(board)
     seconds = found["cycles_per_instruction"] / found["clock_hz"]
     return CoreCosts(board, _BY_BOARD[board], seconds, found["compute_watts"] + found["static_watts"])

@@ -1,4 +1,4 @@
-"""Functions of one value: which layers and functions of torch are one, and what they compute by themselves.
+"""Functions of one value: which layers and functions of torch are such functions, and what they compute.
 
 A board holds such a function as a table of the 256 codes of its input, so that one kernel runs them all.
 """
@@ -67,20 +67,20 @@ FUNCTIONS: frozenset[Callable[..., object]] = frozenset(
         operator.truediv,
     }
 )
-"""Those of torch and of Python, all of whose other arguments are numbers."""
+"""Functions of torch and Python whose other arguments are all numbers."""
 HOMES = (torch, functional, operator)
 
 
 def node_function(node: fx.Node, name: str) -> Elementwise | None:
-    """Return the function of one value that a call is; None where it is none, or reads another tensor.
+    """Return the function of one value that a call computes; None for other calls, and if it reads another tensor.
 
-    `name`: that of the function or method, without the underscore of those in place.
+    `name`: that of the function or method, without the trailing underscore of in-place variants.
     """
     if len(node.all_input_nodes) != 1 or not _is_torchs(node.target, name):
         return None
 
     def apply(tensor: torch.Tensor) -> torch.Tensor:
-        copy = tensor.clone()  # it may be changed in place
+        copy = tensor.clone()  # the function may work in place
         arguments = fx.map_arg(node.args, lambda _: copy)
         function = getattr(torch.Tensor, node.target) if isinstance(node.target, str) else node.target
         return cast(torch.Tensor, function(*arguments, **node.kwargs))
@@ -89,7 +89,7 @@ def node_function(node: fx.Node, name: str) -> Elementwise | None:
 
 
 def _is_torchs(target: object, name: str) -> bool:
-    """Return whether a function is one of these, or a method has its name: others may call theirs so, too."""
+    """Return whether a function is torch's own; others may define functions of the same name."""
     if not any(getattr(home, name, None) in FUNCTIONS for home in HOMES):
         return False
     return isinstance(target, str) or any(
@@ -98,7 +98,7 @@ def _is_torchs(target: object, name: str) -> bool:
 
 
 def module_function(module: nn.Module) -> Elementwise | None:
-    """Return the function of one value that a layer is; None where it is none."""
+    """Return the function of one value that a layer computes; None for other layers."""
     if isinstance(module, nn.PReLU) and module.num_parameters == 1:
         slope = float(module.weight)
         return lambda tensor: functional.leaky_relu(tensor, slope)

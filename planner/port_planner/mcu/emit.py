@@ -33,7 +33,10 @@ class GeneratedModel:
 
 
 def emit_model(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme, name: str) -> GeneratedModel:
-    """Return the C files of a compiled model; the hash covers every byte of them: another comment is another model to a board."""
+    """Return the C files of a compiled model.
+
+    The hash covers every byte of them, so a changed comment is a different model to a board.
+    """
     image = parameter_image(model, memory, scheme)
     text = _source(model, memory, scheme, name, image)
     digest = hashlib.sha256(text.encode()).digest()
@@ -46,7 +49,7 @@ def emit_model(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme, 
 def parameter_image(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme) -> bytes:
     """Return the initial bytes of the parameter region, little endian.
 
-    Q8.8 low bytes start at one half, which is nothing, where the model has none.
+    Q8.8 low bytes without a stored value start at one half, which stands for nothing.
     """
     image = bytearray(memory.parameters.size_bytes)
     for op in model.ops:
@@ -86,7 +89,7 @@ extern const port_model port_generated_model;
 
 
 def kinds_mask(model: QuantizedGraph) -> int:
-    """Return the kinds of a model's ops, a bit each: PORT_KINDS of a build that is for this model alone."""
+    """Return a bit for each kind of op in a model: PORT_KINDS of a firmware built for this model alone."""
     return sum(1 << kind for kind in {op.op.kind for op in model.ops})
 
 
@@ -177,7 +180,7 @@ def _offset(value: int | None) -> str:
 
 
 def _ops(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme, passed: Set[str]) -> str:
-    """`passed`: the ops through which a gradient passes."""
+    """Return the table of ops. `passed`: those through which a gradient passes."""
     rows = [_op(op, memory, scheme.of(op.op.name), op.op.name in passed) for op in model.ops]
     return f"static const port_op ops[{len(rows)}] = {{\n" + "\n".join(rows) + "\n};"
 

@@ -1,8 +1,8 @@
-"""From a PyTorch module, as written, to the compiler's float graph.
+"""Import a PyTorch module, as written, into the compiler's float graph.
 
-torch.fx traces the module, batch norm is folded into the convolution before it, activation functions into the op before
-them, dropout and identity vanish, and views only change what the axes of a tensor mean (`torch_axes`). MCUNet's and
-torchvision's MobileNetV2 blocks go through unchanged. The graph is compared with the module before anything is made of it.
+torch.fx traces the module. Batch norm is folded into the convolution before it, and an activation function into the op
+before it. Dropout and identity disappear. Views only change what the axes of a tensor mean (`torch_axes`). The
+MobileNetV2 blocks of MCUNet and torchvision are imported unchanged. The graph is then compared with the module.
 """
 
 from __future__ import annotations
@@ -44,19 +44,19 @@ from port_planner.mcu.torch_axes import GRAPH_AXES, TorchAxes, extent
 
 INPUT = "input"
 SOFTMAX_NOTE = "the softmax at the end is left out: the loss has one, and the board's outputs are logits"
-OTHER_LAYERS = "use layers that have one: port-agent's docs/boards.md lists them"
+OTHER_LAYERS = "use supported layers; port-agent's docs/boards.md lists them"
 CHOOSING = frozenset({"getitem", "narrow", "select", "flip", "roll", "pad", "channel_shuffle", "repeat"})
 SPLITTING = frozenset({"chunk", "split", "split_with_sizes", "tensor_split", "unbind"})
-"""They give several tensors, of which each is chosen."""
+"""Calls that return several tensors, which later nodes select one by one."""
 MAX_OUTPUTS = 256
-"""Of a model that does not end in a linear layer: they take their square in bytes of flash."""
+"""Most outputs of a model that does not end in a linear layer: they take their square in bytes of flash."""
 _NOISE_SAMPLES = 2
-"""With one sample the batch is an axis of extent 1, which squeeze() takes away."""
+"""With a single sample, the batch would be an axis of extent 1, which squeeze() removes."""
 
 
 @dataclass(frozen=True, slots=True)
 class NodeValue:
-    """What an fx node stands for: a tensor of the graph, and the axes that torch sees."""
+    """What an fx node stands for: a tensor of the graph, and its axes as torch sees them."""
 
     tensor: str
     seen: TorchAxes
@@ -71,9 +71,9 @@ def import_module(
 ) -> Graph:
     """Return the float graph of a module in eval mode, compared with the module on `samples` (None: on noise).
 
-    For one sample of `input_shape`: [C, H, W] or [C, W].
+    `input_shape`: of one sample, [C, H, W] or [C, W].
 
-    Raises McuCompileError, with the layer and what to do, for anything the firmware has no kernel for, and where the
+    Raises McuCompileError, with the layer and the remedy, for anything that the firmware has no kernel for, and if the
     graph computes something else than the module.
     """
     seen = TorchAxes.of(_sample_shape(input_shape), GRAPH_AXES if len(input_shape) == 3 else "CW"[: len(input_shape)])
@@ -131,7 +131,7 @@ def _out_shape(
 class _Importer:
     """One pass over the fx nodes.
 
-    `ops` grows in execution order, later nodes may rewrite an op whose result nothing else reads.
+    `ops` grows in execution order; later nodes may rewrite an op whose result nothing else reads.
     """
 
     def __init__(self, traced: fx.GraphModule, seen: TorchAxes, results: Mapping[fx.Node, object]) -> None:
@@ -142,12 +142,12 @@ class _Importer:
         self.values: dict[fx.Node, NodeValue] = {}
         self.ops: dict[str, KernelCall] = {}
         self.views: dict[str, list[fx.Node]] = {}
-        """The nodes that stand for a tensor as its op leaves it now."""
+        """The nodes that stand for a tensor in its op's current form."""
         end = traced.graph.output_node().args[0]
         self.end = end if isinstance(end, fx.Node) else None
         self.logits = None if self.end is None else logits_node(self.end)
         self.owners: dict[int, tuple[str, object]] = {}
-        """Which op has the weights of a module or parameter, by its identity; it is held, so that no other one gets that."""
+        """The op with the weights of a module or parameter, by its identity; holding the object keeps the identity unique."""
 
     def run(self) -> tuple[KernelCall, ...]:
         for node in self.traced.graph.nodes:
@@ -158,9 +158,9 @@ class _Importer:
             elif node.op == "output":
                 return self._finish(node)
             elif not isinstance(self.results[node], torch.Tensor):
-                self._refuse_several(node)  # else a size, only ever an argument of a view
+                self._refuse_several(node)  # other results are sizes, which only views use as arguments
             elif node is self.end and node is not self.logits:
-                continue  # a softmax: the loss has one of its own, and the largest stays the largest
+                continue  # a softmax: the loss has one of its own, and the order of the classes stays the same
             elif node.op == "call_module":
                 self._stand_for(node, self._module(node))
             elif node.op in ("call_function", "call_method"):
@@ -170,7 +170,7 @@ class _Importer:
         raise McuCompileError("output", "the module returns nothing", "return the logits")
 
     def lasting(self) -> dict[fx.Node, tuple[str, TorchAxes]]:
-        """Return the nodes that stand for a tensor as its op leaves it, in execution order."""
+        """Return the nodes that stand for a tensor in its op's final form, in execution order."""
         kept = {node for name, nodes in self.views.items() if name == INPUT or name in self.ops for node in nodes}
         return {node: (value.tensor, value.seen) for node, value in self.values.items() if node in kept}
 
@@ -193,21 +193,21 @@ class _Importer:
         return tuple(self.ops.values())
 
     def _is_linear(self, value: NodeValue) -> bool:
-        """Return whether a tensor is what a linear layer gives."""
+        """Return whether a linear layer computes a tensor."""
         op = self.ops.get(value.tensor)
         if op is None or op.kind is not OpKind.CONV or op.clamp is not Clamp.NONE:
             return False
         return op.in_shape.height * op.in_shape.width == 1
 
     def _drop_unread(self, result: str) -> None:
-        """Leave out what the result does not depend on, and have the result computed last."""
+        """Remove what the result does not depend on, and compute the result last."""
         needed = {result}
         for op in reversed(self.ops.values()):
             needed.update(op.inputs if op.name in needed else ())
         self.ops = {name: op for name, op in self.ops.items() if name in needed}
 
     def _refuse_several(self, node: fx.Node) -> None:
-        """Raise McuCompileError where a layer or function gives several tensors."""
+        """Raise McuCompileError for a layer or function that returns several tensors."""
         result = self.results[node]
         if node.target in SPLITTING or getattr(node.target, "__name__", "") in SPLITTING:
             return
@@ -265,7 +265,7 @@ class _Importer:
 
     @staticmethod
     def _refuse_derived(node: fx.Node, module: nn.Module) -> None:
-        """Raise McuCompileError for a weight that is computed from other parameters: a board would train another one."""
+        """Raise McuCompileError for a weight that is computed from other parameters: a board would train a different one."""
         own = dict(module.named_parameters(recurse=False))
         if isinstance(getattr(module, "weight", None), torch.Tensor) and "weight" not in own:
             raise McuCompileError(
@@ -316,7 +316,7 @@ class _Importer:
         raise McuCompileError(node_place(node), f"no kernel for {name}", OTHER_LAYERS)
 
     def _argument(self, node: fx.Node, position: int, keyword: str, default: object) -> object:
-        """Return an argument of a call; sizes of tensors in it as the numbers that they are."""
+        """Return an argument of a call; sizes of tensors in it are replaced by their numbers."""
         found: Any = node.args[position] if len(node.args) > position else node.kwargs.get(keyword, default)
 
         def number(inner: fx.Node) -> Any:
@@ -328,10 +328,10 @@ class _Importer:
     # -- views ------------------------------------------------------------------------------------------------------
 
     def _result_shape(self, node: fx.Node) -> tuple[int, ...]:
-        """Return the shape that torch's own run of a node gave, without the batch."""
+        """Return the shape that a node had when torch ran it, without the batch."""
         batch, *extents = cast(torch.Tensor, self.results[node]).shape or (0,)
         if batch != _NOISE_SAMPLES:
-            raise McuCompileError(node_place(node), "the batch is not the first axis any more", "keep it there")
+            raise McuCompileError(node_place(node), "the batch is no longer the first axis", "keep it there")
         return tuple(extents)
 
     def _view(self, node: fx.Node, value: NodeValue) -> NodeValue:
@@ -343,7 +343,7 @@ class _Importer:
         return NodeValue(value.tensor, seen)
 
     def _permute(self, node: fx.Node, value: NodeValue) -> NodeValue:
-        """Read the order off torch: of a tensor whose strides tell its axes apart."""
+        """Read the order of the axes from torch, with a tensor whose strides tell them apart."""
         extents = (_NOISE_SAMPLES, *value.seen.extents)
         probe = torch.empty_strided(extents, tuple(range(1, len(extents) + 1)), device="meta")
         arguments = [probe, *node.args[1:]]
@@ -353,13 +353,13 @@ class _Importer:
             moved = cast(Callable[..., torch.Tensor], node.target)(*arguments, **node.kwargs)
         batch, *order = (stride - 1 for stride in moved.stride())
         if batch != 0:
-            raise McuCompileError(node_place(node), "the batch is not the first axis any more", "keep it there")
+            raise McuCompileError(node_place(node), "the batch is no longer the first axis", "keep it there")
         return NodeValue(value.tensor, value.seen.permuted([axis - 1 for axis in order]))
 
     # -- layers -----------------------------------------------------------------------------------------------------
 
     def _append(self, node: fx.Node, op: KernelCall, axes: Sequence[str]) -> NodeValue:
-        """Add an op, under its node's name; torch sees its result with these axes of the graph."""
+        """Add an op under its node's name; to torch, its result has these axes of the graph."""
         if op.out_shape.height < 1 or op.out_shape.width < 1:
             raise McuCompileError(node_place(node), f"output {op.out_shape} is empty", "feed a larger input")
         label = re.sub(r"\W", "_", str(node.target), flags=re.ASCII) if node.op == "call_module" else node.name
@@ -370,7 +370,7 @@ class _Importer:
         return NodeValue(name, TorchAxes.of(op.out_shape, axes))
 
     def _own(self, value: NodeValue, *owned: object) -> NodeValue:
-        """Note that an op has the weights of these modules or parameters; an op that has them already shares them."""
+        """Record that an op has the weights of these modules or parameters; a later op with the same ones shares them."""
         op = self.ops[value.tensor]
         for thing in owned:
             owner, _ = self.owners.setdefault(id(thing), (op.name, thing))
@@ -385,7 +385,7 @@ class _Importer:
             raise McuCompileError(
                 node_place(node),
                 f"its input {list(value.seen.extents)} is not channels and {dimensions} axes of the data",
-                "give it [N, C, H, W] or [N, C, W] in which C are the channels of the layer before",
+                "give it [N, C, H, W] or [N, C, W], where C is the channel axis of the layer before",
             )
         return names
 
@@ -425,7 +425,7 @@ class _Importer:
         return _by_axis(names, cast(tuple[int, ...], conv.padding), 0)
 
     def _batch_norm(self, node: fx.Node, norm: nn.BatchNorm1d | nn.BatchNorm2d, value: NodeValue) -> NodeValue:
-        """Fold a batch norm into the op before it, or run it as a depthwise convolution of one by one."""
+        """Fold a batch norm into the op before it, or run it as a 1x1 depthwise convolution."""
         if value.seen.axes[:1] != ("C" if value.shape.channels > 1 else "",):
             raise McuCompileError(node_place(node), "batch norm of a flattened tensor", "normalise before flattening")
         if norm.running_mean is None or norm.running_var is None:
@@ -454,7 +454,7 @@ class _Importer:
         return self._own(value, norm)
 
     def _linear(self, node: fx.Node, linear: nn.Linear, value: NodeValue) -> NodeValue:
-        """On all of a tensor, flattened in whatever order of axes, or on the channels of each place of an image."""
+        """Apply it to a whole tensor, flattened in any order of axes, or to the channels of each pixel."""
         *others, last = value.seen.axes
         if any(others) and last != "C":
             raise McuCompileError(
@@ -476,7 +476,7 @@ class _Importer:
     # -- what is folded into the op before --------------------------------------------------------------------------
 
     def _alone(self, node: fx.Node) -> bool:
-        """Return whether nothing but `node` reads its tensor as it is now, under any of the names it has."""
+        """Return whether only `node` reads its tensor in its current form, under any of its names."""
         tensor = self._source(node).tensor
         readers = (reader for view in self.views[tensor] for reader in view.users if reader is not node)
         return tensor != INPUT and all(
@@ -486,12 +486,12 @@ class _Importer:
         )
 
     def _rewrite(self, op: KernelCall) -> None:
-        """Change an op; the nodes until now stand for what it no longer leaves."""
+        """Replace an op; earlier nodes no longer stand for its result."""
         self.ops[op.name] = op
         self.views[op.name] = []
 
     def _activate(self, node: fx.Node, clamp: Clamp, value: NodeValue) -> NodeValue:
-        """Fold an activation function into the op before it; where that is read without it too, pool one by one."""
+        """Fold an activation function into the op before it; if that is also read without it, add a 1x1 pooling."""
         op = self.ops.get(value.tensor)
         if op is not None and op.clamp in (clamp, Clamp.RELU6):
             return value
@@ -502,7 +502,7 @@ class _Importer:
         return value
 
     def _add(self, node: fx.Node, negated: bool) -> NodeValue:
-        """Add equal shapes, or what the second is with the other sign."""
+        """Add two tensors of equal shape; `negated` subtracts the second."""
         if self._argument(node, 2, "alpha", 1) != 1:
             raise McuCompileError(node_place(node), "add with alpha", "scale the branch inside its convolution")
         left, right = self._source(node, 0), self._source(node, 1)
@@ -545,17 +545,17 @@ class _Importer:
         halves = half(0), half(1)
         return self._product(node, halves[0], self._tabulate(node, torch.sigmoid, halves[1]))
 
-    # -- what only chooses ------------------------------------------------------------------------------------------
+    # -- selections -------------------------------------------------------------------------------------------------
 
     def _chosen_from(self, node: fx.Node) -> tuple[NodeValue, Callable[[torch.Tensor], torch.Tensor]]:
-        """Return the tensor that a call chooses of, and the call; one of several parts is chosen of what was split."""
+        """Return the tensor that a call selects from, and the call; a part of a split is selected from what was split."""
         (source, *_), several = node.all_input_nodes, None
         if not isinstance(self.results[source], torch.Tensor) and source.all_input_nodes:
             source, several = source.all_input_nodes[0], source
         value = self.values.get(source)
         others = [*node.all_input_nodes, *(several.all_input_nodes if several else ())]
         if value is None or any(each in self.values and each is not source for each in others):
-            raise McuCompileError(node_place(node), "chooses by a tensor", "choose by numbers")
+            raise McuCompileError(node_place(node), "indexes with a tensor", "index with numbers")
 
         def call(probe: torch.Tensor) -> torch.Tensor:
             known: dict[fx.Node, object] = {source: probe}
@@ -566,7 +566,7 @@ class _Importer:
         return value, call
 
     def _call(self, node: fx.Node, known: Mapping[fx.Node, object]) -> object:
-        """Return what a call gives for these values of its inputs; others are as they were."""
+        """Return the result of a call for these values of its inputs; its other arguments stay."""
 
         def argument(inner: fx.Node) -> Any:
             return known[inner] if inner in known else self.results[inner]
@@ -582,7 +582,7 @@ class _Importer:
         if chosen is None:
             raise McuCompileError(
                 node_place(node),
-                f"takes of {list(value.seen.extents)} what is no window of the data and no set of channels",
+                f"what it takes of {list(value.seen.extents)} is not a window of the data or a set of channels",
                 "choose channels, or a range of lines or columns; pad with zeros",
             )
         ops, seen = chosen
@@ -592,13 +592,15 @@ class _Importer:
         return NodeValue(tensor, seen)
 
     def _concatenate(self, node: fx.Node) -> NodeValue:
-        """Join tensors one after the other along one axis of the graph."""
+        """Join tensors end to end along one axis of the graph."""
         parts = self._argument(node, 0, "tensors", ())
         values = [self.values[part] for part in cast(Sequence[fx.Node], parts) if part in self.values]
         position = cast(int, self._argument(node, 1, "dim", 0)) % (len(values[0].seen.axes) + 1) - 1 if values else -1
         axes = [value.seen.axes for value in values]
         if position < 0 or len(values) != len(cast(Sequence[object], parts)):
-            raise McuCompileError(node_place(node), "joins the batch, or what is no tensor", "join along another axis")
+            raise McuCompileError(
+                node_place(node), "joins along the batch, or joins non-tensors", "join along another axis"
+            )
         names = {own[position] for own in axes} - {""} or {next(name for name in "CWH" if name not in axes[0])}
         others = {(*own[:position], *own[position + 1 :]) for own in axes}
         (name, *more) = sorted(names)
@@ -626,7 +628,7 @@ class _Importer:
             raise McuCompileError(
                 node_place(node),
                 f"{mode} upsampling of {before} to {list(after)}",
-                "use nearest, a whole number of times",
+                "use mode='nearest' with a whole-number factor",
             )
         factors = _by_axis(names, [new // old for new, old in zip(after, before, strict=True)], 1)
         source = value.shape
@@ -675,7 +677,7 @@ class _Importer:
         return self._pool_arguments(node, name, read, value)
 
     def _adaptive_average(self, node: fx.Node, size: object, dimensions: int, value: NodeValue) -> NodeValue:
-        """Average to a size that divides the input's: windows of equal size side by side."""
+        """Average to a size that divides the input's size: over adjacent windows of equal size."""
         names = self._image(node, value, dimensions)
         wanted = self._result_shape(node)[1:]
         before = [extent(value.shape, name) for name in names]
@@ -689,7 +691,7 @@ class _Importer:
         return self._average(node, _by_axis(names, windows, 1), ("C", *names), value)
 
     def _average(self, node: fx.Node, window: tuple[int, int], axes: Sequence[str], value: NodeValue) -> NodeValue:
-        """Average over windows side by side; over both axes one after the other is over both at once."""
+        """Average over adjacent windows; averaging one axis after the other merges into one op over both."""
         if window == (1, 1):
             return NodeValue(value.tensor, TorchAxes.of(value.shape, axes))
         source, before = value.shape, self.ops.get(value.tensor)

@@ -1,8 +1,6 @@
-"""The firmware's engine built for this machine.
+"""The firmware's engine, built for this machine: the oracle, and a fast way to train int8 models in experiments.
 
-The oracle, and a fast way to train int8 models in experiments.
-
-The C sources are those of the firmware, compiled with -ffp-contract=off into a shared library together with one model.
+The C sources are those of the firmware. They are compiled with -ffp-contract=off into a shared library with one model.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ from port_planner.mcu.quantize import Int8Array
 FLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
 
 FAST = ("-O3", "-DPORT_SIMD_EMULATE")
-"""Further flags for experiments of many samples: the loops of the DSP kernels, to the same bits in two thirds of the time."""
+"""More flags, for experiments with many samples: the loops of the DSP kernels give the same bits in two thirds of the time."""
 
 
 class UpdateRounding(IntEnum):
@@ -47,10 +45,10 @@ class HostBuildError(PortError):
 
 
 class EngineError(PortError):
-    """The engine refused a call, with its status code."""
+    """The engine rejected a call, with its status code."""
 
     def __init__(self, call: str, status: int) -> None:
-        super().__init__(f"{call} answered status {status} (enum port_status in port_engine.h); check the arguments")
+        super().__init__(f"{call} returned status {status} (enum port_status in port_engine.h); check the arguments")
         self.call = call
         self.status = status
 
@@ -66,7 +64,7 @@ class UpdateOptions:
 
 @dataclass(frozen=True, slots=True)
 class EngineState:
-    """What a checkpoint holds beside the parameters."""
+    """The part of a checkpoint that is not parameters."""
 
     generator: int
     steps: int
@@ -75,7 +73,7 @@ class EngineState:
 def firmware_root() -> Path:
     """Return the directory of the firmware sources.
 
-    Raises HostBuildError where they are not there.
+    Raises HostBuildError if they are missing.
     """
     if not (FIRMWARE_SOURCES / "include" / "port_engine.h").is_file():
         raise HostBuildError(
@@ -85,7 +83,7 @@ def firmware_root() -> Path:
 
 
 def engine_sources() -> list[Path]:
-    """Return the C files of the engine, its kernels and the memory that stands in for a page medium, in a fixed order."""
+    """Return the C files of the engine, its kernels and the memory that simulates a page medium, in a fixed order."""
     root = firmware_root()
     return [*sorted((root / "engine").glob("*.c")), *sorted((root / "kernels").glob("*.c")), root / "media" / "psram.c"]
 
@@ -115,7 +113,7 @@ class _Psram(ctypes.Structure):
 
 
 class PageCounters(ctypes.Structure):
-    """What the engine's pager did since it was bound: bytes read, bytes written in whole blocks, failures, damaged pages."""
+    """The pager's work since it was bound: bytes read, bytes written in whole blocks, failures, damaged pages."""
 
     _fields_ = (
         ("read_bytes", ctypes.c_uint64),
@@ -135,10 +133,7 @@ def _scratch_directory() -> tempfile.TemporaryDirectory[str]:
 
 @functools.cache
 def _engine_objects(flags: tuple[str, ...]) -> tuple[str, ...]:
-    """Compile engine and kernels once per process and set of flags.
-
-    Return the object files.
-    """
+    """Compile engine and kernels once per process and set of flags; return the object files."""
     folder = Path(_scratch_directory().name) / hashlib.sha256(repr(flags).encode()).hexdigest()[:16]
     folder.mkdir()
     objects = []
@@ -160,10 +155,7 @@ def _compile(arguments: list[str]) -> None:
 
 
 def build_library(model: CompiledModel, directory: Path, extra_flags: tuple[str, ...] = ()) -> Path:
-    """Compile engine, kernels and model into a shared library in `directory`.
-
-    Return its path.
-    """
+    """Compile engine, kernels and model into a shared library in `directory`; return its path."""
     model.write(directory)
     library = directory / f"engine_{model.sha256.hex()[:16]}.so"
     include = ["-I", str(firmware_root() / "include"), "-I", str(directory)]
@@ -193,7 +185,7 @@ class HostEngine:
         self._prepare()
         self._arena = _aligned_buffer(model.memory.arena.peak_bytes)
         self.medium = _aligned_buffer(0 if model.memory.medium is None else model.memory.medium.size_bytes)
-        """The memory that pages go to."""
+        """The simulated page medium."""
         self._on_medium = bool(model.memory.parameters.pages)
         size = model.memory.parameters.size_bytes
         self._parameters = self.medium if self._on_medium else _aligned_buffer(size)
@@ -239,7 +231,7 @@ class HostEngine:
         self._check("port_parameters_reset", self._library.port_parameters_reset(ctypes.byref(self._engine)))
 
     def set_options(self, options: UpdateOptions) -> None:
-        """Set learning rate, rule and scaling."""
+        """Set the learning rate, rounding rule and scaling."""
         raw = _Options(options.learning_rate, int(options.rule), int(options.scaling))
         self._check("port_options_set", self._library.port_options_set(ctypes.byref(self._engine), ctypes.byref(raw)))
 
@@ -268,7 +260,7 @@ class HostEngine:
         return home[start : start + self.model.memory.parameters.size_bytes]
 
     def values(self, layer: str) -> bytes:
-        """Return one layer's trained biases and weights, wherever its plan puts them."""
+        """Return one layer's trained biases and weights, wherever the plan puts them."""
         slot, op = self.model.memory.parameters.slots[layer], self.model.quantized.graph.op(layer)
         update, image = self.model.scheme.of(layer), self.parameters
         found = b""
@@ -280,13 +272,13 @@ class HostEngine:
 
     @property
     def pages(self) -> PageCounters:
-        """What was paged since the engine was made."""
+        """The paging since the engine was created."""
         counters: PageCounters = self._library.port_page_counters_get(ctypes.byref(self._engine))
         return counters
 
     @property
     def torn(self) -> bool:
-        """Whether a step ended half way, so that parameters must be set before anything else."""
+        """Whether a step was interrupted, so that parameters must be loaded before anything else."""
         return bool(self._library.port_is_torn(ctypes.byref(self._engine)))
 
     def tensor(self, buffer: str, count: int, dtype: type[np.generic] = np.int8) -> NDArray[np.generic]:
@@ -313,10 +305,7 @@ class HostEngine:
         return int(result.predicted), logits.copy()
 
     def train(self, sample: Int8Array, label: int) -> tuple[float, bool]:
-        """Train on one sample.
-
-        Return the loss in nats and whether it was right before the update.
-        """
+        """Train on one sample; return the loss in nats, and whether the prediction was right before the update."""
         self._write(sample)
         result = _Result()
         self._check(

@@ -1,7 +1,7 @@
 """The compiler's float graph: what a PyTorch model becomes before it is quantised.
 
-A tensor is one sample, [height][width][channel]; a sensor stream has height 1. Batch norm is already folded and an
-activation function is the `clamp` of the op that feeds it, so that every op here is one kernel of the firmware.
+A tensor is one sample, [height][width][channel]; a sensor stream has height 1. Batch norm is already folded in, and an
+activation function is the `clamp` of the op that feeds it, so every op here is one kernel of the firmware.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 FloatArray = NDArray[np.float32]
 Elementwise = Callable[["torch.Tensor"], "torch.Tensor"]
-"""A function of each value of a tensor by itself."""
+"""A function that acts on each value of a tensor independently."""
 
 
 class McuCompileError(PortError):
@@ -57,7 +57,7 @@ TWO_INPUTS = frozenset({OpKind.ADD, OpKind.CONCAT}) | PRODUCTS
 
 
 class Clamp(Enum):
-    """The activation function behind an op, as the interval its output is held in."""
+    """The activation function after an op, as the interval that its output is clamped to."""
 
     NONE = (None, None)
     RELU = (0.0, None)
@@ -82,11 +82,11 @@ class Shape:
 
 @dataclass(frozen=True, slots=True)
 class LayerOrigin:
-    """Where the weights of an op come from in the module: paths of its layers, as a state_dict names them.
+    """Where the weights of an op come from in the module: paths of its layers, named as in a state_dict.
 
-    The op's weight is the layer's, reshaped to `extents`, its axes in `order`, times the scale of the batch norm that is
-    folded in. A batch norm by itself has no `layer`. `trains_weight`, `trains_bias`: whether the module itself trains them:
-    it has such parameters, they require gradients, and gradients reach them.
+    The op's weight is the layer's, reshaped to `extents`, with its axes in `order`, times the scale of the batch norm that is
+    folded in. A batch norm by itself has no `layer`. `trains_weight`, `trains_bias`: whether the module itself trains them.
+    It does if it has such parameters, they require gradients, and gradients reach them.
     """
 
     layer: str
@@ -105,7 +105,8 @@ class KernelCall:
     The output tensor has the op's own name. `shares` names an earlier op that has the same weights in the module.
 
     `weight` is [out][kernel_h][kernel_w][in] (classifier: [out][1][1][in]; of groups, in / groups) or, depthwise,
-    [kernel_h][kernel_w][channel]. `function`: what a table holds. `fixed`: the weights only choose, 1 or 0, and are never trained.
+    [kernel_h][kernel_w][channel]. `function`: the function in a table. `fixed`: the weights, 1 or 0, only select and are never
+    trained.
     """
 
     name: str
@@ -136,12 +137,12 @@ class KernelCall:
 
     @property
     def fan_in(self) -> int:
-        """Input channels that one output channel of a weighted op reads."""
+        """The input channels that one output channel of a weighted op reads."""
         return 1 if self.kind is OpKind.DEPTHWISE else self.in_shape.channels // self.groups
 
     @property
     def macs(self) -> int:
-        """Multiply-accumulates of one forward call, padding counted as if it were computed."""
+        """The multiply-accumulates of one forward call; padding counts as if it were computed."""
         return self.out_shape.elements * self.kernel[0] * self.kernel[1] * self.fan_in if self.kind in WEIGHTED else 0
 
     @property
@@ -153,8 +154,8 @@ class KernelCall:
 class Graph:
     """Ops in execution order.
 
-    `input_name` names the sample, the last op is the classifier. `state`: the module's state_dict as it was imported. `notes`: what
-    was left out on purpose, a sentence each.
+    `input_name` names the sample; the last op is the classifier. `state`: the module's state_dict at its import. `notes`:
+    what was left out on purpose, one sentence each.
     """
 
     name: str
@@ -173,7 +174,7 @@ class Graph:
     def op(self, name: str) -> KernelCall:
         """Return the op of that name.
 
-        Raises KeyError where there is none.
+        Raises KeyError for an unknown name.
         """
         for op in self.ops:
             if op.name == name:
@@ -193,7 +194,7 @@ class Graph:
         return sum(op.macs for op in self.ops)
 
     def weighted(self) -> tuple[KernelCall, ...]:
-        """Return the ops that have weights of the module, first layer first."""
+        """Return the ops with weights of the module, first layer first."""
         return tuple(op for op in self.ops if op.kind in WEIGHTED and not op.fixed)
 
 
@@ -210,7 +211,7 @@ def scratch_bytes(op: KernelCall) -> int:
 
 
 def verify_mcu_graph(graph: Graph) -> None:
-    """Raise McuCompileError unless every op reads tensors that exist and fits the tables."""
+    """Raise McuCompileError unless every op reads existing tensors and fits the tables."""
     known = {graph.input_name: graph.input_shape}
     for op in graph.ops:
         _verify_op(op, known)
@@ -218,7 +219,7 @@ def verify_mcu_graph(graph: Graph) -> None:
     if not graph.ops or graph.ops[-1].kind is not OpKind.CLASSIFIER:
         raise McuCompileError(graph.name, "the model does not end in a linear layer", "end it with nn.Linear")
     if any(op.kind is OpKind.CLASSIFIER for op in graph.ops[:-1]):
-        raise McuCompileError(graph.name, "a classifier in mid graph", "give the model one output")
+        raise McuCompileError(graph.name, "a classifier in the middle of the graph", "give the model one output")
 
 
 def _elements_read(op: KernelCall, position: int) -> int:
@@ -236,7 +237,7 @@ def _verify_op(op: KernelCall, known: dict[str, Shape]) -> None:
         if known[name].elements != _elements_read(op, position):
             raise McuCompileError(op.name, f"reads {known[name]} as {op.in_shape}", "this is a defect of the importer")
     if op.name in known:
-        raise McuCompileError(op.name, "two ops of one name", "rename one")
+        raise McuCompileError(op.name, "two ops have this name", "rename one")
     if max(op.in_shape.channels, op.out_shape.channels, op.in_shape.height, op.in_shape.width) > 65535:
         raise McuCompileError(op.name, f"extent of {op.in_shape} over 65535", "pool before the linear layer")
     if max(*op.kernel, *op.stride, *op.padding, *op.dilation) > 255:

@@ -1,7 +1,8 @@
-"""Which layers' weights have low bytes where a budget does not hold them all.
+"""Choose which layers' weights keep their low bytes if a budget cannot hold them all.
 
-What a layer's low bytes take grows with its weights, and a page has to lie in the arena as a whole while its layer runs: so the
-layers with most weights lose theirs first, and as few as possible do. The Q8.8 rule rounds what has none stochastically.
+The low bytes of a layer grow with its weights, and a page must lie in the arena as a whole while its layer runs. So the
+layers with the most weights lose theirs first, and as few layers as possible do. The Q8.8 rule rounds weights without low
+bytes stochastically.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from port_planner.mcu.memory import ArenaBudgetError
 def fit_low_bytes(
     graph: Graph, scheme: SparseScheme, options: FitOptions, *, simd: bool = True
 ) -> tuple[SparseScheme, FittedMemory]:
-    """Return the scheme with as many layers' low bytes as a plan within the limits holds, and that plan.
+    """Return the scheme with low bytes for as many layers as fit within the limits, and its plan.
 
-    Raises ArenaBudgetError or BoardDeadlineError where it does not even fit without.
+    Raises ArenaBudgetError or BoardDeadlineError if nothing fits even without low bytes.
     """
     wide = [op for op in graph.weighted() if scheme.of(op.name).q88]
     wide.sort(key=lambda op: -scheme.of(op.name).rows * row_bytes(op))

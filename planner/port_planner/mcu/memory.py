@@ -1,7 +1,4 @@
-"""What a scheme costs in bytes.
-
-Lifetimes of every buffer, the arena, and the layout of the trainable parameters.
-"""
+"""The bytes that a scheme takes: lifetimes of all buffers, the arena, and the layout of the trainable parameters."""
 
 from __future__ import annotations
 
@@ -28,9 +25,9 @@ from port_planner.mcu.tiles import TileGroup
 
 
 class ArenaBudgetError(PortError):
-    """A model or scheme that needs more RAM than it was given. `least_bytes`: what bands, recomputation and paging were found to reach.
+    """A model or scheme that needs more RAM than its budget.
 
-    `note`: what else stands in the way.
+    `least_bytes`: the least that bands, recomputation and paging reached. `note`: what else stands in the way.
     """
 
     exit_code = ExitCode.IMPOSSIBLE
@@ -44,7 +41,7 @@ class ArenaBudgetError(PortError):
         least_bytes: int | None = None,
         note: str = "",
     ) -> None:
-        least = "" if least_bytes is None else f", the least that was found is {least_bytes} B"
+        least = "" if least_bytes is None else f", the least found is {least_bytes} B"
         super().__init__(
             f"needs {needed_bytes} B of RAM (arena {arena_bytes} B + trained parameters {parameter_bytes} B), budget is "
             f"{budget_bytes} B{least}; train fewer layers (search a scheme for this budget) or raise the budget"
@@ -57,10 +54,7 @@ class ArenaBudgetError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class ParameterSlot:
-    """Where one layer's trained values live in the parameter region.
-
-    None: frozen, in flash.
-    """
+    """Where one layer's trained values live in the parameter region; None: frozen, in flash."""
 
     bias_offset: int | None
     weight_offset: int | None
@@ -71,7 +65,7 @@ class ParameterSlot:
 class ParameterLayout:
     """The parameter region: int32 biases first, then int8 rows, then the Q8.8 low bytes.
 
-    `pages`: of parameters that are paged, those of each layer together; empty where they all stay in RAM.
+    `pages`: those of paged parameters, each layer's together; empty if all of them stay in RAM.
     """
 
     slots: dict[str, ParameterSlot]
@@ -82,13 +76,13 @@ class ParameterLayout:
 
     @property
     def ram_bytes(self) -> int:
-        """What of it takes RAM all the time."""
+        """The bytes of RAM that it takes all the time."""
         return 0 if self.pages else self.size_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPlan:
-    """One program with its step table, its arena and its parameters: the static RAM of the model, and what it pages."""
+    """One program with its step table, arena and parameters: the model's static RAM, and what it pages."""
 
     program: SampleProgram
     rows: tuple[TableRow, ...]
@@ -102,24 +96,24 @@ class MemoryPlan:
 
     @property
     def recomputed(self) -> int:
-        """How many operators run again in one training sample."""
+        """The number of operators that run again in one training sample."""
         return sum(row.again for row in self.rows)
 
     @property
     def paged(self) -> int:
-        """How many pages of activations, gradients and parameters one training sample reads."""
+        """The number of pages of activations, gradients and parameters that one training sample reads."""
         return sum(row.kind is StepKind.PAGE_IN for row in self.rows)
 
     def offset(self, buffer: str) -> int:
         """Return the arena offset of a residency, or of a tensor's first one.
 
-        The classifier's gradient lives where its logits were.
+        The classifier's gradient lies where its logits were.
         """
         return self.arena.offsets[home(self.program.graph, buffer)]
 
 
 CHANNEL_GROUP = 4
-"""PORT_GROUP of the kernels: channels that a dynamic update takes or leaves together."""
+"""PORT_GROUP of the kernels: channels that a dynamic update takes or skips together."""
 
 
 def scratch_of(op: str) -> str:
@@ -128,9 +122,10 @@ def scratch_of(op: str) -> str:
 
 
 def board_tensor_bytes(graph: Graph, tensor: str, scheme: SparseScheme) -> int:
-    """Return the bytes of an activation, a gradient (`d:`), scratch (`s:`), a whole parameter gradient (`dw:`, `db:`).
+    """Return the bytes of a tensor by its name.
 
-    And of what each group of channels matters (`norm:`).
+    That is an activation, a gradient (`d:`), scratch (`s:`), a whole parameter gradient (`dw:`, `db:`), or the norms of the
+    channel groups (`norm:`).
     """
     kind, _, name = tensor.rpartition(":")
     if kind == "":
@@ -154,8 +149,8 @@ def _lifetimes(
 ) -> list[Buffer]:
     """Return a buffer for every name, alive from the first step that touches it to the last.
 
-    Those `carried` are alive before the first step, and from the step given, which reads them again, to the end; all the time where
-    nothing touches them before that step.
+    The `carried` are alive before the first step, and from the given step, which reads them again, to the end. They are alive
+    all the time if nothing touches them before that step.
     """
     first: dict[str, int] = {graph.input_name: -1}
     last: dict[str, int] = {graph.input_name: -1}
@@ -200,7 +195,7 @@ def buffers_of(program: SampleProgram, scheme: SparseScheme, simd: bool = True) 
 def table_buffers(
     graph: Graph, rows: Iterable[TableRow], scheme: SparseScheme, sizes: Mapping[str, int]
 ) -> list[Buffer]:
-    """Return every residency of a step table with the rows it is alive in; `sizes` of what exists in bands only."""
+    """Return every residency of a step table with the rows it is alive in; `sizes`: of those that exist only in bands."""
     rows = tuple(rows)
     carried = {row.output: -1 for row in rows if row.carried}
     for index, row in enumerate(rows):
@@ -236,7 +231,7 @@ def parameter_layout(graph: Graph, scheme: SparseScheme) -> ParameterLayout:
 
 
 def parameter_block_bytes(op: KernelCall, update: LayerUpdate) -> int:
-    """Return the bytes of all that is trained of a layer."""
+    """Return the bytes of all trained parameters of a layer."""
     weights = update.rows * row_bytes(op) * (2 if update.q88 else 1)
     return aligned((4 * op.out_shape.channels if update.bias else 0) + weights)
 
@@ -257,7 +252,7 @@ def paged_layout(graph: Graph, scheme: SparseScheme) -> ParameterLayout:
             pages[name] = Page(name, at, size)
             at, bias_bytes, weight_bytes = at + size, bias_bytes + bias, weight_bytes + weight
     size = -(-at // PARAMETER_ALIGNMENT) * PARAMETER_ALIGNMENT
-    if pages:  # no byte of a copy is outside its pages: it would be checked by nobody
+    if pages:  # the last page covers the padding too: every byte of a copy must be checked
         name, last = pages.popitem()
         pages[name] = Page(name, last.offset, size - last.offset)
     return ParameterLayout(slots, size, bias_bytes, weight_bytes, pages)
@@ -268,14 +263,14 @@ PARAMETER_ALIGNMENT = 8
 
 
 def program_of(graph: Graph, scheme: SparseScheme) -> SampleProgram:
-    """Return the program of a scheme: inference where it trains nothing."""
+    """Return the program of a scheme: inference if it trains nothing."""
     trains = any(update.bias or update.rows for update in scheme.updates.values())
     return training_program(graph, scheme) if trains else forward_program(graph)
 
 
 @dataclass(frozen=True, slots=True)
 class PageUse:
-    """The medium that pages go to, its block in bytes, and every trip."""
+    """The medium of the pages, its block in bytes, and every page move."""
 
     medium: str
     block_bytes: int
@@ -294,7 +289,7 @@ def plan_memory(
 ) -> MemoryPlan:
     """Return the memory plan of a scheme; None plans inference only.
 
-    The step table is verified against its program, the arena by comparing every pair of residencies.
+    The step table is verified against its program, and the arena by comparing every pair of residencies.
     """
     scheme = scheme or SparseScheme({})
     program = program_of(graph, scheme)

@@ -1,7 +1,7 @@
-"""The module's own gradients as the judge of what a board trains.
+"""Check what a board trains against the module's own gradients.
 
-What the module does not train is not trained on a board: frozen parameters, layers under `no_grad`, biases that a layer does not
-have. Where the graph's gradients are others than the module's, the module is refused.
+A board does not train what the module does not train: frozen parameters, layers under `no_grad`, missing biases. A module
+whose gradients differ from those of the graph is rejected.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from port_planner.mcu.torch_axes import TorchAxes
 
 SAMPLES = 8
 TOLERANCE = 0.05
-"""Of the norm of a layer's gradient."""
+"""Relative to the norm of a layer's gradient."""
 MIN_SHARE = 1e-3
-"""Of the largest norm: layers whose gradient is smaller are compared with this one."""
+"""Relative to the largest norm: layers with smaller gradients are compared with this one."""
 
 Gradients = Mapping[str, torch.Tensor]
 
@@ -32,10 +32,10 @@ Gradients = Mapping[str, torch.Tensor]
 def trained_as_module(
     module: nn.Module, graph: Graph, logits: tuple[str, TorchAxes], has_softmax: bool, samples: torch.Tensor
 ) -> Graph:
-    """Return the graph with what the module trains of each layer, and a note of those that it does not train at all.
+    """Return the graph with what the module trains of each layer marked, and a note of the layers that it does not train.
 
     `logits`: the tensor of the graph that the module returns, and how torch sees it; `has_softmax`: through a softmax.
-    Raises McuCompileError, with the layer, where a gradient of the graph is not the module's, and where torch has none.
+    Raises McuCompileError, with the layer, if a gradient of the graph differs from the module's, or if torch has none.
     """
     chunk, parameters = samples[:SAMPLES].double(), _double_parameters(module)
     buffers = {name: b.double() if b.is_floating_point() else b for name, b in module.named_buffers()}
@@ -54,20 +54,20 @@ def trained_as_module(
 
 
 def _notes(ops: Sequence[KernelCall], wanted: Gradients) -> tuple[str, ...]:
-    """Say what the module does not train, and what it trains and a board does not."""
+    """Return notes on what the module does not train, and on what it trains but a board does not."""
     origins = [op.origin for op in ops if op.origin]
     frozen = [origin.layer or origin.norm for origin in origins if not (origin.trains_weight or origin.trains_bias)]
     known = {f"{place}.{what}" for o in origins for place in (o.layer, o.norm) for what in ("weight", "bias")}
     sentences = {
-        "not trained, as the module does not train them": dict.fromkeys(frozen),
-        "trained by the module, and not on a board": dict.fromkeys(name for name in wanted if name not in known),
+        "not trained, because the module does not train them": dict.fromkeys(frozen),
+        "trained by the module, but not on a board": dict.fromkeys(name for name in wanted if name not in known),
     }
     return tuple(f"{sentence}: {', '.join(names)}" for sentence, names in sentences.items() if names)
 
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Have torch compute on one thread: for so few samples, several wait for each other longer than they compute."""
+    """Run torch on one thread: with so few samples, several threads wait for each other longer than they compute."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -82,7 +82,7 @@ def _leaves(op: KernelCall) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def _double_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return copies of the parameters in double precision, in which hardly a value falls on the other side of a kink."""
+    """Return copies of the parameters in double precision, where rounding hardly ever moves a value across a kink."""
     copies: dict[int, torch.Tensor] = {}
     for parameter in module.parameters():
         copies[id(parameter)] = parameter.detach().double().requires_grad_(parameter.requires_grad)
@@ -92,7 +92,7 @@ def _double_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
 def _module_gradients(
     parameters: Mapping[str, torch.Tensor], answer: torch.Tensor, direction: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return the gradients that reach parameters of the module, by their names."""
+    """Return the gradients that reach parameters of the module, by parameter name."""
     named = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     if not answer.requires_grad or not named:
         return {}
@@ -100,7 +100,7 @@ def _module_gradients(
         gradients = torch.autograd.grad((answer * direction).sum(), list(named.values()), allow_unused=True)
     except RuntimeError as error:
         first_line = str(error).partition("\n")[0]
-        raise McuCompileError("module", f"torch cannot train it ({first_line})", "change nothing in place") from error
+        raise McuCompileError("module", f"torch cannot train it ({first_line})", "avoid in-place changes") from error
     return {name: gradient for name, gradient in zip(named, gradients, strict=True) if gradient is not None}
 
 
@@ -116,7 +116,7 @@ def _marked(op: KernelCall, wanted: Gradients) -> KernelCall:
 def _refuse_difference(
     graph: Graph, weights: Mapping[str, tuple[torch.Tensor, torch.Tensor]], wanted: Gradients
 ) -> None:
-    """Compare layer by layer; of weights that are used twice, the module has a sum only."""
+    """Compare layer by layer; for weights used twice, the module has only the sum."""
     shared = {name for op in graph.ops if op.shares for name in (op.name, op.shares)}
     least = MIN_SHARE * max((float(gradient.norm()) for gradient in wanted.values()), default=0.0)
     for op in graph.weighted():
@@ -130,8 +130,8 @@ def _refuse_difference(
             if not difference <= TOLERANCE * size:
                 raise McuCompileError(
                     name,
-                    f"its gradient in the compiled network is off by {difference / size if size else np.inf:.0%} of the module's",
-                    "leave out what changes gradients by itself: hooks, functions with a backward of their own",
+                    f"its gradient in the compiled network differs from the module's by {difference / size if size else np.inf:.0%}",
+                    "remove what changes gradients by itself: hooks, functions with their own backward",
                 )
 
 

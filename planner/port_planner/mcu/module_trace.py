@@ -1,7 +1,7 @@
-"""The module itself as the judge of its import: it is traced, run on samples, and compared with the graph made of it.
+"""Check an imported graph against its module, which is traced, run on samples and compared.
 
-Whatever the importer takes a layer for, a graph that computes something else than the module is refused, by the first node at
-which the two differ.
+Whatever the importer takes a layer for, a graph that computes something else than the module is rejected. The error names
+the first node at which the two differ.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from port_planner.mcu.quantize import run_float
 from port_planner.mcu.torch_axes import TorchAxes
 
 TOLERANCE = 1e-3
-"""Of a tensor's largest value: a quarter of an int8 step. Folding a batch norm in fp32 stays below it."""
+"""Relative to a tensor's largest value: a quarter of an int8 step. Folding a batch norm in fp32 stays below it."""
 CHUNK_SAMPLES = 64
 
 
 def node_place(node: fx.Node) -> str:
-    """Return where a node stands in the module: a layer's path, or a function and the module that calls it."""
+    """Return where a node is in the module: a layer's path, or a function and the module that calls it."""
     if node.op == "call_module":
         return str(node.target)
     name = node.target if isinstance(node.target, str) else str(getattr(node.target, "__name__", node.name))
@@ -32,7 +32,7 @@ def node_place(node: fx.Node) -> str:
 
 @contextmanager
 def evaluating(module: nn.Module) -> Iterator[None]:
-    """Have a module, and every module in it, in eval mode and without gradients; leave each as it was."""
+    """Switch a module and its submodules to eval mode without gradients; restore each afterwards."""
     modes = [(inner, inner.training) for inner in module.modules()]
     module.eval()
     try:
@@ -46,7 +46,7 @@ def evaluating(module: nn.Module) -> Iterator[None]:
 def trace_module(module: nn.Module, name: str) -> fx.GraphModule:
     """Return the traced module.
 
-    Raises McuCompileError where what it does depends on values, or cannot be written down.
+    Raises McuCompileError if its control flow depends on values, or if torch cannot trace it.
     """
     try:
         return fx.symbolic_trace(module)
@@ -58,17 +58,17 @@ def trace_module(module: nn.Module, name: str) -> fx.GraphModule:
 
 
 class NodeRun(fx.Interpreter):
-    """One run of a traced module, which keeps a copy of what every node gave."""
+    """One run of a traced module that keeps a copy of every node's result."""
 
     def __init__(self, traced: fx.GraphModule) -> None:
         super().__init__(traced)
-        self.extra_traceback = False  # it would be added to the messages of this project's own errors
+        self.extra_traceback = False  # fx would add it to this project's own error messages
         self.results: dict[fx.Node, object] = {}
 
     def run_node(self, n: fx.Node) -> object:
-        """Run a node; a copy is kept, for a later one may change its result in place.
+        """Run a node and keep a copy of its result, which a later node may change in place.
 
-        Raises McuCompileError where torch refuses.
+        Raises McuCompileError if torch rejects the node's inputs.
         """
         try:
             result = super().run_node(n)
@@ -78,16 +78,16 @@ class NodeRun(fx.Interpreter):
             ]
             first_line = str(error).partition("\n")[0]
             raise McuCompileError(
-                node_place(n), f"torch refuses its inputs {shapes} ({first_line})", "check the shape of the samples"
+                node_place(n), f"torch rejects its inputs {shapes} ({first_line})", "check the shape of the samples"
             ) from error
         self.results[n] = result.clone() if isinstance(result, torch.Tensor) else result
         return result
 
 
 def run_nodes(traced: fx.GraphModule, samples: torch.Tensor) -> dict[fx.Node, object]:
-    """Return what every node of a traced module gives for samples [N, ...].
+    """Return the result of every node of a traced module for samples [N, ...].
 
-    Raises McuCompileError, with the layer, where torch refuses.
+    Raises McuCompileError, with the layer, if torch rejects its inputs.
     """
     run = NodeRun(traced)
     run.run(samples.clone())
@@ -95,7 +95,7 @@ def run_nodes(traced: fx.GraphModule, samples: torch.Tensor) -> dict[fx.Node, ob
 
 
 def logits_node(output: fx.Node) -> fx.Node:
-    """Return the node whose values are the logits: what a softmax at the end of a module is of, or the end itself."""
+    """Return the node with the logits: the input of a softmax at the end of a module, or the end itself."""
     owner = output.graph.owning_module
     layer = owner.get_submodule(str(output.target)) if owner is not None and output.op == "call_module" else None
     function = getattr(output.target, "__name__", output.target) if layer is None else ""
@@ -111,9 +111,9 @@ def refuse_difference(
     values: Mapping[fx.Node, tuple[str, TorchAxes]],
     samples: torch.Tensor,
 ) -> None:
-    """Raise McuCompileError, with the first node that differs, unless the graph gives for `samples` what the module does.
+    """Raise McuCompileError, with the first node that differs, unless graph and module agree on `samples`.
 
-    `values`: the nodes that stand for a tensor of the graph as its op leaves it, and the axes they see.
+    `values`: the nodes that stand for a tensor in its op's final form, and its axes as torch sees them.
     """
     (output,) = traced.graph.output_node().all_input_nodes
     logits = logits_node(output)
@@ -129,7 +129,7 @@ def refuse_difference(
 
 
 def softmax_as(answer: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Return logits through the softmax that a module ends in: the logarithm of one has no positive values."""
+    """Apply the softmax that a module ends in to logits; a logarithmic one has no positive results."""
     return logits.softmax(1) if float(answer.detach().max()) > 0 else logits.log_softmax(1)
 
 
@@ -143,6 +143,6 @@ def _refuse_node(place: str, expected: object, found: torch.Tensor) -> None:
     if not difference <= TOLERANCE * peak + TOLERANCE**3:
         raise McuCompileError(
             place,
-            f"the compiled network differs from the module here, by {difference:.3g} of values up to {peak:.3g}",
+            f"the compiled network differs from the module here by {difference:.3g}, with values up to {peak:.3g}",
             "write this part in another way",
         )

@@ -1,4 +1,4 @@
-"""What a page takes on a board's external memory: speed, energy and endurance by the board file, a checksum by the core."""
+"""The cost of a page on a board's external memory: speed, energy and endurance from the board file, checksum by the core."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from port_planner.mcu.core_costs import CoreCosts
 from port_planner.problem.problem import Paging
 
 INSTRUCTIONS_PER_BYTE = 1.6
-"""Of the core for a page one way: its checksum (firmware/engine/pager.c) and the copy of a memory-mapped driver, counted on the
-emulated Cortex-M4F for pages of 3 KB."""
+"""Instructions of the core for a page in one direction, counted on the emulated Cortex-M4F with pages of 3 KB.
+
+They are its checksum (firmware/engine/pager.c) and the copy by a memory-mapped driver.
+"""
 
 
 class PageMedium(Enum):
@@ -24,7 +26,7 @@ class PageMedium(Enum):
 
     @property
     def block_bytes(self) -> int:
-        """Least that is written at once, as the drivers do it."""
+        """The smallest unit that the driver writes."""
         return {PageMedium.PSRAM: 4, PageMedium.NOR: 4096, PageMedium.SD: 512}[self]
 
     @property
@@ -34,15 +36,17 @@ class PageMedium(Enum):
 
 
 class MediumError(PortError):
-    """A medium that a board's file says nothing of."""
+    """A medium that a board's file does not describe."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)
 class PageCosts:
-    """One medium on one board. `core_seconds_per_byte`: of the core, per byte. `endurance_cycles`: how often a block can be
-    written; None where nothing wears, or the medium spreads its writes itself."""
+    """One medium on one board. `core_seconds_per_byte`: the core's own time.
+
+    `endurance_cycles`: how often a block can be written; None if nothing wears, or if the medium levels its wear itself.
+    """
 
     medium: PageMedium
     read_bytes_per_s: float
@@ -55,16 +59,16 @@ class PageCosts:
     core_watts: float
 
     def written(self, nbytes: int) -> int:
-        """Return the bytes that writing a page of `nbytes` wears."""
+        """Return the bytes that wear when a page of `nbytes` is written."""
         block = self.medium.block_bytes
         return -(-nbytes // block) * block
 
     def waited(self, nbytes: int, seconds: float, joules: float) -> float:
-        """Return the joules of a trip one way that the core waits for: its own beside the medium's."""
+        """Return the joules of a transfer in one direction that the core waits for: the core's and the medium's."""
         return joules + (seconds - self.core_seconds_per_byte * nbytes) * self.core_watts
 
     def paging(self, nbytes: int) -> Paging:
-        """Return a page's round trip beside other work, by DMA; the checksum counts as part of either way."""
+        """Return a page's round trip by DMA beside other work; the checksum counts in each direction."""
         cpu = self.core_seconds_per_byte * nbytes
         written = self.written(nbytes)
         return Paging(
@@ -79,7 +83,7 @@ class PageCosts:
 def page_costs(board: str, medium: PageMedium, core: CoreCosts) -> PageCosts:
     """Return the costs of a medium on a shipped board.
 
-    Raises BoardError where there is no such board, MediumError where its file says nothing of the medium.
+    Raises BoardError for an unknown board, MediumError if its file does not describe the medium.
     """
     found, name = load_board(board), medium.value
     missing = [key for key in FIGURES if f"{name}_{key}" not in found.numbers]
@@ -94,4 +98,4 @@ def page_costs(board: str, medium: PageMedium, core: CoreCosts) -> PageCosts:
 
 
 FIGURES = ("read_bytes_per_s", "write_bytes_per_s", "latency_s", "read_joules_per_byte", "write_joules_per_byte")
-"""What a board file says of a medium, each with the medium's name before it; `endurance_cycles` where it wears."""
+"""Keys of a medium in a board file, prefixed with the medium's name; `endurance_cycles` is set if it wears."""

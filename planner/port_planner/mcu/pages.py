@@ -1,8 +1,8 @@
-"""What a table moves between the arena and a page medium: trips of tensors, and parameters that live there.
+"""Transfers between the arena and a page medium: page moves of tensors, and parameters that live on the medium.
 
-A tensor's page is written after its last use before a gap and read back before the next one; both go on beside other rows
-until a row waits for them. Trained parameters may live on a medium that is mapped into memory, in two copies: every sample
-reads the one that is whole and writes the other, so that a step that fails half way leaves the model of the step before.
+A tensor's page is written after its last use before a gap, and read back before the next use. Both transfers run beside
+other rows until a row waits for them. Trained parameters may live on a memory-mapped medium, in two copies. Every sample
+reads the complete copy and writes the other, so that an interrupted step leaves the model of the step before.
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from port_planner.base.errors import PortError
 from port_planner.mcu.autodiff import PAGE_KINDS, StepKind, TableRow
 
 Window = tuple[int, int]
-"""Steps of the program: a transfer starts before the first and is done before the second."""
+"""Steps of the program: a transfer starts before the first and is complete before the second."""
 
 
 @dataclass(frozen=True, slots=True)
 class PageMove:
-    """One trip of a tensor. `out` is None where its page already holds the same contents."""
+    """One page move of a tensor. `out` is None if its page already holds the same contents."""
 
     tensor: str
     out: Window | None
@@ -27,7 +27,7 @@ class PageMove:
 
 
 Transfer = tuple[str, int]
-"""A page of parameters, and which of its trips in a sample: they are counted from 0."""
+"""A page of parameters, and the number of its transfer within a sample, counted from 0."""
 
 TRANSFERS = frozenset({StepKind.PAGE_OUT, StepKind.PAGE_IN})
 
@@ -52,9 +52,9 @@ def wait_of(rows: Sequence[TableRow], index: int) -> int:
 
 
 def with_transfer_beside(rows: Sequence[TableRow], transfer: Transfer) -> list[TableRow]:
-    """Return the rows with a transfer going on beside one more operator, before it (in) or behind it (out), or its bands.
+    """Return the rows with a transfer that overlaps one more operator or its bands, before it (in) or after it (out).
 
-    As they are where there is none, or it uses these parameters itself.
+    Returns them unchanged if there is no such operator, or if it uses these parameters itself.
     """
     start = transfers(rows)[transfer]
     wait, moved = wait_of(rows, start), list(rows)
@@ -79,10 +79,11 @@ def with_transfer_beside(rows: Sequence[TableRow], transfer: Transfer) -> list[T
 
 @dataclass(frozen=True, slots=True)
 class BoardPaging:
-    """Every trip of a sample; `parameters`: those of trained layers live on the medium.
+    """Every page move of a sample; `parameters`: those of trained layers live on the medium.
 
-    `carried`: the layers whose parameters also stay in the arena from their update to the next training sample, which then need not
-    read them. `beside`: transfers of parameters that go on beside an operator, or as many as they stand there; the others are waited for at once.
+    `carried`: the layers whose parameters also stay in the arena from their update to the next training sample, which then
+    need not read them. `beside`: parameter transfers that overlap an operator, listed once per operator. The others are
+    waited for at once.
     """
 
     moves: tuple[PageMove, ...] = ()
@@ -93,7 +94,7 @@ class BoardPaging:
 
 @dataclass(frozen=True, slots=True)
 class Page:
-    """A place on the medium; of parameters, the place in both copies. Bytes."""
+    """A place on the medium, in bytes; for parameters, the place within each of the two copies."""
 
     name: str
     offset: int
@@ -102,14 +103,14 @@ class Page:
 
 @dataclass(frozen=True, slots=True)
 class MediumLayout:
-    """The medium `name` as a model uses it: pages of parameters first, in two copies; `size_bytes` with both."""
+    """How a model uses the medium `name`: pages of parameters first, in two copies; `size_bytes` includes both."""
 
     name: str
     pages: tuple[Page, ...]
     parameter_pages: int
     size_bytes: int
     written_bytes: int
-    """By one training sample, in whole blocks."""
+    """Written by one training sample, in whole blocks."""
 
     def index(self, page: str) -> int:
         """Return the number of a page."""
@@ -119,7 +120,7 @@ class MediumLayout:
 PARAMETER_USERS = frozenset({StepKind.FORWARD, StepKind.INPUT, StepKind.WEIGHT, StepKind.BIAS})
 UPDATES = frozenset({StepKind.WEIGHT, StepKind.BIAS})
 CHECKSUMS = "checksums"
-"""The buffer of the arena that holds a checksum per page."""
+"""The arena buffer with a checksum for each page."""
 
 
 def parameter_name(op: str) -> str:
@@ -138,7 +139,7 @@ def blocks(size_bytes: int, block_bytes: int) -> int:
 
 
 class BoardPageError(PortError):
-    """A page that does not hold what its reader needs: a defect of the planner, with the row it shows at."""
+    """A page that does not hold what its reader needs: a defect of the planner, with the row where it shows."""
 
     def __init__(self, index: int, row: TableRow, problem: str) -> None:
         super().__init__(
@@ -149,11 +150,11 @@ class BoardPageError(PortError):
 
 
 Contents = tuple[str, int]
-"""A tensor and how often it has been written."""
+"""A tensor, and how many times it has been written."""
 
 
 class PageVerifier:
-    """Follows pages of activations and gradients through a table: `held` is what every residency holds now."""
+    """Tracks pages of activations and gradients through a table: `held` is what every residency holds now."""
 
     def __init__(self) -> None:
         self.pages: dict[str, Contents] = {}
@@ -161,7 +162,7 @@ class PageVerifier:
         self.coming: dict[str, tuple[str, Contents]] = {}
 
     def run(self, index: int, row: TableRow, held: dict[str, Contents]) -> None:
-        """Run a page row. Raises BoardPageError for a page that was never written, or a transfer that is not waited for."""
+        """Run a page row. Raises BoardPageError for a page that was never written, or a transfer that nothing waits for."""
         if row.kind is StepKind.PAGE_OUT:
             contents = held.get(row.source)
             if contents is None or contents[0] != row.page or row.page in self.coming:
@@ -178,12 +179,14 @@ class PageVerifier:
             residency, contents = pending.pop(row.page, ("", ("", 0)))
             if residency != (row.source or row.output):
                 raise BoardPageError(
-                    index, row, f"waits for {row.source or row.output}, under way is {residency or 'nothing'}"
+                    index,
+                    row,
+                    f"waits for {row.source or row.output}, but the current transfer is {residency or 'none'}",
                 )
             held[residency] = contents
 
     def check(self, index: int, row: TableRow, held: Mapping[str, Contents]) -> None:
-        """Raise BoardPageError if a row wrote to what a transfer reads or writes."""
+        """Raise BoardPageError if a row wrote to what a transfer still reads or writes."""
         for residency, contents in self.leaving.values():
             if held.get(residency) != contents:
                 raise BoardPageError(index, row, f"writes to {residency}, which is on its way to the medium")
@@ -192,15 +195,15 @@ class PageVerifier:
                 raise BoardPageError(index, row, f"writes to {residency}, which is on its way from the medium")
 
     def finish(self, rows: Sequence[TableRow]) -> None:
-        """Raise BoardPageError if a transfer is still under way behind the last row."""
+        """Raise BoardPageError if a transfer is still running after the last row."""
         for page in (*self.leaving, *self.coming):
             raise BoardPageError(len(rows) - 1, rows[-1], f"nothing waits for page {page}")
 
 
 def verify_parameters(rows: Sequence[TableRow]) -> None:
-    """Raise BoardPageError unless paged parameters are read as they are and all of them are written back after their last update.
+    """Raise BoardPageError unless paged parameters are current when read, and written back after their last update.
 
-    Both copies count: a page comes from the copy of the sample before, whatever this one has written.
+    Both copies are checked: a page is read from the previous sample's copy, whatever this sample has written.
     """
     if not any(row.kind is StepKind.PAGE_OUT and is_parameters(row.page) for row in rows):
         return
@@ -241,11 +244,11 @@ def verify_parameters(rows: Sequence[TableRow]) -> None:
             raise BoardPageError(index, row, f"{row.output} ends with {held.get(row.output)}, not {wanted}")
     for op, count in updates.items():
         if count == 0 or stored.get(op) != count:
-            raise BoardPageError(len(rows) - 1, rows[-1], f"the parameters of {op} are not written back as they are")
+            raise BoardPageError(len(rows) - 1, rows[-1], f"the current parameters of {op} are not written back")
 
 
 def for_training_only(rows: Sequence[TableRow]) -> tuple[TableRow, ...]:
-    """Return the rows with those page rows before the loss marked that no operator before the loss needs."""
+    """Return the rows with those page rows marked that come before the loss but that no operator before it needs."""
     loss = next((i for i, row in enumerate(rows) if row.kind is StepKind.LOSS), len(rows))
     needed: set[int] = set()
     pages: set[str] = set()
@@ -266,7 +269,7 @@ def for_training_only(rows: Sequence[TableRow]) -> tuple[TableRow, ...]:
 
 
 def _waits(rows: Sequence[TableRow], needed: Iterable[int]) -> set[int]:
-    """Return the first wait behind each of these transfers."""
+    """Return the first wait after each of these transfers."""
     return {wait_of(rows, index) for index in needed}
 
 
@@ -280,7 +283,7 @@ def medium_layout(
 ) -> MediumLayout:
     """Return where every page of a table lies on the medium.
 
-    `sizes`: bytes of each residency that pages. `parameters`: the pages of parameters; two copies of `copy_bytes` come first.
+    `sizes`: bytes of each residency that is paged. `parameters`: the pages of parameters; two copies of `copy_bytes` come first.
     """
     copies = 2 * copy_bytes if parameters else 0
     pages, at = list(parameters.values()), blocks(copies, block_bytes)

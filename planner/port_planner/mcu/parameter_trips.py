@@ -1,7 +1,8 @@
-"""Trips of paged parameters that need not be made, or not be waited for, in the room that a plan leaves.
+"""Use the RAM that a plan leaves free to skip transfers of paged parameters, or to avoid waiting for them.
 
-A plan reads a layer's parameters before its first operator and waits. Where the arena has room, they stay there from their update
-to the next training sample (early layers: updated last, needed first), and what is still moved goes on beside an operator.
+A plan reads a layer's parameters before its first operator and waits. If the arena has RAM for them, they stay there from
+their update to the next training sample. Early layers gain most: they are updated last and needed first. The remaining
+transfers run beside an operator.
 """
 
 from __future__ import annotations
@@ -18,20 +19,20 @@ from port_planner.mcu.page_costs import PageCosts
 from port_planner.mcu.pages import TRANSFERS, Transfer, transfers
 
 OPERATORS_BESIDE = 2
-"""A transfer goes on beside so many at most: most are done after one, short ones (masks, biases) need another beside them."""
+"""Operators that a transfer may overlap: most transfers fit in one, but short ones (masks, biases) need another."""
 
 TRIES = 32
-"""Of what is taken, each with a plan of its own: a network of 50 layers takes as long as its search."""
+"""Plans tried for each kind of candidate: a network of 50 layers takes as long as its search."""
 
 WORK = 6_000
-"""Rounds times buffers of the search for offsets, in each of some hundred plans that are tried."""
+"""Rounds times buffers of the offset search in each of the hundred or so plans tried."""
 
 Chosen = TypeVar("Chosen", str, Transfer)
 
 
 @dataclass(frozen=True, slots=True)
 class ParameterTrips:
-    """A plan with fewer trips, and what they no longer take of a training sample."""
+    """A plan with fewer transfers, and what one training sample saves by it."""
 
     memory: MemoryPlan
     saved_seconds: float
@@ -48,9 +49,9 @@ def skip_parameter_trips(
     allowed_bytes: int,
     planned: Callable[..., MemoryPlan],
 ) -> ParameterTrips:
-    """Return the plan `memory` with as many trips of parameters spared or not waited for as its arena has room for.
+    """Return the plan `memory` with as many parameter transfers skipped or overlapped as its arena has RAM for.
 
-    `planned`: `plan_memory` with all but the use of the medium.
+    `planned`: `plan_memory` with all arguments but the use of the medium.
     """
     before = memory
 
@@ -82,7 +83,7 @@ def skip_parameter_trips(
 
 
 def _take(candidates: Sequence[Chosen], fits: Callable[[Sequence[Chosen]], bool]) -> None:
-    """Take candidates, first ones first and many at a time where they fit together, within so many tries."""
+    """Take candidates in order, many at a time if they fit together, within a limited number of tries."""
     waiting = [candidates] if candidates else []
     for _ in range(TRIES):
         if not waiting:
@@ -94,7 +95,7 @@ def _take(candidates: Sequence[Chosen], fits: Callable[[Sequence[Chosen]], bool]
 
 
 def _waited(graph: Graph, scheme: SparseScheme, core: CoreCosts, costs: PageCosts, memory: MemoryPlan) -> float:
-    """Return the seconds of a sample in which the core waits for the medium: one transfer at a time, in their order."""
+    """Return the seconds of a sample in which the core waits for the medium, which does one transfer at a time in order."""
     now = idle_at = waited = 0.0
     done: dict[str, float] = {}
     for row in memory.rows:
@@ -109,7 +110,7 @@ def _waited(graph: Graph, scheme: SparseScheme, core: CoreCosts, costs: PageCost
 
 
 def _seconds(costs: PageCosts, memory: MemoryPlan, row: TableRow) -> float:
-    """Return how long the medium is busy with a transfer."""
+    """Return how long a transfer keeps the medium busy."""
     medium = memory.medium
     size = 0 if medium is None else medium.pages[medium.index(row.page)].size_bytes
     trip, core = costs.paging(size), costs.core_seconds_per_byte * size

@@ -6,7 +6,7 @@ output through a 31-bit multiplier and a shift, rounded half up in 64 bits (`por
 
     q = clamp(floor((sum * multiplier + 2**(shift - 1)) / 2**shift) + zero)
 
-The scheme is that of arXiv 2206.15472 section 2 (all-int8 graph, int32 bias), the rounding rule is ours and exact.
+The scheme is that of arXiv 2206.15472 section 2 (all-int8 graph, int32 bias); the rounding rule is our own and exact.
 """
 
 from __future__ import annotations
@@ -37,12 +37,12 @@ Int32Array = NDArray[np.int32]
 SMALLEST_SCALE = 1e-6
 BIAS_LIMIT = 2**30
 HEADROOM = 1.5  # activations grow while the model adapts; measured on the digits task
-WEIGHT_HEADROOM = 1.25  # so do weights; but a coarser scale makes stochastic rounding noisier; measured on digits
+WEIGHT_HEADROOM = 1.25  # weights grow too, but a coarser scale adds noise to stochastic rounding; measured on digits
 
 
 @dataclass(frozen=True, slots=True)
 class QuantizedTensor:
-    """How one int8 tensor stands for real values."""
+    """How one int8 tensor represents real values."""
 
     scale: np.float32
     zero: int
@@ -50,7 +50,7 @@ class QuantizedTensor:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class QuantizedOp:
-    """Everything of one op that the tables hold, beside addresses.
+    """Everything about one op that the tables hold, except addresses.
 
     `low`: what weights have beyond their codes, in 1/256 above -1/2; None: nothing.
     """
@@ -92,7 +92,7 @@ class QuantizedGraph:
 def run_float(
     graph: Graph, samples: torch.Tensor, weights: Mapping[str, tuple[torch.Tensor, torch.Tensor]] | None = None
 ) -> dict[str, torch.Tensor]:
-    """Return every tensor of the float graph for samples [N, C, H, W]; `weights`: of ops by name, instead of their own.
+    """Return every tensor of the float graph for samples [N, C, H, W]; `weights`: replacements of ops' own, by name.
 
     The importer is checked against this.
     """
@@ -105,13 +105,13 @@ def run_float(
 
 
 def torch_weight(op: KernelCall, weight: NDArray[np.generic]) -> torch.Tensor:
-    """Return weights of the graph's layout in torch's layout [out, in / groups, height, width]."""
+    """Return weights in the graph's layout converted to torch's, [out, in / groups, height, width]."""
     tensor = torch.from_numpy(np.ascontiguousarray(weight))
     return tensor.permute(2, 0, 1)[:, None] if op.kind is OpKind.DEPTHWISE else tensor.permute(0, 3, 1, 2)
 
 
 def flat_input(op: KernelCall, tensor: torch.Tensor) -> torch.Tensor:
-    """Return an op's input [N, C, H, W] as the op sees it: the linear layers read [H, W, C] as channels."""
+    """Return an op's input [N, C, H, W] as the op sees it: linear layers read [H, W, C] as channels."""
     if (tensor.shape[2], tensor.shape[3]) == (op.in_shape.height, op.in_shape.width):
         return tensor
     return tensor.permute(0, 2, 3, 1).reshape(len(tensor), -1, 1, 1)
@@ -120,7 +120,7 @@ def flat_input(op: KernelCall, tensor: torch.Tensor) -> torch.Tensor:
 def float_op(
     op: KernelCall, inputs: list[torch.Tensor], weights: tuple[torch.Tensor, torch.Tensor] | None = None
 ) -> torch.Tensor:
-    """Return what an op gives in float; `weights`: others than its own, weight and bias in torch's layout."""
+    """Return the result of an op in float; `weights`: weight and bias to use instead of its own, in torch's layout."""
     if op.kind in _WEIGHTLESS:
         return _clamped(op.clamp, _WEIGHTLESS[op.kind](op, inputs))
     data = flat_input(op, inputs[0])
@@ -157,7 +157,7 @@ def torch_groups(op: KernelCall) -> int:
 def tabulated_function(op: KernelCall) -> Elementwise:
     """Return the function of a table.
 
-    Raises McuCompileError for an op without.
+    Raises McuCompileError for an op without one.
     """
     if op.function is None:
         raise McuCompileError(op.name, "has no function", "this is a defect of the importer")
@@ -167,7 +167,7 @@ def tabulated_function(op: KernelCall) -> Elementwise:
 def weights_of(op: KernelCall) -> tuple[FloatArray, FloatArray]:
     """Return weight and bias of an op that has them.
 
-    Raises McuCompileError for an op without.
+    Raises McuCompileError for an op without them.
     """
     if op.weight is None or op.bias is None:
         raise McuCompileError(op.name, "has no weights", "this is a defect of the importer")
@@ -175,7 +175,7 @@ def weights_of(op: KernelCall) -> tuple[FloatArray, FloatArray]:
 
 
 def _clamped(clamp: Clamp, tensor: torch.Tensor) -> torch.Tensor:
-    """Clamp as torch's own layers: no gradient passes at the limits."""
+    """Clamp as torch's own layers do: no gradient passes at the limits."""
     low, high = clamp.value
     if low is None:
         return tensor
@@ -183,13 +183,11 @@ def _clamped(clamp: Clamp, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def quantize(graph: Graph, calibration: NDArray[np.float32], headroom: float = HEADROOM) -> QuantizedGraph:
-    """Return the int8 graph, its ranges taken from `calibration` [N, C, H, W].
+    """Return the int8 graph, its ranges taken from `calibration` [N, C, H, W]; a few dozen samples are enough.
 
-    A few dozen samples are enough.
-
-    `headroom` widens every activation range but the input's, for a model that will keep learning. Weights get as
-    much, up to WEIGHT_HEADROOM: with none, the largest weight of every row starts at its limit and cannot grow.
-    Raises McuCompileError for a `headroom` below 1.
+    `headroom` widens the range of every activation except the input, for a model that will keep learning. The ranges of
+    weights widen as much, up to WEIGHT_HEADROOM. Without it, the largest weight of every row starts at its limit and cannot
+    grow. Raises McuCompileError for a `headroom` below 1.
     """
     if headroom < 1.0:
         raise McuCompileError("headroom", f"{headroom} would clip the calibration data", "use 1.0 or more")
@@ -240,7 +238,7 @@ def _quantize_op(
 def _tabulate(op: KernelCall, source: QuantizedTensor, result: torch.Tensor, headroom: float) -> QuantizedOp:
     """Tabulate a function and its derivative for the codes of its input.
 
-    The output holds what the input's codes give, or no more than `headroom` times what calibration showed.
+    The output covers what the input's codes can give, but at most `headroom` times what calibration showed.
     """
     codes = torch.arange(-128, 128, dtype=torch.float64)
     reals = ((codes - source.zero) * float(source.scale)).requires_grad_()
@@ -250,7 +248,9 @@ def _tabulate(op: KernelCall, source: QuantizedTensor, result: torch.Tensor, hea
     wrong = ~(torch.isfinite(values) & torch.isfinite(slopes))
     if bool(wrong.any()):
         at = float(reals.detach()[wrong][0])
-        raise McuCompileError(op.name, f"has no value or derivative at {at:.3g}", "keep its input where it has")
+        raise McuCompileError(
+            op.name, f"has no value or derivative at {at:.3g}", "restrict its input to where both exist"
+        )
     reached = values.detach().clamp(*(limit * headroom for limit in _including_zero(result)))
     output = _tensor_format(_clamped(op.clamp, reached), op.clamp, 1.0)
     low, high = _limits(op.clamp, output)
@@ -267,7 +267,7 @@ def _including_zero(tensor: torch.Tensor) -> tuple[float, float]:
 
 
 def _covering(inputs: tuple[QuantizedTensor, ...], clamp: Clamp) -> QuantizedTensor:
-    """Return a format that holds whatever the inputs hold."""
+    """Return a format that covers everything the inputs can hold."""
     ends = [(code - tensor.zero) * float(tensor.scale) for tensor in inputs for code in (-128, 127)]
     return _tensor_format(_clamped(clamp, torch.tensor(ends)), clamp, 1.0)
 
@@ -281,7 +281,7 @@ def _quantize_product(op: KernelCall, inputs: tuple[QuantizedTensor, ...], outpu
 
 
 def _quantize_sum(op: KernelCall, inputs: tuple[QuantizedTensor, ...], output: QuantizedTensor) -> QuantizedOp:
-    """Both inputs share one shift.
+    """Quantize an addition whose two inputs share one shift.
 
     |x - zero| <= 255 and multipliers below 2**22 keep the sum within 31 bits.
     """
@@ -300,7 +300,9 @@ def _quantize_weighted(
     by_channel = np.moveaxis(weight, -1, 0).reshape(op.out_shape.channels, -1)
     if op.kind is not OpKind.DEPTHWISE:
         by_channel = weight.reshape(op.out_shape.channels, -1)
-    least = np.maximum(np.abs(bias) / (float(source.scale) * BIAS_LIMIT), SMALLEST_SCALE)  # a bias must have its code
+    least = np.maximum(
+        np.abs(bias) / (float(source.scale) * BIAS_LIMIT), SMALLEST_SCALE
+    )  # the bias must be representable
     scale = np.maximum(np.abs(by_channel).max(axis=1) * (headroom / 127.0), least).astype(np.float32)
     divisor = scale if op.kind is OpKind.DEPTHWISE else scale[:, None, None, None]
     quantized = np.clip(np.round(weight / divisor), -127, 127).astype(np.int8)
@@ -315,20 +317,14 @@ def _quantize_weighted(
 
 
 def _representable(output: QuantizedTensor, largest_sum_scale: float) -> QuantizedTensor:
-    """Coarsen the output until every ratio is below 1/4, which a shift of 33 needs.
-
-    Only tiny outputs come here.
-    """
+    """Coarsen the output until every ratio is below 1/4, which a shift of 33 needs; only tiny outputs are affected."""
     if largest_sum_scale / float(output.scale) < 0.2499:
         return output
     return QuantizedTensor(np.float32(largest_sum_scale / 0.2499), output.zero)
 
 
 def requantisation(ratios: NDArray[np.float64]) -> tuple[Int32Array, NDArray[np.uint8]]:
-    """Return multiplier and shift per channel: ratio = multiplier / 2**shift.
-
-    33 <= shift <= 62, multiplier < 2**31.
-    """
+    """Return multiplier and shift per channel: ratio = multiplier / 2**shift, 33 <= shift <= 62, multiplier < 2**31."""
     _, exponent = np.frexp(ratios)
     shift = np.clip(31 - exponent, 33, 62)
     multiplier = np.round(ratios * 2.0**shift)
@@ -339,7 +335,10 @@ def requantisation(ratios: NDArray[np.float64]) -> tuple[Int32Array, NDArray[np.
 
 
 def rounded_logits(model: QuantizedGraph, samples: NDArray[np.float32]) -> FloatArray:
-    """Return the logits of torch's own operators in float64, every tensor rounded to its int8 format: no integer arithmetic."""
+    """Return the logits of torch's operators in float64, with every tensor rounded to its int8 format.
+
+    No integer arithmetic is involved.
+    """
     graph, start = model.graph, model.input
     shape = graph.input_shape
     codes = torch.from_numpy(model.quantize_input(samples).astype(np.float64))
@@ -365,8 +364,8 @@ def _real_weights(op: QuantizedOp) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 
 def logits_error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
-    """Return the root of the mean squared difference of logits [N, classes], of what the wanted ones differ among samples."""
-    centred = wanted - wanted.mean(0)  # a bias alone is no answer
+    """Return the root mean squared difference of logits [N, classes], relative to the wanted ones' deviation over samples."""
+    centred = wanted - wanted.mean(0)  # a constant offset carries no information
     return float(np.sqrt(np.mean((found - wanted) ** 2) / max(float(np.mean(centred**2)), 1e-12)))
 
 

@@ -1,7 +1,7 @@
-"""What each layer of a compiled model takes, and what its int8 numbers lose against PyTorch's.
+"""What each layer of a compiled model costs, and how far its int8 results are from PyTorch's.
 
-Bytes are those of the tables. Instructions, seconds and joules are estimates of one sample by the counts of `core_costs`;
-errors are measured: the firmware's engine on this machine beside the float graph, on samples that are given.
+Bytes are those of the tables. Instructions, seconds and joules are estimates of one sample from the counts of `core_costs`.
+Errors are measured on the given samples: the firmware's engine on this machine against the float graph.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from port_planner.mcu.ir import OpKind, row_bytes
 from port_planner.mcu.quantize import QuantizedOp, run_float
 
 CHANNEL_TABLE_BYTES = 9
-"""Of each output channel, beside its bias: multiplier, shift and scale."""
+"""Bytes of each output channel besides its bias: multiplier, shift and scale."""
 
 
 @dataclass(frozen=True, slots=True)
 class LayerCost:
-    """One layer on one core: estimates of one sample. `trained`: forward and backward, as often as the plan runs them."""
+    """One layer on one core, estimated for one sample. `trained`: forward and backward, as often as the plan runs them."""
 
     instructions: float
     trained_instructions: float
@@ -40,8 +40,8 @@ class LayerCost:
 class LayerFigures:
     """One layer: sizes in bytes, errors as shares.
 
-    `error`: root of the mean squared difference to PyTorch, of that of PyTorch's values. `clipped`: of the values, those outside of
-    what int8 holds there. `output_bytes` lie in the arena only while they are needed.
+    `error`: root mean squared difference from PyTorch, relative to the root mean square of PyTorch's values. `clipped`: the
+    share of values outside the int8 range there. `output_bytes` lie in the arena only while they are needed.
     """
 
     name: str
@@ -59,9 +59,9 @@ class LayerFigures:
 def layer_figures(
     model: CompiledModel, samples: NDArray[np.float32], cores: Sequence[CoreCosts]
 ) -> tuple[LayerFigures, ...]:
-    """Return the figures of every layer, in execution order; errors are those of `samples` [N, C, H, W].
+    """Return the figures of every layer, in execution order; errors are measured on `samples` [N, C, H, W].
 
-    Raises HostBuildError where the engine cannot be built on this machine.
+    Raises HostBuildError if the engine cannot be built on this machine.
     """
     measured = _errors(model, samples)
     return tuple(
@@ -127,7 +127,7 @@ def _errors(model: CompiledModel, samples: NDArray[np.float32]) -> dict[str, tup
 
 
 def _engine_values(model: CompiledModel, samples: NDArray[np.float32]) -> dict[str, NDArray[np.generic]]:
-    """Return what the engine computes in each op, [N, values]: codes, and logits of the last."""
+    """Return the results of each op in the engine, [N, values]: codes, and logits for the last."""
     plain = compile_quantized(model.quantized, scheme=SparseScheme({}), simd=False)
     ops, engine = plain.quantized.graph.ops, HostEngine(plain)
     seen: dict[str, list[NDArray[np.generic]]] = {op.name: [] for op in ops}

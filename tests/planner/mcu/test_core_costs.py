@@ -39,5 +39,5 @@ def test_seconds_are_instructions_by_the_boards_clock() -> None:
 
 
 def test_a_board_without_counts_is_named() -> None:
-    with pytest.raises(CoreError, match="no instruction counts for 'pi5'; there are some for mkr1000, nrf52840"):
+    with pytest.raises(CoreError, match="instructions were not counted for 'pi5'; choose one of mkr1000, nrf52840"):
         core_costs("pi5")

@@ -89,7 +89,7 @@ def test_a_layer_that_is_used_twice_is_not_trained() -> None:
     module = Steps(lambda m, x: m.b(m.a(m.a(x).relu()).mean((2, 3))), conv2(4), HEAD)
     graph = imports_exactly(module, (4, 8, 8))
     assert [op.shares for op in graph.ops] == ["", "a", "", ""]
-    with pytest.raises(McuCompileError, match="a_2: the module uses the weights of a again here"):
+    with pytest.raises(McuCompileError, match="a_2: the module uses the weights of a here as well"):
         training_program(graph, full_scheme(graph))
     training_program(graph, last_layers(graph, 1))
 
@@ -229,14 +229,14 @@ def test_what_cannot_be_traced_is_refused(forward: Callable[[Any, torch.Tensor],
         (nn.Sequential(nn.Upsample(12), nn.Flatten()), r"nearest upsampling of \[8, 8\] to \[12, 12\]"),
         (Steps(lambda m, x: m.a(x.flatten(1))[1][0], nn.LSTM(192, 4)), "a: no kernel for LSTM, which gives several"),
         (Steps(lambda m, x: x.max(1)[0]), "max: no kernel for max_1, which gives several tensors"),
-        (Steps(lambda m, x: torch.cat([x, x])), "joins the batch"),
+        (Steps(lambda m, x: torch.cat([x, x])), "joins along the batch"),
         (Steps(lambda m, x: torch.cat([x, x.transpose(2, 3)], 1)), r"joins \[3, 8, 8\] and \[3, 8, 8\]"),
         (Steps(lambda m, x: torch.cat([x.flatten(1), m.a(x).flatten(1)], 1), conv2()), "joins"),
         (Steps(lambda m, x: x * m.a(x), nn.Conv2d(3, 1, 1)), r"multiplies \[3, 8, 8\] by \[1, 8, 8\]"),
         (Steps(lambda m, x: x - m.a(x), nn.Conv2d(3, 1, 1)), r"adds \[3, 8, 8\] and \[1, 8, 8\]"),
         (Steps(lambda m, x: x / m.a(x), nn.Conv2d(3, 3, 1)), "no kernel for truediv"),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.Linear(6, 2)), "flatten or pool"),
-        (nn.Sequential(nn.Flatten(), nn.Linear(10, 2)), "torch refuses its inputs .*2x192 and 10x2"),
+        (nn.Sequential(nn.Flatten(), nn.Linear(10, 2)), "torch rejects its inputs .*2x192 and 10x2"),
         (nn.Sequential(nn.Flatten(), nn.BatchNorm1d(192), nn.Linear(192, 2)), "batch norm of a flattened tensor"),
     ],
 )

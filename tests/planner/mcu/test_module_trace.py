@@ -49,7 +49,7 @@ def test_the_first_node_that_differs_is_named(index: int, place: str) -> None:
         seen = {"relu": (0, shapes[0]), "second": (1, shapes[1]), "flatten": (1, flat[0]), "head": (2, flat[1])}
         values = {nodes[name]: (graph.ops[at].name, axes) for name, (at, axes) in seen.items()}
         refuse_difference(module, traced, graph, values, SAMPLES)
-        with pytest.raises(McuCompileError, match=f"{place}: the compiled network differs from the module here, by"):
+        with pytest.raises(McuCompileError, match=f"{place}: the compiled network differs from the module here by"):
             refuse_difference(module, traced, changed(graph, index), values, SAMPLES)
 
 
@@ -104,7 +104,7 @@ def test_a_softmax_over_something_else_is_refused() -> None:
 def test_what_torch_refuses_is_said_in_one_line() -> None:
     traced = trace_module(Body(), "body")
     with pytest.raises(
-        McuCompileError, match=r"^first: torch refuses its inputs \[\[2, 5, 6, 6\]\] \(.*\); check the shape"
+        McuCompileError, match=r"^first: torch rejects its inputs \[\[2, 5, 6, 6\]\] \(.*\); check the shape"
     ):
         run_nodes(traced, torch.zeros(2, 5, 6, 6))
 

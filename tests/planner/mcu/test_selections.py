@@ -91,7 +91,7 @@ def test_nothing_of_a_choice_is_trained() -> None:
     module, data = choices()
     graph = import_module(module, data.shape[1:], samples=torch.from_numpy(data))
     assert [op.name for op in graph.weighted()] == ["stem", "narrow", "head"]
-    assert graph.ops[-1].fixed and graph.notes == ("trained by the module, and not on a board: slope.weight",)
+    assert graph.ops[-1].fixed and graph.notes == ("trained by the module, but not on a board: slope.weight",)
 
 
 class ByTensor(nn.Module):
@@ -106,6 +106,6 @@ class ByTensor(nn.Module):
 
 def test_a_choice_by_values_is_refused() -> None:
     with pytest.raises(
-        McuCompileError, match=r"getitem: (chooses by a tensor|takes of \[8\] what is no window)|argsort"
+        McuCompileError, match=r"getitem: (indexes with a tensor|what it takes of \[8\] is not a window)|argsort"
     ):
         import_module(ByTensor(), (8,))

@@ -163,7 +163,7 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
     quantized_path = folder / FOLDER / f"{options.base}.safetensors"
     checkpoint = Checkpoint(options, split.train, BaseRecord(options.model, options.base, {})).path
     return Explanation(
-        model=str(folder), kind=kind, learns="the preferred of two answers (DPO)" if options.dpo else task.kind.value, how=_HOW, parameters=parameters, loaded_as=loaded_as, files=tuple(path.name for path in files),
+        model=str(folder), kind=kind, learns=_learns(options, task), how=_HOW, parameters=parameters, loaded_as=loaded_as, files=tuple(path.name for path in files),
         files_bytes=sum(path.stat().st_size for path in files), merged_bytes=merged_bytes, trained_parameters=numbers, trained_layers=_ends(trained),
         grid=options.base, quantized_layers=len(layers), quantized_bytes=quantized_bytes, is_quantized=quantized_path.is_file(),
         records=data.records, broken=data.broken, skipped=split.skipped, unwritten=split.unwritten, sequences=len(split.train), held_out=len(split.held_out),
@@ -174,6 +174,12 @@ def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtoc
         written_bytes=traffic.written_bytes, checkpoint_s=CHECKPOINT_S, checkpoint_bytes=(1 + MOMENTS) * state_bytes,
         checkpoint=str(checkpoint), out=options.out,
     )  # fmt: skip
+
+
+def _learns(options: FinetuneOptions, task: Task) -> str:
+    if not options.learns_pairs:
+        return task.kind.value
+    return f"the preferred of two answers ({'ORPO' if options.dpo is None else 'DPO'})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,7 +198,7 @@ def _head(model: Any, options: FinetuneOptions, task: Task, length: int, beside_
     loss = LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast)
     if options.head_rows is not None:
         return _Head(loss.rows_at_once(rows), "as asked for, even if bits differ")
-    if options.dpo is not None:
+    if options.learns_pairs:
         return _Head(rows, "comparing pairs of answers needs all")
     at_once = rows_that_fit(loss, rows, beside_bytes, ram_bytes)
     if at_once is None:

@@ -44,13 +44,18 @@ def model_card(options: FinetuneOptions, task: Task, layers: Iterable[str], trai
     return "\n".join((*header, "", title, "", said, "", "| | |", "|---|---|", *rows, ""))
 
 
+def _learns(options: FinetuneOptions, task: Task) -> str:
+    if options.dpo is not None:
+        return (
+            f"the preferred of two answers, by DPO with beta {options.dpo:g} relative to the model without the adapter"
+        )
+    if options.orpo is not None:
+        return f"the preferred of two answers with its prompt, and its odds over the other, by ORPO with beta {options.orpo:g}"
+    return task.kind.value
+
+
 def _rows(options: FinetuneOptions, task: Task, layers: Iterable[str], trained: TrainedOn) -> Iterable[tuple[str, str]]:
-    pairs = (
-        f"the preferred of two answers, by DPO with beta {options.dpo:g} relative to the model without the adapter"
-        if options.dpo
-        else ""
-    )
-    yield "learns", pairs or task.kind.value
+    yield "learns", _learns(options, task)
     files = ", ".join(Path(path).name for path in options.data)
     yield "data", f"{files}: {trained.train:,} sequences, of at most {options.sequence_tokens} tokens"
     if task.kind is TaskKind.CAUSAL_LM:
@@ -71,9 +76,10 @@ def _rows(options: FinetuneOptions, task: Task, layers: Iterable[str], trained: 
         "rate",
         f"{options.learning_rate:g} after {options.warm_up:.0%} of the updates, {options.schedule.value} afterwards",
     )
+    each = "pairs" if options.learns_pairs else "learned tokens"
     yield (
         "updates",
-        f"{trained.updates:,} of {options.accumulate} x {options.batch} sequences; the loss is the mean over an update's learned tokens",
+        f"{trained.updates:,} of {options.accumulate} x {options.batch} sequences; the loss is the mean over an update's {each}",
     )
     yield "seed", str(options.seed)
     if options.date:

@@ -19,6 +19,7 @@ from safetensors import SafetensorError
 from port_agent.finetuning.accumulation.by_layers import ByLayers, NotByLayersError
 from port_agent.finetuning.accumulation.choice import accumulation_of, cannot_run_by_layers
 from port_agent.finetuning.accumulation.head_loss import Beside, EncoderInput, LabelLoss, LearnedLoss, kept_places
+from port_agent.finetuning.accumulation.odds_ratio_loss import OddsRatioLoss
 from port_agent.finetuning.accumulation.preference_loss import PreferenceLoss
 from port_agent.finetuning.accumulation.update import ClippedAdamW
 from port_agent.finetuning.base_record import BaseRecord
@@ -212,9 +213,18 @@ def count_updates(options: FinetuneOptions, sequences: int) -> int:
 
 
 def _loss_of(model: Any, options: FinetuneOptions, task: Task) -> LearnedLoss | LabelLoss | PreferenceLoss:
-    """Return the loss of a batch. Raises FinetuneError if it must compare answers with a model that does not exist."""
+    """Return the loss of a batch. Raises FinetuneError if it must compare answers with a model that does not exist, or
+    in a way that the other options exclude.
+    """
     if task.labels:
         return LabelLoss(model, autocast=options.autocast)
+    if options.orpo is not None:
+        if options.dpo is not None or options.head_rows is not None or options.dropout:
+            raise FinetuneError(
+                "--orpo compares answers on all rows at once and without dropout; leave out --dpo, --head-rows and "
+                "--dropout"
+            )
+        return OddsRatioLoss(model, options.orpo, autocast=options.autocast)
     if options.dpo is None:
         return LearnedLoss(model, options.head_rows, task.kind, autocast=options.autocast)
     if options.lora_rank is None or options.head_rows is not None or options.dropout:
@@ -279,7 +289,7 @@ class _Finetuning:
     @property
     def learns_tokens(self) -> bool:
         """Whether losses are per token."""
-        return not self.task.labels and self.options.dpo is None
+        return not self.task.labels and not self.options.learns_pairs
 
     def check_budget(self) -> None:
         """Raise FinetuneError if the budget of this process is too small for the longest batch."""

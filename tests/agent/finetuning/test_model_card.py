@@ -34,6 +34,18 @@ def test_an_adapters_card_has_the_settings_that_peft_keeps_nowhere() -> None:
     assert "alpha 3 over the root of the rank; dropout 0.1" in card and "| frozen weights | quantized to nf4 |" in card
 
 
+def test_a_card_says_by_which_loss_pairs_of_answers_were_learned() -> None:
+    cards = [
+        model_card(asked, CAUSAL, (), TRAINED) for asked in (replace(OPTIONS, dpo=0.1), replace(OPTIONS, orpo=0.1))
+    ]
+    assert "two answers, by DPO with beta 0.1 relative to" in cards[0]
+    assert (
+        "| learns | the preferred of two answers with its prompt, and its odds over the other, by ORPO with beta 0.1 |"
+        in cards[1]
+    )
+    assert all("the loss is the mean over an update's pairs" in card for card in cards)
+
+
 def test_a_whole_models_card_has_no_adapters() -> None:
     trained = replace(TRAINED, loss_before=None)
     card = model_card(replace(OPTIONS, lora_rank=None, date=""), Task(TaskKind.MASKED_LM), (), trained)

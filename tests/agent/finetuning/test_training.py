@@ -354,6 +354,27 @@ def test_pairs_of_answers_are_learned_in_a_budget_as_without(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
+def test_odds_of_answers_are_learned_by_a_whole_model_in_a_budget_as_without(tmp_path: Path) -> None:
+    model, data = make_model(tmp_path / "model"), tmp_path / "pairs.jsonl"
+    records = [{"prompt": TEXT[:length], "chosen": "not to be", "rejected": "the question"} for length in range(9, 14)]
+    data.write_text("".join(json.dumps(record) + "\n" for record in records))
+    options = FinetuneOptions(
+        str(model), (str(data),), "", lora_rank=None, batch=2, epochs=2, orpo=0.5, learning_rate=0.01, held_out=0.2
+    )
+    plain, bounded = (replace(options, out=str(tmp_path / name)) for name in ("plain", "bounded"))
+    outcome, notes = run(plain)
+    assert outcome.loss_before is not None and outcome.loss_after is not None
+    assert outcome.loss_after < outcome.loss_before and not outcome.is_of_tokens
+    assert not any("perplexity" in note for note in notes)
+    with budget(tensors="640K", page_dir=tmp_path):
+        run(bounded)
+    first, second = (files(Path(one.out))["model.safetensors"] for one in (plain, bounded))
+    assert first == second
+    with pytest.raises(FinetuneError, match="--orpo compares answers on all rows at once and without dropout"):
+        run(replace(options, out=str(tmp_path / "dropped"), lora_rank=8, dropout=0.1))
+
+
+@pytest.mark.slow
 def test_under_autocast_a_budget_changes_no_bit(tmp_path: Path) -> None:
     model, data = make_model(tmp_path / "model", 128), make_data(tmp_path / "data.jsonl")
     options = FinetuneOptions(str(model), (str(data),), "", sequence_tokens=64, updates=3, held_out=0.0, autocast=True)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from port_agent.finetuning.job_file import FinetuneJob
 
 _EPILOG = """\
-data: records, told by their keys: "text"; "prompt" and "completion"; with --dpo "prompt", "chosen" and "rejected"; "messages" (OpenAI's and trl's, with tools, written in the
+data: records, told by their keys: "text"; "prompt" and "completion"; with --dpo or --orpo "prompt", "chosen" and "rejected"; "messages" (OpenAI's and trl's, with tools, written in the
 tokenizer's own chat template); "conversations" (ShareGPT); "instruction", "input" and "output" (Alpaca). JSON lines, a JSON
 array, CSV and Parquet (with pyarrow), each also compressed by gzip; any other file is one text, and of a directory all files are
 read. Texts are packed to full sequences; of prompts, other people's messages and answers of weight 0 no loss is computed. What
@@ -83,8 +83,8 @@ round; the average is in --out of each when the last round is done.
 _NOT_SUBMITTED = ("report", "read_limit", "write_limit", "step_deadline", "writes_per_step", "config", "opportunistic")
 """Arguments of a run in a terminal that a submitted job does not have."""
 
-_DPO_BETA = 0.1
-"""The default of trl."""
+_PAIR_BETA = 0.1
+"""Of DPO and ORPO, the default of trl."""
 
 _MIN_HEAD_ROWS = 16
 """With fewer rows, reading the head's weight takes longer than multiplying by it."""
@@ -301,14 +301,24 @@ def _add_data(group: "argparse._ArgumentGroup") -> None:
 
 
 def _add_how_it_is_learned(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument(
+    pairs = group.add_mutually_exclusive_group()
+    pairs.add_argument(
         "--dpo",
         type=positive_number,
         nargs="?",
-        const=_DPO_BETA,
+        const=_PAIR_BETA,
         metavar="BETA",
         help="learn which of two answers is preferred (DPO), relative to the model without its adapters, from "
-        f"records with prompt, chosen and rejected (default of BETA: {_DPO_BETA})",
+        f"records with prompt, chosen and rejected (default of BETA: {_PAIR_BETA})",
+    )
+    pairs.add_argument(
+        "--orpo",
+        type=positive_number,
+        nargs="?",
+        const=_PAIR_BETA,
+        metavar="BETA",
+        help="learn the chosen answer with its prompt, and its odds over the rejected one by weight BETA (ORPO), from "
+        f"the same records; adapters or --full (default of BETA: {_PAIR_BETA})",
     )
     group.add_argument(
         "--borders",

@@ -55,6 +55,10 @@ def check_finetune_arguments(arguments: argparse.Namespace) -> None:
             "--dpo compares answers with those of the model without its adapters, on all rows at once and without "
             "dropout; leave out --full, --head-rows and --dropout",
         ),
+        (
+            a.orpo and (a.head_rows or a.dropout),
+            "--orpo compares answers on all rows at once and without dropout; leave out --head-rows and --dropout",
+        ),
         (alone and not a.submit, f"{_word(alone)} is for a job of the agent; add --submit"),
         (
             only and (a.submit or a.opportunistic),
@@ -83,7 +87,7 @@ def options_of(arguments: argparse.Namespace) -> FinetuneOptions:
         dora=adapter.dora, dropout=a.dropout, sequence_tokens=a.seq_len, batch=a.batch, accumulate=a.accumulate, accumulate_by=a.accumulate_by, autocast=a.autocast,
         compute=a.compute, head_rows=a.head_rows, epochs=a.epochs, updates=a.updates, learning_rate=a.lr or (_FULL_RATE if a.full else _ADAPTERS_RATE),
         warm_up=a.warm_up, schedule=a.schedule, weight_decay=a.weight_decay, held_out=a.held_out, evaluate_every=a.eval_every, patience=a.patience,
-        events=None if a.tensorboard is None else str(a.tensorboard.absolute()), seed=a.seed, date=a.date or date_of_run(a.out), sample=a.sample, json=a.json, show_data=a.show_data or 1, borders=a.borders, dpo=a.dpo, float32_result=a.float32,
+        events=None if a.tensorboard is None else str(a.tensorboard.absolute()), seed=a.seed, date=a.date or date_of_run(a.out), sample=a.sample, json=a.json, show_data=a.show_data or 1, borders=a.borders, dpo=a.dpo, orpo=a.orpo, float32_result=a.float32,
         overwrite=a.overwrite,
     )  # fmt: skip
 

@@ -43,7 +43,7 @@ def accumulation_of(
             f"{format_bytes(_SPARED_BYTES)} to flash that wears out",
         )
     why = why_not_by_layers(model) if task.kind is TaskKind.CAUSAL_LM else "the model has an encoder"
-    if options.borders or options.dpo is not None:
+    if options.borders or options.learns_pairs:
         why = (
             "its packed texts are masked from each other" if options.borders else "an update compares pairs of answers"
         )

@@ -47,8 +47,9 @@ class FinetuneOptions:
     `warm_up`: the share of the updates in which the rate rises to `learning_rate`.
 
     `evaluate_every`: updates between two evaluations of held-out data, of which the best weights are the result; None:
-    only before and after. `patience`: evaluations without improvement that end the training. `dpo`: the beta of
-    learning from pairs of a preferred and a rejected answer; None for answers alone. `borders`: texts packed into one
+    only before and after. `patience`: evaluations without improvement that end the training. `dpo` and
+    `orpo`: the beta of learning from pairs of a preferred and a rejected answer by that loss; both None for answers
+    alone. `borders`: texts packed into one
     sequence are masked from each other. `events`: the directory of TensorBoard files that losses are added to, None for
     none. `date`: today's date for chat templates (YYYY-MM-DD); "": the day on which they are asked. `float32_result`:
     whether a fully trained model is written in 32 bits, not in its files' type. `overwrite`: whether the contents of
@@ -86,6 +87,7 @@ class FinetuneOptions:
     events: str | None = None
     borders: bool = False
     dpo: float | None = None
+    orpo: float | None = None
     seed: int = 0
     sample: str | None = None
     date: str = ""
@@ -97,4 +99,9 @@ class FinetuneOptions:
     @property
     def sequences_at_once(self) -> int:
         """Sequences of a batch in memory: of a pair, both answers count."""
-        return self.batch if self.dpo is None else 2 * self.batch
+        return 2 * self.batch if self.learns_pairs else self.batch
+
+    @property
+    def learns_pairs(self) -> bool:
+        """Whether a record is a pair of answers."""
+        return self.dpo is not None or self.orpo is not None

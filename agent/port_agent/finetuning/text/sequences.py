@@ -108,13 +108,13 @@ class SequenceMaker:
         """Raise FinetuneError for what an encoder cannot do, and for pairs of answers unless the model only continues
         text.
         """
-        if options.dpo is not None and task.kind is not TaskKind.CAUSAL_LM:
-            raise FinetuneError("--dpo is only for models that continue text; leave it out")
+        if options.learns_pairs and task.kind is not TaskKind.CAUSAL_LM:
+            raise FinetuneError(f"{_pair_option(options)} is only for models that continue text; leave it out")
         if task.encoder_alone:
             _check_encoder(tokenizer, options, task)
         self._tokenizer, self._task, self._longest = tokenizer, task, options.sequence_tokens
         self._encoder, self._borders = TextEncoder(tokenizer), options.borders
-        self._pairs = options.dpo is not None
+        self._pair_option = _pair_option(options)
         self._conversations = ConversationWriter.of(tokenizer, options)
         self.skipped = self.unwritten = 0
         self.first_unwritten = ""
@@ -130,7 +130,7 @@ class SequenceMaker:
         if self._task.decoder_start is None:
             yield from self._packed(record for record in records if record.is_text)
         for record in records:
-            _check_pair(record, pairs=self._pairs)
+            _check_pair(record, self._pair_option)
             try:
                 found = list(self._pair(record, record.rejected) if record.rejected else self.of_record(record))
             except UnwrittenError as error:
@@ -343,15 +343,22 @@ class SequenceMaker:
                 yield sequence
 
 
-def _check_pair(record: Record, *, pairs: bool) -> None:
-    if pairs and record.rejected is None:
+def _pair_option(options: FinetuneOptions) -> str:
+    """Return the option that asks for pairs of answers, "" if none does."""
+    if options.dpo is not None:
+        return "--dpo"
+    return "" if options.orpo is None else "--orpo"
+
+
+def _check_pair(record: Record, option: str) -> None:
+    if option and record.rejected is None:
         raise FinetuneError(
-            f"--dpo learns which of two answers is preferred, and {record.place or 'a record'} has only one; give "
+            f"{option} learns which of two answers is preferred, and {record.place or 'a record'} has only one; give "
             "records with prompt, chosen and rejected"
         )
-    if record.rejected is not None and not pairs:
+    if record.rejected is not None and not option:
         raise FinetuneError(
-            f"{record.place or 'a record'} has a chosen and a rejected answer; give --dpo to learn which is preferred, or records with prompt and completion"
+            f"{record.place or 'a record'} has a chosen and a rejected answer; give --dpo or --orpo to learn which is preferred, or records with prompt and completion"
         )
 
 

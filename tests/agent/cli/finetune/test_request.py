@@ -29,6 +29,9 @@ def test_defaults_are_those_of_the_options(tmp_path: Path) -> None:
     plain = asked(tmp_path)
     default = FinetuneOptions(plain.model, plain.data, plain.out, date=plain.date)
     assert plain == default
+    assert (asked(tmp_path, "--orpo").orpo, asked(tmp_path, "--full", "--orpo", "0.5").orpo) == (0.1, 0.5)
+    with pytest.raises(SystemExit):
+        parsed(tmp_path, "--dpo", "--orpo")
     assert asked(tmp_path, "--full").learning_rate == 2e-5 and asked(tmp_path, "--full").lora_rank is None
 
 
@@ -86,6 +89,7 @@ def test_an_earlier_adapter_is_trained_as_it_is(tmp_path: Path) -> None:
         (("--float32",), "--float32 is for the result of --full"),
         (("--federated", "--submit", "--from", "."), "--federated begins with an adapter of its own"),
         (("--dpo", "--dropout", "0.1"), "--dpo compares answers with those of the model without its adapters"),
+        (("--orpo", "--head-rows", "16"), "--orpo compares answers on all rows at once and without dropout"),
         (("--show-data", "3", "--submit"), "--show-data trains nothing"),
     ],
 )

@@ -88,6 +88,8 @@ def test_of_a_pair_both_answers_are_learned_behind_the_prompt(tokenizer: Any) ->
     long, _ = record_of({"prompt": TEXT, "chosen": " be", "rejected": " " + TEXT * 3})
     asked = options(sequence_tokens=64, dpo=0.1)
     split = split_sequences([record, long], tokenizer, asked, CAUSAL)
+    by_odds = split_sequences([record, long], tokenizer, options(sequence_tokens=64, orpo=0.1), CAUSAL)
+    assert list(by_odds.train) == list(split.train)
     found = split.train[0] if len(split.train) == 1 else min(split.train, key=lambda one: len(one.tokens))
     assert found.rejected is not None and found.learned == 1 and len(found.tokens) == len(found.rejected.tokens)
     for sequence, answer in ((found, " not to be"), (found.rejected, TEXT)):
@@ -99,10 +101,12 @@ def test_of_a_pair_both_answers_are_learned_behind_the_prompt(tokenizer: Any) ->
 def test_pairs_and_single_answers_are_told_apart(tokenizer: Any) -> None:
     pair, _ = record_of({"prompt": "to", "chosen": " be", "rejected": " or"}, "line 3")
     single = Record(prompt="to", completion=" be", place="line 4")
-    with pytest.raises(FinetuneError, match="line 3 has a chosen and a rejected answer; give --dpo"):
+    with pytest.raises(FinetuneError, match="line 3 has a chosen and a rejected answer; give --dpo or --orpo"):
         split_sequences([pair], tokenizer, options(), CAUSAL)
     with pytest.raises(FinetuneError, match="--dpo learns which of two answers is preferred, and line 4 has only one"):
         split_sequences([pair, single], tokenizer, options(dpo=0.1), CAUSAL)
+    with pytest.raises(FinetuneError, match="--orpo learns which of two answers is preferred, and line 4 has only one"):
+        split_sequences([pair, single], tokenizer, options(orpo=0.1), CAUSAL)
     with pytest.raises(FinetuneError, match="--dpo is only for models that continue text"):
         split_sequences([pair], tokenizer, options(dpo=0.1), Task(TaskKind.SEQ2SEQ_LM, 1))
 
@@ -113,7 +117,7 @@ def test_answers_that_are_cut_are_counted(tokenizer: Any) -> None:
     whole = len(tokenizer("to be" + TEXT)["input_ids"]) + 1
     (note,) = split.notes
     assert note == (
-        f"1 of 2 answers are cut at --seq-len 16: {whole - 16} tokens are not learned; --seq-len "
+        f"1 of 2 answers are cut at --seq-len 16, so {whole - 16} tokens are not learned; --seq-len "
         f"{-(-whole // 32) * 32} keeps all"
     )
     enough = options(sequence_tokens=-(-whole // 32) * 32)

@@ -31,8 +31,8 @@ def test_named_files_and_folders_exist(name: str) -> None:
 
 def test_modules_that_the_architecture_names_by_their_last_folders_exist() -> None:
     files = [path.with_suffix("") for room in ("agent", "planner", "firmware") for path in (ROOT / room).rglob("*.*")]
-    modules = {"/".join(path.parts[-depth:]) for path in files for depth in (2, 3, 4)}
-    folders = {"/".join(path.parent.parts[-depth:]) for path in files for depth in (2, 3)}
+    modules = {"/".join(path.parts[-depth:]) for path in files for depth in range(2, 7)}
+    folders = {"/".join(path.parent.parts[-depth:]) for path in files for depth in range(2, 7)}
     named = set(re.findall(r"`([a-z]\w*(?:/\w+)+)`", (ROOT / "ARCHITECTURE.md").read_text()))
     missing = {name for name in named - modules - folders if not (ROOT / name).exists()}
     assert len(named) > 100 and not missing

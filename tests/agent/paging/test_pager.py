@@ -284,7 +284,7 @@ def test_a_file_that_was_cut_off(pager: Pager, tmp_path: Path) -> None:
     slot = Slot(file, 0, data.numel())
     pager.wait(pager.write(slot, data.data_ptr(), data))
     os.truncate(file.path, CHUNK)
-    with pytest.raises(CorruptPageError, match="cut off"):
+    with pytest.raises(CorruptPageError, match="truncated or replaced"):
         pager.wait(pager.read(slot, data.data_ptr(), data))
     file.close()
 

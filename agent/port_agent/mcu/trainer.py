@@ -1,8 +1,8 @@
-"""Trains a model on a board: which samples in which order, snapshots, and how to go on after anything.
+"""Trains a model on a board: sample order, snapshots, and how to resume after any interruption.
 
-The order of an epoch depends on the seed and the epoch alone, so that a job that was killed, unplugged or reset ends
-with the same weights, bit for bit, as one that ran through. Nothing here knows about processes or sockets: worker.py
-and the command line drive a Trainer and listen to its events.
+The order of an epoch depends only on seed and epoch. So a job that was killed, unplugged or reset ends with the same
+weights, bit for bit, as one that ran through. Nothing here knows about processes or sockets: worker.py and the command
+line drive a trainer and receive its events.
 """
 
 import random
@@ -47,15 +47,15 @@ from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import bytes_checksum
 
 REQUEST_S = 0.4
-"""A request should not take longer, so that pause and leave act within a second."""
+"""The longest that a request should take, so that pausing and stopping take effect within a second."""
 
 PAGE_TRIES = 3
-"""So often in a row may external memory fail before a step is done; then the job ends with its error."""
+"""How often in a row external memory may fail before a step is complete; then the job ends with its error."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrainSettings:
-    """What is asked of a training job."""
+    """The settings of a training job."""
 
     epochs: int = 1
     learning_rate: float = 0.03
@@ -65,11 +65,14 @@ class TrainSettings:
     snapshot_every: int = 200
     """Samples between host snapshots."""
     save_every: int = 20_000
-    """Samples between saves on the board; there is always one at the end. Each erases one of two slots, which last some 10,000."""
+    """Samples between saves on the board; there is always one at the end.
+
+    Each save erases one of two slots, which last for about 10,000 erases.
+    """
     evaluate_every: int = 1
-    """Epochs between evaluations; before the first and after the last there is always one."""
+    """Epochs between evaluations, besides those before the first epoch and after the last."""
     steps: int | None = None
-    """Stop after so many samples in all, None: after the epochs."""
+    """Stop after this many samples in total; None: after the epochs."""
 
     def __post_init__(self) -> None:
         for name in ("epochs", "snapshot_every", "save_every", "evaluate_every"):
@@ -85,11 +88,11 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """After each request."""
+    """Emitted after each request."""
 
     position: TrainingPosition
     wall_s: float
-    """Of this request, wire included."""
+    """Of this request, transfer included."""
     samples: int
 
 
@@ -114,10 +117,7 @@ class SnapshotTaken:
 
 @dataclass(frozen=True, slots=True)
 class BoardInterrupted:
-    """The board went away, or came back without its state.
-
-    `resumed_at` is None while waiting.
-    """
+    """The board was unplugged, or came back without its state; `resumed_at` is None while waiting."""
 
     reason: str
     resumed_at: int | None
@@ -125,9 +125,9 @@ class BoardInterrupted:
 
 @dataclass(frozen=True, slots=True)
 class BoardSaved:
-    """The board keeps its weights over a power cut, or does not, with the reason.
+    """Whether the board keeps its weights over a power cut, and if not, why.
 
-    `saves`: of this model on this board, ever; half of them in each slot.
+    `saves`: all saves of this model on this board so far, half of them in each slot.
     """
 
     step: int
@@ -139,7 +139,7 @@ Event = Progress | BoardEvaluation | SnapshotTaken | BoardInterrupted | BoardSav
 
 
 def sample_order(count: int, seed: int, epoch: int) -> list[int]:
-    """Return the order of `count` samples in an epoch: the same on every machine and Python."""
+    """Return the order of `count` samples in an epoch: the same on every machine and with every Python."""
     order = list(range(count))
     random.Random(f"port-mcu:{seed}:{epoch}").shuffle(order)
     return order
@@ -175,11 +175,11 @@ class BoardTrainer:
         self._evaluated_step = -1
         self._order: tuple[int, list[int]] = (-1, [])
         self._failed_pages = (-1, 0)
-        """The furthest step at which pages failed, and how often in a row."""
+        """The furthest step at which pages failed, and how often in a row they did."""
 
     @property
     def total_steps(self) -> int:
-        """Return the samples to train in all."""
+        """Return how many samples are trained in total."""
         whole = self._settings.epochs * len(self._samples)
         return whole if self._settings.steps is None else min(whole, self._settings.steps)
 
@@ -189,9 +189,9 @@ class BoardTrainer:
         return self.position.step >= self.total_steps
 
     def start(self) -> None:
-        """Connect, and go on from the device's own RAM, from a snapshot, or from the beginning.
+        """Connect, and resume from the device's own RAM or a snapshot, or start from the beginning.
 
-        Raises BoardJobError where the state directory's position is one among other samples, or with another seed or rate.
+        Raises BoardJobError if the state directory belongs to a training with other samples, another seed or another rate.
         """
         keep_course(self._snapshot_path.parent, self._course())
         device = self._link.connect()
@@ -204,10 +204,7 @@ class BoardTrainer:
         self._restore(device)
 
     def run(self, stop: Callable[[], bool]) -> bool:
-        """Train until finished (True) or until `stop()` says so (False).
-
-        Outlives unplugs and resets.
-        """
+        """Train until finished (True) or until `stop()` says so (False); survives unplugs and resets."""
         while not stop():
             try:
                 if not self._advance():
@@ -227,10 +224,7 @@ class BoardTrainer:
         self._link.close()
 
     def leave(self) -> None:
-        """Leave a place mark, which costs one small file.
-
-        The device keeps the weights while it has power.
-        """
+        """Write a place mark, one small file; the device keeps the weights while it has power."""
         device = self._link.device
         if device.session.unfinished is None:
             crc = device.parameters_crc()
@@ -248,7 +242,7 @@ class BoardTrainer:
         return Snapshot(self._model.sha256, self.position, self._options(), self._state, parameters, accuracy)
 
     def _keep_best(self, accuracy: float) -> None:
-        """Keep the weights beside the newest snapshot if none before recognised as much of what is held out."""
+        """Keep the weights beside the newest snapshot if no earlier ones recognised as much of the held-out samples."""
         if self._best_accuracy is None:
             kept = read_snapshot(self._best_path)
             is_ours = kept is not None and kept.model_sha256 == self._model.sha256 and kept.accuracy is not None
@@ -258,7 +252,7 @@ class BoardTrainer:
             self._best_accuracy = accuracy
 
     def save_on_board(self) -> None:
-        """Have the board keep its weights in its own flash, from which it boots; say where it cannot."""
+        """Have the board save its weights to its own flash, from which it boots; report it if it cannot."""
         device = self._link.device
         saves, problem = 0, None
         try:
@@ -271,9 +265,9 @@ class BoardTrainer:
         self._emit(BoardSaved(self.position.step, saves, problem))
 
     def write_result(self, path: Path | None) -> str | None:
-        """Write the trained parameters to `path`, if there is one; return the checksum of the file.
+        """Write the trained parameters to `path`, if given; return the checksum of the file.
 
-        A safetensors file, or with another suffix the snapshot as it is.
+        The file is in safetensors format or, with another suffix, the snapshot itself.
         """
         if path is None:
             return None
@@ -285,7 +279,7 @@ class BoardTrainer:
         return bytes_checksum(content)
 
     def evaluate(self, samples: BoardSamples) -> BoardEvaluation:
-        """Return accuracy and loss of `samples` with the weights as they are on the device."""
+        """Return accuracy and loss of `samples` with the weights that are now on the device."""
         device, done, correct, loss = self._link.device, 0, 0, 0.0
         while done < len(samples):
             count = min(self._batch(device), len(samples) - done)
@@ -304,10 +298,7 @@ class BoardTrainer:
         return TrainingOptions(self._settings.learning_rate, self._settings.rule, self._settings.scaling)
 
     def _advance(self) -> bool:
-        """Do one request's worth; every part can be repeated after a disconnect.
-
-        False: nothing is left to do.
-        """
+        """Do one request's worth of work, which can be repeated after a disconnect; return False if nothing is left to do."""
         if self.position.step - self._last_snapshot >= self._settings.snapshot_every:
             self.take_snapshot()
         if self._held_out is not None and self._evaluation_is_due():
@@ -362,20 +353,20 @@ class BoardTrainer:
         return max(1, min(fits, int(REQUEST_S / device.seconds_per_sample)))
 
     def _still_there(self, device: Device, mark: PlaceMark) -> bool:
-        """Return whether the device is where this job left it, and no other job was there since."""
+        """Return whether the device is where this job left it, and no other job has used it since."""
         if mark.nonce != device.info.nonce or device.training().state != mark.state:
             return False
         return device.parameters_crc() == mark.parameters_crc
 
     def _restore(self, device: Device) -> None:
-        """Bring the device to the newest host snapshot, or to the initial weights."""
+        """Load the newest host snapshot, or the initial weights, onto the device."""
         snapshot = read_snapshot(self._snapshot_path)
         if snapshot is None:
             device.restore(RestoreSource.INITIAL)
             self.position, self._state = TrainingPosition(), TrainingState(self._settings.seed, 0)
         elif snapshot.model_sha256 != self._model.sha256:
             raise IncompatibleError(
-                f"{self._snapshot_path} belongs to model {snapshot.model_sha256.hex()[:12]}, the job's is "
+                f"{self._snapshot_path} belongs to model {snapshot.model_sha256.hex()[:12]}, but the job's is "
                 f"{self._model.sha256.hex()[:12]}; give the job a new state directory, or the old model"
             )
         else:
@@ -390,7 +381,7 @@ class BoardTrainer:
         self._evaluated_step = -1
 
     def _return(self, stop: Callable[[], bool]) -> None:
-        """Come back after the port went away."""
+        """Reconnect after the port disappeared."""
         try:
             if self._link.reattach(self._wait, stop):
                 self._emit(BoardInterrupted("connected again", self.position.step))
@@ -400,7 +391,7 @@ class BoardTrainer:
             self._emit(BoardInterrupted(str(error), None))
 
     def _note_failed_pages(self, error: PagesFailedError) -> None:
-        """Raise the error where the steps since the last one are none."""
+        """Raise the error if pages keep failing without any step in between."""
         reached, tries = self._failed_pages
         self._failed_pages = max(reached, self.position.step), 1 if self.position.step > reached else tries + 1
         if self._failed_pages[1] >= PAGE_TRIES:
@@ -408,10 +399,7 @@ class BoardTrainer:
         self._wait(1.0)
 
     def _start_over(self, reason: str, stop: Callable[[], bool]) -> None:
-        """Restore the snapshot on a device that lost its state.
-
-        Tries again while the port comes and goes.
-        """
+        """Restore the snapshot on a device that lost its state, as often as the port disappears meanwhile."""
         self._emit(BoardInterrupted(reason, None))
         while not stop():
             try:

@@ -1,7 +1,7 @@
-"""The page file of a followed program: regions for storages that are away.
+"""The page file of a program under `exec`: regions for evicted storages.
 
-The file has no name from the moment it is opened, so nothing is left behind however the process ends. Space is allocated
-before it is used, so that a full disk shows at the operator that asks for room and not while pages are written.
+The file is unlinked as soon as it is opened, so nothing is left behind however the process ends. Space is allocated before
+it is used, so that a full disk is noticed at the operator that needs space and not while pages are written.
 """
 
 import contextlib
@@ -21,19 +21,19 @@ GROWTH_BYTES = 64 << 20
 """The file grows by this much at a time: one fallocate instead of one per region."""
 
 MIN_FREE_BYTES = 16 << 20
-"""A medium without room for so much is full before it starts."""
+"""A medium with less free space than this is rejected at the start."""
 
 _PERSISTENT_TEMPORARY = Path("/var/tmp")
-"""On a disk where /tmp may be in RAM (Filesystem Hierarchy Standard 3.0, 5.15)."""
+"""On a disk, where /tmp may be in RAM (Filesystem Hierarchy Standard 3.0, 5.15)."""
 
 
 def default_page_dir() -> Path:
-    """Return where pages are kept when nobody says."""
+    """Return the directory for pages if none is given."""
     return _PERSISTENT_TEMPORARY if os.access(_PERSISTENT_TEMPORARY, os.W_OK) else Path(tempfile.gettempdir())
 
 
 def check_not_in_ram(directory: Path) -> None:
-    """Raise PageError where what is kept in `directory` is kept in RAM."""
+    """Raise PageError if files in `directory` are kept in RAM."""
     if in_ram(directory):
         raise PageError(
             f"{directory} is itself in RAM ({file_system(directory)}), so pages in it would save nothing; choose another --page-dir "
@@ -42,9 +42,9 @@ def check_not_in_ram(directory: Path) -> None:
 
 
 class PageSpace:
-    """Regions of one unlinked page file, used again by size.
+    """Regions of one unlinked page file, reused by size.
 
-    Raises PageError where `directory` takes no pages.
+    Raises PageError if `directory` cannot hold pages.
     """
 
     def __init__(self, directory: Path) -> None:
@@ -53,7 +53,7 @@ class PageSpace:
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self._readers = ForkedReaders()
         self._held: list[Region] = []
-        """Given back while a child process may still read them."""
+        """Regions given back while a child process may still read them."""
         self._check_free(directory)
         self._reserved = MIN_FREE_BYTES
 
@@ -70,7 +70,7 @@ class PageSpace:
             ) from error
 
     def take(self, nbytes: int) -> Slot:
-        """Return a region for `nbytes`. Raises PageError where the disk is full."""
+        """Return a region for `nbytes`. Raises PageError if the disk is full."""
         size = padded(nbytes)
         self._reclaim()
         holes = self._free[size]
@@ -89,13 +89,13 @@ class PageSpace:
         return region
 
     def give_back(self, region: Slot) -> None:
-        """Let a region be used again, once no child process can read it any more."""
+        """Let a region be reused as soon as no child process can read it."""
         if isinstance(region, Region):
             self._held.append(region)
             self._reclaim()
 
     def writable(self, region: Slot) -> bool:
-        """Return whether a region may be overwritten: no child process that lives may read it."""
+        """Return whether a region may be overwritten: no living child process may read it."""
         return isinstance(region, Region) and not self._readers.may_read(region.era)
 
     def _reclaim(self) -> None:
@@ -110,15 +110,15 @@ class PageSpace:
         self._held = still_read
 
     def about_to_fork(self) -> None:
-        """Be ready to notice the end of the child."""
+        """Prepare to notice the end of the child."""
         self._readers.about_to_fork()
 
     def forked(self) -> None:
-        """In the parent: never overwrite what the child inherited as its pages, while it lives."""
+        """In the parent: never overwrite pages that the child inherited while it lives."""
         self._readers.forked()
 
     def became_child(self) -> None:
-        """In the child: keep the sign of life of this process alone."""
+        """In the child: keep only this process's own sign of life."""
         self._readers.became_child()
 
     def close(self) -> None:
@@ -127,7 +127,7 @@ class PageSpace:
 
 
 class Region(Slot):
-    """A region of the page file, and the era between two forks in which it was taken."""
+    """A region of the page file, and the era between two forks in which it was allocated."""
 
     __slots__ = ("era",)
 
@@ -137,29 +137,26 @@ class Region(Slot):
 
 
 class ForkedReaders:
-    """The forked children that live: each holds an end of a pipe, as do its own children.
-
-    The kernel closes it at its end.
-    """
+    """The living forked children: each holds an end of a pipe, as do its own children, until the kernel closes it at exit."""
 
     def __init__(self) -> None:
         self.era = 0
-        """Forks so far."""
+        """Number of forks so far."""
         self._living: dict[int, int] = {}
-        """Our ends of the pipes, by the era at whose end the child was forked."""
+        """This process's ends of the pipes, by the era at whose end the child was forked."""
         self._pipe: tuple[int, int] | None = None
         self._unwatched = -1
-        """The last era at whose end a child was forked without a pipe: too many files were open."""
+        """The last era at whose end a child was forked without a pipe because too many files were open."""
 
     def may_read(self, era: int) -> bool:
-        """Return whether a child lives that was forked in `era` or later, and so knows the regions taken in it."""
+        """Return whether a living child was forked in `era` or later, and so knows the regions allocated in it."""
         if era <= self._unwatched:
             return True
         if not self._living:
             return False
         poll = select.poll()
         for end in self._living.values():
-            poll.register(end, 0)  # the hang-up is always told
+            poll.register(end, 0)  # a hang-up is always reported
         ended = {end for end, _ in poll.poll(0)}
         for forked_in, end in list(self._living.items()):
             if end in ended:

@@ -1,9 +1,7 @@
-"""The connection of a job to its board.
+"""The connection of a job to its board: opens it, checks firmware and model, and finds the board again.
 
-Opens it, checks that firmware and model are the right ones, re-finds it.
-
-After an unplug there are two cases. The board kept its power and its boot nonce: the session goes on where it was,
-even in the middle of a request. Or it was reset: DeviceResetError, and the job restores its snapshot.
+After an unplug there are two cases. If the board kept its power and its boot nonce, the session continues where it was,
+even in the middle of a request. If it was reset, DeviceResetError is raised and the job restores its snapshot.
 """
 
 from collections.abc import Callable
@@ -22,18 +20,18 @@ POLL_S = 1.0
 
 
 def check_model(info: DeviceInfo, model: ModelDirectory, port: str) -> None:
-    """Raise IncompatibleError, with the command that helps, unless the device holds this very model."""
+    """Raise IncompatibleError, with the command that helps, unless the device holds exactly this model."""
     if info.model_hash == model.sha256:
         return
     raise IncompatibleError(
         f"the board on {port} ({info.board}, firmware {info.firmware_version}) holds model {info.model!r} "
-        f"{info.model_hash.hex()[:12]}, the job wants {model.name!r} {model.sha256.hex()[:12]}; reflash with: "
+        f"{info.model_hash.hex()[:12]}, but the job needs {model.name!r} {model.sha256.hex()[:12]}; reflash with: "
         f"port-agent mcu flash --board {info.board} {model.path}"
     )
 
 
 class Link:
-    """One board, found again as often as needed."""
+    """One board, reconnected as often as needed."""
 
     def __init__(
         self,
@@ -75,11 +73,9 @@ class Link:
         return device
 
     def reattach(self, wait: Waiter, give_up: Callable[[], bool]) -> bool:
-        """Wait for the board and go on with the same session.
+        """Wait for the board and continue the same session; return False if `give_up()` came first.
 
-        False if `give_up()` came first.
-
-        Raises DeviceResetError if the board has lost its state; `connect` is then the way on.
+        Raises DeviceResetError if the board has lost its state; call `connect` then.
         """
         device = self.device
         device.session.close()
@@ -105,5 +101,5 @@ class Link:
         try:
             port = find_port(self._selector)
         except PortNotFoundError:
-            return None  # two boards match for a moment, while one of them comes and goes
+            return None  # two ports match for a moment while one of them appears or disappears
         return port.path if port else None

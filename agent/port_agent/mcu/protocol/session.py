@@ -1,10 +1,8 @@
-"""Requests to one device, each with exactly one effect.
-
-Over a line that may lose bytes or be unplugged.
+"""Requests to one device, each with exactly one effect, over a line that may lose bytes or be unplugged.
 
 A request is repeated until it is answered; the device answers a repeated effect from its cache. The session outlives
-the transport: `attach` opens it again on a new one, and as long as the boot nonce is the same, an effect that was
-under way is finished with the same sequence number. A changed nonce means that the device lost its RAM.
+the transport: `attach` continues it on a new one. While the boot nonce stays the same, an interrupted effect is
+completed with the same sequence number. A changed nonce means that the device lost its RAM.
 """
 
 import contextlib
@@ -41,14 +39,14 @@ R = TypeVar("R")
 SEQUENCES = 1 << 16
 EFFECT_REPLY_BYTES = 80
 HELLO_REPLY_BYTES = 160
-"""Frames of the largest replies, but that of READ."""
+"""Frame sizes of the largest replies except READ."""
 SLOWEST_BYTE_S = 1 / 30
-"""Of a line that is waited for: 300 baud."""
+"""Slowest line that is supported: 300 baud."""
 LINE_GROWTH = 4
-"""So much slower a line is taken to be where requests were repeated too early."""
+"""Factor by which a line is assumed to be slower if requests were repeated too early."""
 
 SESSION_OVER = {ReplyStatus.BAD_SEQUENCE, ReplyStatus.WRONG_NONCE, ReplyStatus.BAD_VERSION}
-"""The device has not taken the request, and will not."""
+"""The device has rejected the request, and will not accept it later."""
 
 REMEDIES = {
     ReplyStatus.UNKNOWN_TYPE: "the firmware is older than this agent; reflash with: port-agent mcu flash",
@@ -61,16 +59,16 @@ REMEDIES = {
     ReplyStatus.STORAGE_FAILED: "its flash may be worn out; the host's snapshots are used instead",
     ReplyStatus.UNSUPPORTED: "the model was compiled for inference only or without Q8.8; compile it again for training",
     ReplyStatus.ENGINE_FAILED: "the engine stopped; please report this with the output of port-agent mcu logs",
-    ReplyStatus.MEDIUM_FAILED: "its external memory does not answer; check card, chip and wiring, then go on from the snapshot",
-    ReplyStatus.PAGE_DAMAGED: "what came back from its external memory differs from what was written; go on from the snapshot",
-    ReplyStatus.MODEL_TORN: "a training step ended half way; go on from the snapshot, nothing of that step is kept",
+    ReplyStatus.MEDIUM_FAILED: "its external memory does not respond; check card, chip and wiring, then resume from the snapshot",
+    ReplyStatus.PAGE_DAMAGED: "its external memory returned other data than was written; resume from the snapshot",
+    ReplyStatus.MODEL_TORN: "a training step was interrupted; resume from the snapshot, nothing of that step is kept",
 }
 PAGES_FAILED = frozenset({ReplyStatus.MEDIUM_FAILED, ReplyStatus.PAGE_DAMAGED, ReplyStatus.MODEL_TORN})
 
 
 @dataclass(frozen=True, slots=True)
 class Patience:
-    """How long to wait and how often to ask again. All in seconds."""
+    """How long to wait and how often to repeat a request. All in seconds."""
 
     first_s: float = 0.5
     """Wait before the first repetition of a quick request; doubles with each."""
@@ -78,8 +76,10 @@ class Patience:
     give_up_s: float = 20.0
     """After this long without an answer the device counts as dead; long requests add their own time."""
     wire_bytes_per_s: float = 11_520.0
-    """The fastest line that is reckoned with, 115200 baud, 8N1; slower ones are measured. A USB or simulated port is faster, which
-    costs nothing but a slower first repetition."""
+    """The fastest line assumed, 115200 baud, 8N1; slower ones are measured.
+
+    USB and simulated ports are faster, which costs no more than a later first repetition.
+    """
 
 
 DEFAULT_PATIENCE = Patience()
@@ -87,7 +87,7 @@ DEFAULT_PATIENCE = Patience()
 
 @dataclass(slots=True)
 class SessionCounters:
-    """What a session has seen."""
+    """What has happened in a session."""
 
     requests: int = 0
     retries: int = 0
@@ -103,7 +103,7 @@ class _Pending:
 
 
 class Session:
-    """One device, seen through whatever transport is plugged in at the moment."""
+    """A session with one device, over whatever transport connects it at the moment."""
 
     def __init__(
         self,
@@ -112,7 +112,7 @@ class Session:
         clock: Callable[[], float] = time.monotonic,
         token: Callable[[], int] = lambda: secrets.randbits(32),
     ) -> None:
-        """Say HELLO over `transport`."""
+        """Send HELLO over `transport`."""
         self.counters = SessionCounters()
         self._patience = patience
         self._clock = clock
@@ -122,7 +122,7 @@ class Session:
         self._query_sequence = secrets.randbelow(SEQUENCES)
         self._pending: _Pending | None = None
         self._byte_s = 1 / patience.wire_bytes_per_s
-        """What a byte takes on this line, by the latest answers."""
+        """Seconds per byte on this line, by the latest answers."""
         self._strays = 0
         self.info = self._hello()
         self._next_sequence = self.info.next_sequence
@@ -137,11 +137,10 @@ class Session:
         self._transport.close()
 
     def attach(self, transport: Transport) -> None:
-        """Go on over a new transport.
+        """Continue over a new transport.
 
-        Raises DeviceResetError if the device has lost its state meanwhile.
-
-        Raises SequenceError where it expects a number that was never sent.
+        Raises DeviceResetError if the device has lost its state meanwhile, SequenceError if it expects a number that was never
+        sent.
         """
         self._transport.close()
         self._transport = transport
@@ -151,12 +150,12 @@ class Session:
             raise DeviceResetError(self.port, self.info.nonce, info.nonce)
         possible = {self._next_sequence}
         if self._pending:
-            possible.add((self._next_sequence + 1) % SEQUENCES)  # it ran, and only its reply was lost
+            possible.add((self._next_sequence + 1) % SEQUENCES)  # the effect ran, and only its reply was lost
         if info.next_sequence not in possible:
             raise SequenceError(self.port, self._next_sequence, info.next_sequence)
 
     def reset(self) -> None:
-        """Start the device again and open a new session with it."""
+        """Restart the device and open a new session with it."""
         # the reply may be lost; the repeated request then meets the new boot
         with contextlib.suppress(DeviceResetError):
             self.request(Reset())
@@ -168,9 +167,8 @@ class Session:
     def request(self, request: Request[R], work_s: float = 0.0) -> R:
         """Return the reply to `request`.
 
-        `work_s` is how long the device may need beside the transfer.
-
-        An effect that was cut off by DisconnectedError or NoAnswerError is finished by giving the same request again.
+        `work_s` is the device's own time for it, besides the transfer. If DisconnectedError or NoAnswerError interrupts an
+        effect, giving the same request again completes it.
         """
         self.counters.requests += 1
         if request.type.is_effect:
@@ -194,17 +192,17 @@ class Session:
         return self._finish(request, pending.sequence, header, payload)
 
     def _settle(self) -> None:
-        """Finish an effect that was cut off and whose reply nobody needs."""
+        """Complete an interrupted effect whose reply is no longer needed."""
         if self._pending is None:
             return
         kind = self._pending.request.type
         if kind is MessageType.TRAIN:
-            raise MessageError(f"{kind.name} was cut off and its outcome is unknown; give it again first")
+            raise MessageError(f"{kind.name} was interrupted and its outcome is unknown; give it again first")
         self._effect(self._pending.request, work_s=1.0)
 
     @property
     def unfinished(self) -> Request[object] | None:
-        """Return the effect whose outcome is unknown, to be given again, or None."""
+        """Return the effect whose outcome is unknown and which must be given again, or None."""
         return self._pending.request if self._pending else None
 
     def _finish(self, request: Request[R], sequence: int, header: ReplyHeader, payload: bytes) -> R:
@@ -234,7 +232,7 @@ class Session:
             now = self._clock()
             if now >= end:
                 raise NoAnswerError(self.port, request.type.name, now - start, tries)
-            # a leading delimiter ends whatever noise or half frame stands before it
+            # a leading delimiter ends any noise or partial frame before it
             self._transport.write(DELIMITER + frame if tries else frame)
             tries, sent = tries + 1, self._clock()
             reply = self._receive(request.type, sequence, min(end, self._clock() + wait))
@@ -250,10 +248,10 @@ class Session:
         return EFFECT_REPLY_BYTES if kind.is_effect else HELLO_REPLY_BYTES
 
     def _measure_line(self, is_first: bool, byte_s: float) -> None:
-        """Take what an answer says of the line's speed, by the time since the request was sent last.
+        """Update the line's speed from an answer, by the time since the request was last sent.
 
-        After a repetition that is the least that a byte takes: it may be the answer to an earlier one. Answers to what was answered
-        already tell a slow line, on which repetitions arrive, from one that loses frames.
+        After a repetition, that time is a lower bound: the answer may belong to an earlier attempt. Repeated answers to one
+        request distinguish a slow line, on which repetitions arrive, from one that loses frames.
         """
         repeated = self.counters.stray_replies - self._strays
         self._strays = self.counters.stray_replies
@@ -285,10 +283,7 @@ class Session:
         return header, payload
 
     def _hello(self) -> DeviceInfo:
-        """Return what the device says of itself.
-
-        Each repetition has its own token and number.
-        """
+        """Return the device's description of itself; each repetition has its own token and number."""
         self._transport.write(DELIMITER * 2)
         start = self._clock()
         wait, tries = self._patience.first_s, 0
@@ -308,11 +303,11 @@ class Session:
             info = request.read_reply(payload)
         except MessageError as error:
             raise IncompatibleError(
-                f"{error}; other firmware on {self.port}, reflash with: port-agent mcu flash"
+                f"{error}; {self.port} runs incompatible firmware, reflash with: port-agent mcu flash"
             ) from error
         if not info.oldest_protocol <= PROTOCOL_VERSION <= info.protocol:
             raise IncompatibleError(
                 f"firmware {info.firmware_version} on {self.port} speaks protocol {info.oldest_protocol}.."
-                f"{info.protocol}, this agent {PROTOCOL_VERSION}; reflash with: port-agent mcu flash"
+                f"{info.protocol}, but this agent speaks {PROTOCOL_VERSION}; reflash with: port-agent mcu flash"
             )
         return info

@@ -209,7 +209,7 @@ def test_sequence_that_somebody_else_moved_is_noticed() -> None:
 def test_other_protocol_versions_name_the_remedy() -> None:
     script = Script()
     script.hello = b"\x09\x08" + HELLO[2:]
-    with pytest.raises(IncompatibleError, match=r"speaks protocol 8\.\.9, this agent 1; reflash with"):
+    with pytest.raises(IncompatibleError, match=r"speaks protocol 8\.\.9, but this agent speaks 1; reflash with"):
         open_session(script)
     script.hello = HELLO[:-1]
     with pytest.raises(IncompatibleError, match="143 bytes, expected 144"):

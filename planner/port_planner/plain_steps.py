@@ -1,4 +1,4 @@
-"""A job trained with plain PyTorch, on the batches that a bundle of it takes, in their order: what a bundle is compared with."""
+"""Train a job with plain PyTorch on the batches of its bundle, in their order: the reference that bundles are compared with."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -12,7 +12,7 @@ from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job, on_device
 
 Pass = Callable[[TrainingJob, tuple[torch.Tensor, ...], int, int], torch.Tensor]
-"""Forward and backward pass of a job on the batch of that number, of a bucket; returns the loss."""
+"""Forward and backward pass of a job on the batch with this number, of a bucket; returns the loss."""
 
 
 def plain_pass(job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int, bucket: int) -> torch.Tensor:
@@ -24,7 +24,7 @@ def plain_pass(job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int, b
 
 
 def model_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield parameters and buffers by the key that their storage has in a bundle."""
+    """Yield parameters and buffers by the key of their storage in a bundle."""
     for name, parameter in job.model.named_parameters():
         yield storage_key(Role.PARAMETER, name), parameter
     for name, buffer in job.model.named_buffers():
@@ -32,9 +32,9 @@ def model_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
 
 
 def dropped_optimizer_state(job: TrainingJob) -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors that the optimizer keeps of the model's parameters, by the key that they have in a bundle, and drop them.
+    """Yield the optimizer's tensors for the model's parameters, by their key in a bundle, and drop them.
 
-    One after the other, so that within a budget none of them goes to a page once it was read.
+    They are dropped one by one, so that within a budget none of them goes to a page after it was read.
     """
     names: dict[torch.Tensor, str] = {parameter: name for name, parameter in job.model.named_parameters()}
     for parameter, state in job.optimizer.state.items():

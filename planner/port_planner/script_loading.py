@@ -1,7 +1,7 @@
-"""A user's scripts: they find the modules that `python script.py` finds, and leave nothing beside them.
+"""Load users' scripts: they find the modules that `python script.py` finds, and leave no files beside them.
 
-A script's folder comes first on its import path. Where a module there has the name of another that we use (`http.py`,
-`rich/`), both are there at once: the script and what it imports get theirs, we and what we had imported keep ours.
+A script's folder comes first on its import path. If a module there has the name of one that this project uses (`http.py`,
+`rich/`), both are loaded. The script and its imports use theirs; this project and its earlier imports keep their own.
 """
 
 import builtins
@@ -19,19 +19,22 @@ from pathlib import Path
 from port_planner.base.source_roots import PACKAGE_FOLDERS
 
 _MAIN = "__mp_main__"
-"""What Python itself calls a script whose main part is not to run, in the processes of `multiprocessing`; those find it by its file."""
+"""Python's own name for a script whose main part must not run, in processes of `multiprocessing`.
+
+Those find the script by its file.
+"""
 _NOWHERE = "/dev/null/nowhere"
-"""On the import path instead of a script's folder, while we import."""
+"""Stands on the import path instead of a script's folder while this project imports."""
 _OUR_FILES = tuple(f"{folder}/" for folder in PACKAGE_FOLDERS)
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
     def set_data(self, path: str, data: object, *, _mode: int = 0o666) -> None:
-        """Keep no bytecode."""
+        """Write no bytecode."""
 
 
 def load_script(script: Path) -> types.ModuleType:
-    """Run a script, its main part left out, and return it. Raises what the script raises."""
+    """Run a script without its main part and return it. Raises what the script raises."""
     loader = _Loader(_MAIN, str(script.absolute()))
     module = types.ModuleType(_MAIN)
     module.__file__, module.__loader__ = loader.path, loader
@@ -44,7 +47,7 @@ def load_script(script: Path) -> types.ModuleType:
 
 @contextmanager
 def imports_kept() -> Iterator[None]:
-    """Have this process import as before once the context is left, whatever script was loaded in it."""
+    """Let this process import as before once the context is left, whatever script was loaded in it."""
     path, imports = list(sys.path), builtins.__import__
     mains = {name: sys.modules.get(name) for name in ("__main__", _MAIN)}
     try:
@@ -60,7 +63,7 @@ def imports_kept() -> Iterator[None]:
 
 
 def put_first(place: str) -> None:
-    """Have modules of a folder or archive found before all others, but by us."""
+    """Make modules of a folder or archive take precedence over all others, except for this project."""
     before = list(sys.path)
     sys.path.insert(0, place)
     rivals = _rivals(place, before)
@@ -69,7 +72,7 @@ def put_first(place: str) -> None:
 
 
 def _rivals(place: str, elsewhere: Sequence[str]) -> frozenset[str]:
-    """Return the names that plain Python finds in `place`, where this process has or would find another module."""
+    """Return the names that plain Python finds in `place`, but for which this process has or would find another module."""
     found = {name for _, name, _ in pkgutil.iter_modules([place]) if _is_rival(name, place, elsewhere)}
     return frozenset(found - _loaded_at_start() if found else found)
 
@@ -87,7 +90,7 @@ def _find(name: str, path: Sequence[str]) -> ModuleSpec | None:
 
 
 def _loaded_at_start() -> set[str]:
-    """Return the modules that an interpreter has before it runs anything: a script gets those, whatever lies beside it."""
+    """Return the modules that an interpreter loads at its start: a script gets those, whatever lies beside it."""
     import subprocess
 
     done = subprocess.run(
@@ -97,7 +100,7 @@ def _loaded_at_start() -> set[str]:
 
 
 class _Imports:
-    """What an import statement calls (`builtins.__import__`), while some names mean one module to the script and another to us."""
+    """Replaces `builtins.__import__` while some names mean one module to the script and another to this project."""
 
     def __init__(self, place: str, rivals: frozenset[str]) -> None:
         self._place, self._rivals = place, rivals
@@ -105,9 +108,9 @@ class _Imports:
         self._before = [vars(module) for name, module in sys.modules.items() if name not in ("__main__", _MAIN)]
         self._known = set(map(id, self._before))
         self._others: dict[str, dict[str, types.ModuleType]] = {}
-        """Of each name that the script has imported the modules that are not in place now: ours, but while we import."""
+        """For each name the script has imported: the modules that are not in `sys.modules` now, ours unless we import."""
         self._inside = dict.fromkeys(rivals, 0)
-        """How many imports of ours, in all threads, have our module in place now."""
+        """How many of our imports, in all threads, have our module in `sys.modules` now."""
         self._lock = threading.Lock()
         self._thread = threading.local()
 
@@ -136,7 +139,7 @@ class _Imports:
             self._thread.ours = outer
 
     def _is_ours(self, importer: Mapping[str, object] | None) -> bool:
-        """Return whether a module was there before the script, or is one of our packages."""
+        """Return whether a module was loaded before the script, or is one of our packages."""
         return importer is not None and (
             id(importer) in self._known or str(importer.get("__file__")).startswith(_OUR_FILES)
         )
@@ -150,8 +153,11 @@ class _Imports:
 
     @contextmanager
     def _ours_in_place(self, root: str) -> Iterator[None]:
-        """Have `root` mean our module. Another thread of the script that imports it at this moment gets ours, too: waiting for it
-        could deadlock, because modules have their own locks."""
+        """Make `root` mean our module within the context.
+
+        Another thread of the script that imports it meanwhile gets ours, too: waiting could deadlock, because modules have their
+        own locks.
+        """
         self._count(root, 1)
         try:
             yield
@@ -183,6 +189,6 @@ class _Imports:
 
 
 def _take(root: str) -> dict[str, types.ModuleType]:
-    """Return a loaded module and those inside it, which are then not loaded any more."""
+    """Return a loaded module and its submodules, and remove them from the loaded ones."""
     names = [name for name in sys.modules if name == root or name.startswith(f"{root}.")]
     return {name: sys.modules.pop(name) for name in names}

@@ -1,8 +1,8 @@
 """One training step as a straight list of aten operators over storages.
 
-Memory lives in *storages*; a *value* is a view of one (offset, shape, stride, dtype). View operators do not appear:
-a value says by itself where it lies. What is left are operators that compute: they read storages, create storages,
-or write into storages that exist already. This module is pure data and does not import torch.
+Memory lives in *storages*; a *value* is a view of one (offset, shape, stride, dtype). View operators do not appear, because
+a value itself states where it lies. The remaining operators compute: they read storages, create storages, or write into
+existing ones. This module is pure data and does not import torch.
 """
 
 import enum
@@ -68,7 +68,7 @@ class Scalar:
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """An argument that is one of torch's own named objects, such as `dtype float32` or `device cpu`, or a number that is `complex 1j`."""
+    """An argument that is one of torch's named objects, such as `dtype float32` or `device cpu`, or a number such as `complex 1j`."""
 
     kind: str
     name: str
@@ -77,7 +77,7 @@ class Named:
 RESERVED = "aten::empty_strided"
 """The operator that creates a tensor without contents."""
 COPY = "aten::copy_"
-"""The operator that fills it."""
+"""The operator that fills such a tensor."""
 
 Argument: TypeAlias = "bool | int | float | str | Ref | Scalar | Named | tuple[Argument, ...] | None"
 
@@ -122,8 +122,7 @@ class Tile:
     """The part of a chain of operators that an op computes: tile `index` of `count` of chain number `chain`, described
     by `what`.
 
-    `reordered`: the op sums over tiles in another order than the whole, with permission; for a chain, whether one of
-    its ops does.
+    `reordered`: the op sums over tiles in another order than the whole, which was permitted. For a chain: one of its ops does.
     """
 
     chain: Count
@@ -139,9 +138,9 @@ class Op:
 
     `name` is the aten overload, such as `aten::addmm`, `aten::add.Tensor`.
 
-    `outputs` holds one value index per tensor returned (None where nothing reads it). `writes` are the storages it
-    changes in place, `random` says that it draws from the default generator. `tile`: of an op that runs in pieces; it
-    changes nothing of what is computed. `team`: the number of the CPU's team of threads that computes it, 0: all threads of the bundle.
+    `outputs` holds one value index per tensor returned (None if nothing reads it). `writes` are the storages that it changes
+    in place; `random` says that it draws from the default generator. `tile`: of an op that runs in tiles, which does not
+    change what is computed. `team`: the number of the CPU thread team that computes it, 0: all threads of the bundle.
     """
 
     name: str
@@ -156,7 +155,7 @@ class Op:
 
 
 class OperatorCall(Protocol):
-    """What an operator is called with; of a graph or of a tape."""
+    """The call of an operator, in a graph or on a tape."""
 
     __dataclass_fields__: ClassVar[dict[str, Any]]
 
@@ -201,9 +200,9 @@ def with_operands(op: _Call, value_of: Callable[[int], int]) -> _Call:
 class StepGraph:
     """A recorded step: forward, loss, backward, update (or a forward pass alone, for evaluation).
 
-    `batch` are the values that a caller fills before the step, `loss` the scalar it reads afterwards, `aux` what the
-    loss function returned besides. `scalars` counts the per-step scalars that `Scalar` arguments name.
-    `draws`: random ops in the order in which they draw, where that is not theirs; those of one tuple draw the same numbers.
+    `batch` are the values that a caller fills before the step, `loss` the scalar that it reads afterwards, `aux` the loss
+    function's other results. `scalars` counts the per-step scalars that `Scalar` arguments name. `draws`: random ops in the
+    order in which they draw, if that differs from theirs; those of one tuple draw the same numbers.
     """
 
     storages: tuple[Storage, ...]
@@ -254,12 +253,12 @@ class StepGraph:
 
     @cached_property
     def device(self) -> str:
-        """The kind of device whose memory the step is planned for: the accelerator, where a storage lies on one."""
+        """The kind of device whose memory the step is planned for: the accelerator, if any storage lies on one."""
         return accelerator_of(storage.device for storage in self.storages)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Per storage: its bytes in the memory of `device`; 0 for a storage that stays with the CPU."""
+        """Per storage: its bytes in the memory of `device`; 0 if it stays with the CPU."""
         return tuple(storage.nbytes if storage.device == self.device else 0 for storage in self.storages)
 
     @cached_property
@@ -283,22 +282,25 @@ class StepGraph:
         return tuple(found.values())
 
     def operator_of_module(self, op: int) -> str:
-        """Return what a reader knows an operator by: its name and its module, `addmm of layers.3.out`; the name alone where that is of none."""
+        """Return an operator's name for readers, with its module if it has one: `addmm of layers.3.out`."""
         module = self.module_of(op)
         return f"{self.ops[op].name.removeprefix('aten::')}{' of ' * bool(module)}{module}"
 
     def module_of(self, op: int) -> str:
-        """Return the module whose weights or buffers an operator takes; "" of one that takes none, or those of several, or the model's own."""
+        """Return the module whose weights or buffers an operator takes.
+
+        "" if it takes none, those of several modules, or the model's own.
+        """
         of_model = (self.storages[s] for s in self.reads[op])
         names = {s.name for s in of_model if s.role in (Role.PARAMETER, Role.BUFFER)}
         modules = {name.rpartition(".")[0] for name in names}
         return modules.pop() if len(modules) == 1 else ""
 
     def label(self, s: int) -> str:
-        """Return what a reader knows a storage by.
+        """Return a storage's name for readers.
 
-        Its name, or the op that creates it and the shape: `mul output [8, 64]`; where it is filled piece by piece, the op whose pieces
-        are copied there.
+        That is its own name, or the op that creates it and the shape: `mul output [8, 64]`. For a storage filled tile by tile, it
+        is the op whose tiles are copied there.
         """
         if self.storages[s].name:
             return self.storages[s].name
@@ -312,7 +314,7 @@ class StepGraph:
         return f"storage {s}"
 
     def _label_of_filled(self, s: int) -> str | None:
-        """Return the label of a storage that was made without contents and is filled by copies; None of any other."""
+        """Return the label of a storage that is created without contents and filled by copies; None for any other."""
         first = self.ops[self.uses[s][0]] if self.uses[s] else None
         if first is None or first.name != RESERVED:
             return None
@@ -328,7 +330,7 @@ class StepGraph:
         return f"{name} output {list(made.shape)}"
 
     def once(self, find: "Callable[[StepGraph], _Found]") -> _Found:
-        """Return `find(self)`, looked for the first time only: a graph does not change."""
+        """Return `find(self)`, computed only once because a graph does not change."""
         if find not in self._findings:
             self._findings[find] = find(self)
         found: _Found = self._findings[find]
@@ -339,7 +341,7 @@ class StepGraph:
         return {}
 
     def reordered(self, order: tuple[int, ...]) -> "StepGraph":
-        """Return the same graph with its ops in `order` (a permutation of op indices): for one order the same object each time."""
+        """Return the same graph with its ops in `order` (a permutation of op indices); the same object for the same order."""
         if order not in self._orders:
             self._orders[order] = self._reordered(order)
         return self._orders[order]
@@ -358,9 +360,9 @@ Structure: TypeAlias = tuple[tuple[Any, ...], ...]
 
 
 def structure(graph: StepGraph) -> Structure:
-    """Return what two steps of one program on batches of different shapes have in common: operators and what they take from each other.
+    """Return what steps of one program on batches of different shapes share: operators and what they take from each other.
 
-    The operators of equal structures have the same places, and so have the storages: a plan of one can be read as one of the other.
+    If structures are equal, operators and storages have the same places, so a plan of one step applies to the other.
     """
     ops = tuple(
         (op.name, op.phase, op.random, op.writes, read, created, op.tile and (op.tile.index, op.tile.count), op.team)
@@ -371,7 +373,7 @@ def structure(graph: StepGraph) -> Structure:
 
 
 def computed_bytes(graph: StepGraph) -> int:
-    """Return the bytes of all that a step takes and makes, but for what outlives it: what the batch's shape decides about."""
+    """Return the bytes of all storages that do not outlive the step: what the batch's shape determines."""
     return sum(s.nbytes for s in graph.storages if not s.persistent)
 
 
@@ -412,22 +414,22 @@ def verify_graph(graph: StepGraph) -> None:
 def _verify_devices(graph: StepGraph) -> None:
     for s, storage in enumerate(graph.storages):
         if not 0 < len(storage.device) <= MAX_NAME or not storage.device.isidentifier():
-            raise GraphError(f"storage {s} lies on {storage.device[:MAX_NAME]!r}, which names no kind of device")
+            raise GraphError(f"storage {s} lies on {storage.device[:MAX_NAME]!r}, which is not a kind of device")
     try:
         accelerator_of(storage.device for storage in graph.storages)
     except ValueError as error:
-        raise GraphError(f"{error}: move the whole model to one of them") from error
+        raise GraphError(f"{error}; move the whole model to one of them") from error
 
 
 def _verify_draws(graph: StepGraph) -> None:
-    """Raise GraphError unless every random operator draws once, by its shape alone, or all in their own order."""
+    """Raise GraphError unless each random operator draws by its shape alone, exactly once, or all draw in their own order."""
     drawing = sorted(i for together in graph.draws for i in together)
     if graph.draws and drawing != [i for i, op in enumerate(graph.ops) if op.random]:
         raise GraphError("the draws do not name every random op once; the graph is damaged")
     for together in graph.draws:
         names = {graph.ops[i].name for i in together}
         if len(names) != 1 or not all(map(draws_by_shape, names)):
-            raise GraphError(f"ops {', '.join(sorted(names))} cannot draw out of their order; the graph is damaged")
+            raise GraphError(f"ops {', '.join(sorted(names))} cannot draw in another order; the graph is damaged")
 
 
 def _in_range(index: int, count: int, what: str) -> None:
@@ -450,11 +452,11 @@ ITEM_BYTES = {
 """Bytes per element of the dtypes that a graph may hold."""
 
 MAX_STORAGE_BYTES = 1 << 40
-"""No device this project is for holds a terabyte tensor; a larger size is a damaged or hostile file."""
+"""No device that this project supports holds a terabyte tensor; a larger size is a damaged or hostile file."""
 
 
 def view_bytes(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> int:
-    """Return how far a view reaches into its storage, in bytes; raise GraphError for one that cannot be."""
+    """Return how far a view reaches into its storage, in bytes; raise GraphError for an impossible one."""
     if len(shape) != len(stride) or min((*shape, *stride, offset), default=0) < 0:
         raise GraphError(f"a view has shape {shape}, stride {stride}, offset {offset}; the graph is damaged")
     if 0 in shape:
@@ -463,7 +465,7 @@ def view_bytes(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], offs
 
 
 def _fills(value: Value, nbytes: int) -> bool:
-    """Return whether a view reaches over all of a storage of so many bytes, from its beginning on."""
+    """Return whether a view covers a whole storage of `nbytes`, from its beginning."""
     return value.offset == 0 and view_bytes(value.dtype, value.shape, value.stride, value.offset) == nbytes
 
 

@@ -1,6 +1,6 @@
 """Hand-written facts about torch's operators: one row of `table` each; `row` defines the columns.
 
-Facts in torch's schema and tags are read from them where torch is loaded: nothing here imports it.
+Facts that torch's schema and tags already state are read from them wherever torch is loaded; nothing here imports it.
 """
 
 from functools import lru_cache
@@ -23,5 +23,5 @@ def overload_name(name: str) -> str:
 
 @lru_cache(maxsize=4096)
 def operator_of(name: str) -> Operator:
-    """Return what is known of an operator, of any overload; of one that has no row, that it is not allowed."""
+    """Return what is known of an operator, of any overload; an operator without a row is not allowed."""
     return OPERATORS.get(base_name(name), _UNKNOWN)

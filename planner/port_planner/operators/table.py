@@ -1,4 +1,4 @@
-"""The table: each operator that is known, by its base name, in exactly one row; those of which the same is known share a row."""
+"""The table: each known operator, by its base name, in exactly one row; operators with the same facts share a row."""
 
 from collections.abc import Mapping
 
@@ -67,7 +67,7 @@ ROWS: Mapping[str, Operator] = {
     "sub": Operator(result=Result.BROADCAST, cut=_ELEMENTS, sliced=("Tensor",), in_place=True),
     "sub_": Operator(cut=_ELEMENTS, sliced=("Tensor",)),
     "threshold_backward": Operator(result=Result.BROADCAST, cut=_ELEMENTS, in_vectors=_PLAIN),
-    # What makes tensors.
+    # Operators that create tensors.
     "empty": Operator(result=Result.CREATED, fill=Filling.NOTHING),
     "_empty_affine_quantized _empty_per_channel_affine_quantized empty_permuted empty_quantized": Operator(
         allowed=False, fill=Filling.NOTHING
@@ -89,7 +89,7 @@ ROWS: Mapping[str, Operator] = {
     "tril triu": Operator(result=Result.LIKE),
     "zeros": Operator(result=Result.CREATED, fill=Filling.ZEROS),
     "zeros_like": Operator(reads=Reads.SHAPES, result=Result.LIKE, fill=Filling.ZEROS, cut=_ELEMENTS, sliced=_PLAIN),
-    # Copies, views, and what makes nothing.
+    # Copies, views, and operators without a result.
     "alias detach": Operator(allowed=False, whole_view=True),
     "_assert_async _linalg_check_errors": Operator(checks_only=True),
     "clone": Operator(copies=True, result=Result.BROADCAST, cut=_ELEMENTS, sliced=_PLAIN),
@@ -227,7 +227,7 @@ ROWS: Mapping[str, Operator] = {
     "upsample_nearest1d_backward upsample_nearest2d_backward": Operator(
         check=ArgumentCheck.UPSAMPLE, reordered_on_mps=_APPLE_PATHS
     ),
-    # Losses, distances, rows that indices name.
+    # Losses, distances, rows selected by indices.
     "_cdist_backward": Operator(check=ArgumentCheck.DISTANCES),
     "cumsum histc index_copy index_copy_ median nll_loss2d_forward": Operator(reordered_on_cuda=_NOTES),
     "_ctc_loss": Operator(lengths=0),
@@ -271,13 +271,13 @@ ROWS: Mapping[str, Operator] = {
     "_fused_adagrad_ _fused_adam_ _fused_adamw_ _fused_sgd_": Operator(
         check=ArgumentCheck.FUSED_UPDATE, fused_update=True
     ),
-    # What draws.
+    # Operators that draw random numbers.
     "bernoulli": Operator(draws_by_shape=("", "p")),
     "bernoulli_": Operator(draws_by_shape=("Tensor", "float")),
     "exponential_ native_dropout normal_ uniform_": Operator(draws_by_shape=_PLAIN),
     "random_": Operator(draws_by_shape=("", "from", "to")),
     "rrelu_with_noise_backward": Operator(repeatable=False),
-    # All that torch's schema and tags leave to say of these is that a bundle may call them.
+    # The only fact beyond torch's schema and tags is that a bundle may call these.
     (
         "acos acosh affine_grid_generator adaptive_avg_pool1d _adaptive_avg_pool2d _adaptive_avg_pool3d adaptive_max_pool2d "
         "adaptive_max_pool3d addbmm addmv addr alias_copy all amin aminmax angle any arange argmax argmin argsort "
@@ -315,7 +315,7 @@ ROWS: Mapping[str, Operator] = {
         "zero_"
     ): Operator(),
 }
-"""Base names, separated by blanks, and what is known of these operators."""
+"""Base names, separated by blanks, and the facts about these operators."""
 
 OPERATORS: Mapping[str, Operator] = {name: row for names, row in ROWS.items() for name in names.split()}
 """By base name."""

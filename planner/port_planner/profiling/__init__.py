@@ -1,1 +1,1 @@
-"""What each operator costs on this device."""
+"""Measure what each operator costs on this device."""

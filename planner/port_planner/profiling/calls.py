@@ -1,4 +1,4 @@
-"""One operator, run on made-up data: whole, or a part of its rows where the whole has no room."""
+"""One operator, run on made-up data: as a whole, or on a part of its rows if the whole does not fit in memory."""
 
 import itertools
 from collections.abc import Callable
@@ -15,25 +15,25 @@ from port_planner.ir.torch_operators import dtype, function_of
 from port_planner.operators import base_name, operator_of, overload_name
 
 _DRAWN = 65521
-"""Made-up numbers that are drawn before they come again: a prime, so that no two rows of a matrix are alike."""
+"""How many made-up numbers are drawn before they repeat: a prime, so that no two rows of a matrix are equal."""
 
 _TRIED_ROWS = 2
-"""With so few it is tried whether an operator runs on a part: one row would go with operands of any."""
+"""How many rows are used to test whether an operator runs on a part: a single row would match any operands."""
 
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One operator of a graph, and the storages among its operands that it finds cold."""
+    """One operator of a graph, and which of its operands' storages are cold."""
 
     graph: StepGraph
     op: Op
     cold: frozenset[int]
     rows: int = 0
     parts: int = 1
-    """One of so many parts of those `rows` alone is run: of the values that have as many along their first dimension."""
+    """Only one of this many parts of `rows` rows is run, on values with that many rows in their first dimension."""
 
     def ready(self) -> tuple[Callable[[], Any], list[torch.Tensor]]:
-        """Return what runs it on made-up data, and those of its operands that are warm."""
+        """Return a function that runs it on made-up data, and those of its operands that are warm."""
         op = self.op
         function = function_of(op)
         tensors: dict[int, torch.Tensor] = {}
@@ -50,23 +50,26 @@ class Call:
 
     @property
     def kind(self) -> str:
-        """The kind of device that it runs on."""
+        """The kind of device it runs on."""
         return self.graph.device
 
     @property
     def operand_bytes(self) -> int:
-        """What its operands take, made up each in its own memory."""
+        """The bytes of its operands, each made up in memory of its own."""
         return sum(_bytes(self._value(v)) for v in {*operands(self.op)})
 
     @property
     def need_bytes(self) -> int:
-        """What its operands take, and what it makes."""
+        """The bytes of its operands and results."""
         found = {self.graph.values[v].storage for v in operands(self.op)}
         made = (self._value(v) for v in self.op.outputs if v is not None and self.graph.values[v].storage not in found)
         return self.operand_bytes + sum(_bytes(value) for value in made)
 
     def within(self, limit_bytes: float) -> "Call":
-        """Return the call, or where that needs more, one of few enough of its rows, which takes as many times less; itself where none runs."""
+        """Return the call or, if it needs more memory, one on a fraction of its rows, which costs that fraction.
+
+        Returns the call itself if it runs on no fraction.
+        """
         if self.need_bytes <= limit_bytes:
             return self
         fattest = max(
@@ -80,7 +83,7 @@ class Call:
             return self
         try:
             replace(part, parts=max(rows // _TRIED_ROWS, part.parts)).ready()[0]()
-        except RuntimeError:  # other operands do not go with so few rows
+        except RuntimeError:  # other operands do not match so few rows
             return self
         return part
 
@@ -91,7 +94,7 @@ class Call:
         return value
 
     def _choose_rows(self, tensors: dict[int, torch.Tensor]) -> None:
-        """Let a mask that is an index choose as many elements as it did when the step was recorded."""
+        """Make a mask that is an index choose as many elements as it did when the step was recorded."""
         op = self.op
         if not operator_of(op.name).index_list or not isinstance(indices := op.args[1], tuple):
             return
@@ -105,7 +108,7 @@ class Call:
                 tensors[index.value].copy_(mask.view(tensors[index.value].shape))
 
     def _fill_lengths(self, tensors: dict[int, torch.Tensor]) -> None:
-        """Let the lengths that a CTC loss takes as tensors be as long as its other operands allow."""
+        """Make the lengths that a CTC loss takes as tensors as long as its other operands allow."""
         first = operator_of(self.op.name).lengths
         if first is None or overload_name(self.op.name) != "Tensor":
             return
@@ -120,7 +123,7 @@ class Call:
 
 
 def signature(call: Call) -> Any:
-    """Return what tells calls apart: name, types, shapes and strides, and which operands are cold."""
+    """Return what distinguishes calls: name, types, shapes and strides, and which operands are cold."""
 
     def shape(argument: Argument) -> Any:
         if isinstance(argument, Ref):
@@ -139,11 +142,11 @@ def signature(call: Call) -> Any:
 
 
 def runs_alike(call: Call) -> bool:
-    """Return whether a call runs on its device and gives tensors that lie as they did where the step was recorded."""
+    """Return whether a call runs on its device and gives tensors with the layout recorded for the step."""
     try:
         result = call.ready()[0]()
         synchronize(call.graph.device)
-    except RuntimeError:  # no kernel, or none for these types
+    except RuntimeError:  # there is no kernel, or not for these types
         return False
     given = flatten(result)
     if len(given) != len(call.op.outputs):
@@ -171,7 +174,7 @@ def _made_up(value: Value, device: str) -> torch.Tensor:
 
 
 def _fill(flat: torch.Tensor) -> None:
-    """Fill with one drawing of numbers again and again: drawing all takes as long as many an operator."""
+    """Fill with one sequence of numbers repeatedly: drawing them all takes as long as many operators."""
     drawn = flat[:_DRAWN].uniform_(0.1, 0.9)
     for piece in flat[_DRAWN:].split(_DRAWN):
         piece.copy_(drawn[: piece.numel()])

@@ -1,8 +1,6 @@
-"""What the processor's cache holds while a step runs.
+"""What the processor's cache holds during a step, so that operators are timed with operands as cold as in a step.
 
-So an operator is timed on operands as cold as it finds them.
-
-An operator that runs again and again on the same tensors finds them in the cache; in a step, weights and saved activations
+An operator that runs repeatedly on the same tensors finds them in the cache. In a step, weights and saved activations
 come from memory. Timed hot, a step of small operators looks a quarter faster than it is.
 """
 
@@ -14,16 +12,13 @@ import torch
 from port_planner.ir.graph import StepGraph
 
 UNKNOWN_CACHE_BYTES = 4 << 20
-"""What a processor is taken to have where it does not say: a Jetson Orin's last level."""
+"""Cache size assumed if the processor reports none: a Jetson Orin's last level."""
 LARGEST_CACHE_BYTES = 32 << 20
-"""More than one process rarely has to itself, and sweeping more takes longer than the operators."""
+"""A process rarely has more to itself, and sweeping more takes longer than the operators."""
 
 
 def last_level_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
-    """Return the size of the largest cache that Linux lists for the first core.
-
-    ABI: sysfs-devices-system-cpu.
-    """
+    """Return the size of the largest cache that Linux lists for the first core (ABI: sysfs-devices-system-cpu)."""
     sizes = []
     for path in folder.glob("index*/size"):
         with contextlib.suppress(OSError, ValueError):
@@ -32,10 +27,7 @@ def last_level_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) 
 
 
 def cold_operands(graph: StepGraph, cache_bytes: int) -> tuple[frozenset[int], ...]:
-    """Return, per op, the storages among its operands that the cache has lost.
-
-    More than it holds was touched since.
-    """
+    """Return, per op, the storages among its operands that the cache has lost: more than it holds was touched since."""
     size = [s.nbytes for s in graph.storages]
     traffic = 0
     touched: dict[int, int] = {}

@@ -1,4 +1,4 @@
-"""Bytes that an operator takes of a device's memory beyond what it returns, from the statistics of torch's allocator there."""
+"""The device memory that an operator takes beyond its results, from the statistics of torch's allocator there."""
 
 from types import ModuleType
 
@@ -6,11 +6,11 @@ from port_planner.ir.device_kinds import CPU
 from port_planner.ir.torch_device import module_of, synchronize
 
 _STATISTICS = ("reset_peak_memory_stats", "max_memory_allocated", "memory_allocated")
-"""What a device's module of torch must have; that of Apple's GPU has no peak."""
+"""What torch's module for a device must provide; the one for Apple's GPU has no peak."""
 
 
 class DeviceWorkspaceMeter:
-    """Measures one call at a time on a kind of device; measures 0 where torch keeps no peak."""
+    """Measures one call at a time on a kind of device; returns 0 if torch keeps no peak there."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -20,11 +20,11 @@ class DeviceWorkspaceMeter:
 
     @property
     def sees(self) -> bool:
-        """Whether it knows anything."""
+        """Whether it can measure anything."""
         return self._module is not None
 
     def start(self) -> None:
-        """Begin a call."""
+        """Start measuring a call."""
         synchronize(self.kind)
         if self._module is not None:
             self._module.reset_peak_memory_stats()

@@ -1,7 +1,8 @@
-"""What operators cost on this machine, kept for the next plan: seconds and workspace by operator and what it takes.
+"""Costs of operators on this machine, kept for later plans: seconds and workspace, by operator and operands.
 
-One file in the user's cache for each version of torch, processor and number of threads; costs of another are never
-looked at. Joules are not kept: they follow from seconds and the watts of the day. A damaged file costs a measurement.
+There is one file in the user's cache for each version of torch, processor and number of threads; costs from other files
+are never used. Joules are not kept: they follow from the seconds and the current watts. A damaged file only costs a new
+measurement.
 """
 
 import hashlib
@@ -18,17 +19,17 @@ from port_planner.base.cache import cache_folder, read_cached, write_cached
 from port_planner.base.processor import cpuinfo, identity
 
 KEPT_DAYS = 30
-"""After so long an operator is measured again: the machine around it has changed."""
+"""Age after which an operator is measured again: the machine around it has changed."""
 _CLOCK_SKEW_S = 86400.0
-"""So far in the future a measurement may lie: clocks are set back, and a file system's differs from the system's."""
+"""How far in the future a measurement may lie: clocks are set back, and a file system's may differ from the system's."""
 
 _FORMAT = 2
 MAX_FILES = 32
-"""Those not written for longest go; a file holds some 100 KB."""
+"""Files kept; those not written for longest are deleted. A file holds some 100 KB."""
 
 
 class KeptCost(msgspec.Struct, frozen=True, array_like=True):
-    """What one operator took, and when that was measured (seconds since 1970)."""
+    """The cost of one operator, and when it was measured (seconds since 1970)."""
 
     seconds: float
     workspace_bytes: int
@@ -36,7 +37,7 @@ class KeptCost(msgspec.Struct, frozen=True, array_like=True):
 
 
 def context(threads: int, cache_bytes: int, *, workspace_seen: bool) -> str:
-    """Return what costs depend on besides the operator, as the name of a file."""
+    """Return everything that costs depend on besides the operator, as the name of a file."""
     fields = [
         _FORMAT, str(torch.__version__), torch.__config__.show(), torch.backends.cpu.get_cpu_capability(), identity(cpuinfo()) or platform.processor(), threads,
         cache_bytes, workspace_seen, *_some_cores(),
@@ -45,7 +46,7 @@ def context(threads: int, cache_bytes: int, *, workspace_seen: bool) -> str:
 
 
 def _some_cores() -> list[int]:
-    """Return the numbers of the cores that this process may run on; none where those are all: on one cluster operators take other times."""
+    """Return the cores this process may run on, empty for all of them: a single cluster runs operators at other speeds."""
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return usable if len(usable) < (os.cpu_count() or 1) else []
 
@@ -56,23 +57,23 @@ def operator_key(signature: object) -> str:
 
 
 def operators_folder() -> Path | None:
-    """Return where costs are kept; None where the user has no home."""
+    """Return the folder for costs; None if the user has no home."""
     return cache_folder("operators")
 
 
 def read_costs(folder: Path | None, name: str, now: float) -> dict[str, KeptCost]:
-    """Return the costs kept under a context that are young enough; none where they cannot be read."""
+    """Return the costs kept under a context that are recent enough; empty if they cannot be read."""
     kept = read_cached(folder, name, dict[str, KeptCost]) or {}
     return {key: cost for key, cost in kept.items() if is_young(cost, now)}
 
 
 def is_young(cost: KeptCost, now: float) -> bool:
-    """Return whether a cost is as good as measured `now` (seconds since 1970)."""
+    """Return whether a cost is still valid at `now` (seconds since 1970)."""
     return -_CLOCK_SKEW_S <= now - cost.measured_at < KEPT_DAYS * 86400
 
 
 def keep_costs(folder: Path | None, name: str, fresh: Mapping[str, KeptCost]) -> None:
-    """Add costs to those kept under a context, in one piece; a cache that cannot be written keeps none."""
+    """Add costs to those kept under a context, atomically; does nothing if the cache cannot be written."""
     if fresh:
         kept = {**read_costs(folder, name, time.time()), **fresh}
         write_cached(folder, name, kept, max_files=MAX_FILES)

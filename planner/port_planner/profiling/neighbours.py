@@ -1,7 +1,8 @@
-"""Costs of steps of further shapes: the same operators, measured on smaller and on larger tensors.
+"""Costs of steps of further shapes: the same operators, interpolated between smaller and larger measured tensors.
 
-A program's steps on batches of several shapes run the same operators one after the other. The smallest and the largest are measured, and so
-many between that none is far from the next; of the others, each operator takes what lies between those at its place.
+A program's steps on batches of several shapes run the same operators in the same order. The smallest and largest shapes are
+measured, and enough between them that none is far from the next. For other shapes, each operator's cost is interpolated
+between those at the same place.
 """
 
 import itertools
@@ -15,24 +16,29 @@ from port_planner.ir.costs import OpCost, PackingCost
 from port_planner.ir.graph import StepGraph, computed_bytes, structure
 
 NEXT_SIZE = 4.0
-"""Between two shapes that are measured, by what their steps compute: over more, caches and threads change what a byte takes."""
+"""Largest ratio of what the steps of neighbouring measured shapes compute.
+
+Beyond it, caches and threads change what a byte costs.
+"""
 
 _ROUNDING_BYTES = 64
-"""Of a packed form: its header, and bits rounded up to words."""
+"""Bytes of a packed form besides its contents: its header, and bits rounded up to words."""
 
 Point = tuple[float, OpCost]
-"""What an operator does, in operations or bytes, and what that was measured to take."""
+"""What an operator does, in operations or bytes, and its measured cost."""
 
 
 def between(graphs: Sequence[StepGraph]) -> frozenset[int]:
-    """Return which of the graphs, by number, have smaller and larger ones of the same program near them, which are enough to be measured.
+    """Return the graphs, by number, that lie near smaller and larger measured ones of the same program.
 
-    The first graph of a program is always measured: it is the one that plans are chosen by.
+    They need not be measured themselves.
+
+    The first graph of a program is always measured: plans are chosen by it.
     """
     found = set[int]()
     for members in _programs(graphs):
         if len({graphs[n].batch_shapes for n in members}) < len(members):
-            continue  # the same batches in other ways, which are to be told apart
+            continue  # the same batches in other ways, whose costs must be told apart
         order = sorted(members, key=lambda n: computed_bytes(graphs[n]))
         last = order[0]
         for n, following in itertools.pairwise(order[1:]):
@@ -45,9 +51,9 @@ def between(graphs: Sequence[StepGraph]) -> frozenset[int]:
 
 
 def filled(graphs: Sequence[StepGraph], costs: Sequence[Sequence[OpCost | None]]) -> tuple[tuple[OpCost, ...], ...]:
-    """Return the costs with those that are None put between what is known of the same operators of the same program on other shapes.
+    """Return the costs, with each None interpolated from the same operator of the same program on other shapes.
 
-    What is known of no shape costs nothing.
+    An operator that was measured on no shape costs nothing.
     """
     made = [list(table) for table in costs]
     for members in _programs(graphs):
@@ -59,9 +65,10 @@ def filled(graphs: Sequence[StepGraph], costs: Sequence[Sequence[OpCost | None]]
 
 
 def interpolated(known: Sequence[Point], work: float) -> OpCost:
-    """Return what an operator that does so much takes: seconds and joules between those of the next less and the next more.
+    """Return the cost of an operator that does this much work, interpolated between its measured neighbours.
 
-    Workspace is that of the larger of the two. Beyond all that are known, everything grows as the work does.
+    Seconds and joules lie between those of the next smaller and next larger work; workspace is that of the larger. Outside the
+    measured range, everything grows with the work.
     """
     less = max((p for p in known if p[0] <= work), key=lambda p: p[0], default=None)
     more = min((p for p in known if p[0] >= work), key=lambda p: p[0], default=None)
@@ -80,9 +87,10 @@ def interpolated(known: Sequence[Point], work: float) -> OpCost:
 
 
 def packings_of(graph: StepGraph, larger: StepGraph, costs: Iterable[PackingCost]) -> tuple[PackingCost, ...]:
-    """Return what packing the tensors of a step takes, by what was seen of a step of the same structure that computes no less.
+    """Return the cost of packing a step's tensors, from a step of the same structure that computes at least as much.
 
-    Contents are taken to be as dense as there. Of tensors that are larger here nothing is known: their numbers may need more bits.
+    Contents are assumed to be as dense as there. Nothing is known of tensors that are larger here: their numbers may need more
+    bits.
     """
     found = []
     for cost in costs:
@@ -104,7 +112,7 @@ def packings_of(graph: StepGraph, larger: StepGraph, costs: Iterable[PackingCost
 
 
 def _programs(graphs: Sequence[StepGraph]) -> list[list[int]]:
-    """Return the graphs by number, those of one program together."""
+    """Return the graphs by number, grouped by program."""
     found = defaultdict[object, list[int]](list)
     for n, graph in enumerate(graphs):
         found[graph.once(structure)].append(n)

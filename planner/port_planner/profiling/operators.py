@@ -1,11 +1,10 @@
-"""Measure what a step costs on this machine.
+"""Measure what a step costs on this machine: seconds and workspace per operator, flash bandwidth, base memory.
 
-Seconds and workspace per operator, flash bandwidth, base memory.
-
-Operators with the same name, shapes and arguments, on operands as cold, are measured once. Where a step computes on a device,
-its operators are measured there, each waited for; only the processor's own cache is emptied between two runs. Run as a process of its own
-(`port_agent.prepare.measurement.process`), so that the memory it reports is that of a bare worker; with the budget-aware
-allocator preloaded, workspace counts whatever a kernel takes, oneDNN's scratch included.
+Operators with the same name, shapes and arguments, and with operands that are equally cold, are measured once. If a step
+computes on a device, its operators are measured there, each of them waited for; between two runs only the processor's own
+cache is emptied. This runs in a process of its own (`port_agent.prepare.measurement.process`), so that the memory it
+reports is that of a bare worker. With the budget-aware allocator preloaded, workspace counts whatever a kernel takes,
+oneDNN's scratch included.
 """
 
 import ctypes
@@ -44,24 +43,24 @@ from port_planner.profiling.timing import HostWorkspaceMeter, timed
 Progress = Callable[[int, int], None]
 
 _TOGETHER_BYTES = 16 << 20
-"""Of operands that are made up at once: emptying the cache for each operator alone takes longer than running it."""
+"""Bytes of operands made up at once: emptying the cache for each operator alone takes longer than running it."""
 _LOADED_BYTES = 16 << 20
-"""Of code and kernels' caches that come while operators run."""
+"""Bytes of code and kernels' caches that are loaded while operators run."""
 _FLASH_SAMPLE_BYTES = 64 << 20
 _CHUNK = 1 << 20
 MEDIUM_WATTS = 0.15
-"""What a medium draws while it transfers: 30 mA at 5 V, MEMORY_POWER of POET's reference implementation (SD card)."""
+"""Power of a medium while it transfers: 30 mA at 5 V, MEMORY_POWER of POET's reference implementation (SD card)."""
 MIN_MEDIUM_JOULES = 2e-9
-"""Per byte, however fast: NVMe drives draw 5 to 6 W at 3 GB/s (data sheets)."""
+"""Joules per byte, however fast: NVMe drives draw 5 to 6 W at 3 GB/s (data sheets)."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """Costs per op of each graph, and what the process itself holds.
+    """Costs per op of each graph, and the memory of the process itself.
 
-    `base_bytes`: resident before any tensor; `retained_bytes`: what stays resident after every op has run once and all
-    tensors are gone (kernels' caches, code pages). `released_bytes`: code among all that which only loading needed, and
-    which a worker gives back.
+    `base_bytes`: resident before any tensor. `retained_bytes`: still resident after every op has run once and all tensors are
+    gone (kernels' caches, code pages). `released_bytes`: the part of both that is code only needed for loading, which a worker
+    gives back.
     """
 
     ops: tuple[tuple[OpCost, ...], ...]
@@ -69,19 +68,19 @@ class MeasuredCosts:
     retained_bytes: int
     released_bytes: int = 0
     packings: tuple[tuple[PackingCost, ...], ...] = ()
-    """Of each graph, where packing was measured."""
+    """Per graph, if packing was measured."""
     taken_over: int = 0
-    """Operators whose costs another machine of the same kind measured."""
+    """Operators whose costs were measured by another machine of the same kind."""
     disputed: str = ""
-    """How those that were measured here too contradict it; then none is taken over."""
+    """How the costs of another machine contradict those measured here; if they do, none of them is used."""
     absent: tuple[tuple[int, ...], ...] = ()
-    """Of each graph, where that was looked at: operators that do not run on its device, or lay out there what they give otherwise."""
+    """Per graph, if checked: operators that do not run on its device, or whose results have another layout there."""
     elsewhere: tuple[tuple[OpCost | None, ...], ...] = ()
-    """Of each graph whose operators are divided between two devices, what they take on the other one."""
+    """Per graph whose operators are divided between two devices: their costs on the other device."""
 
     @property
     def worker_bytes(self) -> int:
-        """Return what a worker holds besides the step's tensors."""
+        """Return the bytes a worker holds besides the step's tensors."""
         return self.base_bytes + self.retained_bytes - self.released_bytes
 
     def tables(self, device: DeviceCosts) -> Iterator[CostTable]:
@@ -90,7 +89,7 @@ class MeasuredCosts:
             yield CostTable(device, ops, packings, other)
 
     def at_pace(self, pace: float) -> "MeasuredCosts":
-        """Return the same with every operator taking `pace` times as long, and as many joules."""
+        """Return the same costs with every operator taking `pace` times as many seconds and joules."""
         tables = tuple(
             tuple(replace(c, seconds=c.seconds * pace, joules=c.joules * pace) for c in table) for table in self.ops
         )
@@ -103,14 +102,17 @@ def profile_operators(
 ) -> MeasuredCosts:  # fmt: skip
     """Run every distinct operator of `graphs` a few times on made-up data and return its cost.
 
-    Of a program's steps on several shapes, those between others are not measured (`neighbours`), but for what is known of them.
-    Those whose cost lies in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do those that another
-    machine of this kind measured (`shared`), once its costliest were measured here and are alike; these are not kept. Not
-    `resident`: what is left resident is not looked at, and operators of known cost do not run. `elsewhere`: the graphs were recorded on
-    another device than they name; operators that do not run here are `MeasuredCosts.absent`, and cost nothing. What is left resident is not looked at. An operator that
-    does not fit into `ram_bytes`, this process included, runs on a part of its rows, and costs as many times more; that is not kept.
+    Steps of a program on shapes between measured ones are not measured but interpolated (`neighbours`), except for what is
+    known of them. Operators whose cost is in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do
+    those that another machine of this kind measured (`shared`), once its costliest ones were measured here and agree; these
+    are not kept.
+
+    `resident`: measure what operators leave resident; otherwise operators of known cost do not run. `elsewhere`: the graphs
+    were recorded on another device than they name. Operators that do not run here are then `MeasuredCosts.absent` and cost
+    nothing, and what is left resident is not measured. `ram_bytes`: an operator that does not fit into it, this process
+    included, runs on a part of its rows, and its cost is scaled up and not kept.
     """
-    graphs, resident = tuple(graphs), resident and not elsewhere  # what is absent cannot run for what it would leave
+    graphs, resident = tuple(graphs), resident and not elsewhere  # absent operators cannot run here
     base = resident_bytes()
     cache_bytes = last_level_bytes()
     calls = _calls(graphs, cache_bytes)
@@ -160,9 +162,9 @@ def profile_operators(
 def kept_tables(
     graphs: Iterable[StepGraph], *, threads: int, compute_watts: float, kept_in: Path | None, workspace_seen: bool
 ) -> tuple[tuple[OpCost, ...], ...] | None:
-    """Return the costs per op of each graph without running any; None where one of them is not in the folder `kept_in`.
+    """Return the costs per op of each graph without running any; None if one of them is not in the folder `kept_in`.
 
-    They are those of a process with so many `threads`, `workspace_seen` where the allocator is preloaded into it.
+    They are those of a process with this many `threads`; `workspace_seen`: with the allocator preloaded.
     """
     graphs, cache_bytes = tuple(graphs), last_level_bytes()
     calls = _calls(graphs, cache_bytes)
@@ -180,7 +182,7 @@ def _calls(graphs: Iterable[StepGraph], cache_bytes: int) -> list[list[Call]]:
 
 
 def _distinct(calls: Sequence[Iterable[Call]], but: Set[int] = frozenset()) -> dict[Any, Call]:
-    """Return one call of each kind that is alike, of all graphs but those of these numbers."""
+    """Return one call of each distinct kind, from all graphs except those in `but`."""
     tables = (table for n, table in enumerate(calls) if n not in but)
     return {signature(c): c for table in tables for c in table if not only_checks(c.op.name)}
 
@@ -188,7 +190,7 @@ def _distinct(calls: Sequence[Iterable[Call]], but: Set[int] = frozenset()) -> d
 def _measure(
     calls: Mapping[str, Call], sweep: Sweep, progress: Progress | None = None
 ) -> dict[str, kept_costs.KeptCost]:
-    """Return what calls take, by their keys."""
+    """Return the costs of calls, by their keys."""
     found: dict[str, kept_costs.KeptCost] = {}
     for group in _together(calls):
         for key, (seconds, workspace_bytes) in zip(group, timed([calls[k] for k in group], sweep), strict=True):
@@ -201,7 +203,7 @@ def _measure(
 
 
 def _together(calls: Mapping[str, Call]) -> Iterator[list[str]]:
-    """Yield the keys of calls in groups whose operands have room beside each other; a call with more is alone."""
+    """Yield the keys of calls in groups whose operands fit in memory together; a larger call is alone."""
     group, held = list[str](), 0
     for key, call in calls.items():
         nbytes = call.operand_bytes
@@ -219,16 +221,13 @@ def _priced(cost: kept_costs.KeptCost, compute_watts: float) -> OpCost:
 
 
 def _tables(calls: Iterable[Iterable[Call]], known: Mapping[Any, OpCost]) -> list[list[OpCost | None]]:
-    """Return the cost of each call; None where it is not known."""
+    """Return the cost of each call, None if unknown."""
     free = OpCost(0.0, 0, 0.0)
     return [[free if only_checks(c.op.name) else known.get(signature(c)) for c in table] for table in calls]
 
 
 def _resident_after(calls: Iterable[Call]) -> tuple[int, int]:
-    """Return what is resident now, and what once code is given back.
-
-    Only these calls have fetched theirs again then.
-    """
+    """Return the bytes resident now, and those after code is given back and only these calls have loaded theirs again."""
     give_back()
     loaded = resident_bytes()
     release_code_pages()
@@ -238,14 +237,14 @@ def _resident_after(calls: Iterable[Call]) -> tuple[int, int]:
 
 
 def _run_once(calls: Iterable[Call]) -> None:
-    """Run each call once and give back what it took, or blocks of every size stay in the allocator's cache."""
+    """Run each call once and release what it took; otherwise blocks of every size stay in the allocator's cache."""
     for call in calls:
         call.ready()[0]()
         give_back()
 
 
 def give_back() -> None:
-    """Let the allocator return freed memory, so that what is resident is what is really held."""
+    """Make the allocator return freed memory, so that resident bytes are those really held."""
     library = ctypes.CDLL(None)
     for function in ("port_malloc_trim", "malloc_trim"):
         if hasattr(library, function):
@@ -260,29 +259,24 @@ class FlashError(PortError):
 
 
 def medium_joules(bytes_per_s: float) -> float:
-    """Return an estimate of what a medium of this bandwidth takes per byte.
-
-    As POET derives it: watts over bandwidth.
-    """
+    """Return an estimate of the joules per byte of a medium with this bandwidth, as POET does: watts over bandwidth."""
     return max(MEDIUM_WATTS / bytes_per_s, MIN_MEDIUM_JOULES)
 
 
 def measure_flash(
     directory: Path, *, compute_watts: float, name: str = "flash", progress: Progress | None = None
 ) -> Flash:
-    """Return bandwidth and latency of the medium under `directory`.
+    """Return bandwidth and latency of the medium under `directory`, past the page cache if the system allows it.
 
-    Past the page cache where the system allows it.
-
-    Writes and reads a 64 MiB file; FlashError where that fails. Energy per byte is the CPU time that the transfers take,
-    measured, at `compute_watts`, and an estimate for the medium.
+    Writes and reads a 64 MiB file; raises FlashError if that fails. Energy per byte is the measured CPU time of the transfers
+    at `compute_watts`, plus an estimate for the medium.
     """
     try:
         return _timed_flash(directory, compute_watts, name, progress)
     except OSError as error:
         raise FlashError(
             f"the medium under {directory} could not be measured: {error.strerror}; "
-            f"it takes {_FLASH_SAMPLE_BYTES >> 20} MiB of free space there: free some or choose another --page-dir"
+            f"it needs {_FLASH_SAMPLE_BYTES >> 20} MiB of free space there; free some or choose another --page-dir"
         ) from error
 
 
@@ -291,7 +285,7 @@ def _timed_flash(directory: Path, compute_watts: float, name: str, progress: Pro
     buffer = mmap.mmap(-1, _CHUNK)
     buffer.write(os.urandom(_CHUNK))
     rounds = _FLASH_SAMPLE_BYTES // _CHUNK
-    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:  # without a name: nobody puts another in its place
+    with tempfile.TemporaryFile(dir=directory, buffering=0) as file:  # unnamed, so that nobody can replace it
         fd = file.fileno()
         bypass_page_cache(fd)
         write_s = []

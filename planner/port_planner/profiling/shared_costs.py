@@ -1,4 +1,4 @@
-"""What operators cost on another machine of the same kind: as bytes, read with bounds, believed after a sample was measured here."""
+"""Costs of operators from another machine of the same kind: bounded bytes, used only after a sample was verified here."""
 
 import hashlib
 import itertools
@@ -12,13 +12,13 @@ from port_planner.base.errors import ExitCode, PortError
 from port_planner.profiling.kept_costs import KeptCost, is_young
 
 MAX_COSTS = 20_000
-"""Operators; those of a machine that planned many models are some thousands."""
+"""Most operators; a machine that planned many models has some thousands."""
 CHECKED = 5
-"""So many of the costliest operators are measured here, and must take about as long, before the others are believed."""
+"""How many of the costliest operators are measured here and must agree before the others are used."""
 _BELIEVED = 4.0
-"""Two machines of one kind differ by cooling and clock, not by more; nor does a busy one."""
+"""Two machines of one kind differ by cooling and clock, but by no more than this factor; nor does a busy one."""
 _STRAYS = 1
-"""So many of those that are compared may be apart: what else ran when one was measured, here or there, is in its time."""
+"""How many of those compared may disagree: whatever else ran during a measurement, here or there, is in its time."""
 _NOISE_S = 1e-4
 _NOISE_BYTES = 1 << 20
 
@@ -28,7 +28,7 @@ _Key = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{24}\\Z")]
 
 
 class SharedCostsError(PortError):
-    """Bytes that are no costs of operators."""
+    """Bytes that are not a table of operator costs."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -43,22 +43,22 @@ _DECODER = msgspec.msgpack.Decoder(Annotated[dict[_Key, _Record], msgspec.Meta(m
 
 
 def shared_name(context: str, board: str) -> str:
-    """Return the name of costs: the hash of what they depend on (`kept_costs.context`) and of what the machine is."""
+    """Return the name of a table: the hash of what costs depend on (`kept_costs.context`) and of the machine."""
     return hashlib.sha256(msgspec.json.encode([context, board])).hexdigest()
 
 
 def pack_shared(costs: Mapping[str, KeptCost]) -> bytes:
-    """Return costs as bytes, the newest where there are more than are read."""
+    """Return costs as bytes: the newest, if there are more than a reader accepts."""
     newest = sorted(costs.items(), key=lambda item: -item[1].measured_at)[:MAX_COSTS]
     return msgspec.msgpack.encode(dict(newest))
 
 
 def unpack_shared(content: bytes, now: float) -> dict[str, KeptCost]:
-    """Return the costs that are young enough; raises SharedCostsError for bytes that are none."""
+    """Return the costs that are recent enough; raises SharedCostsError for anything but packed costs."""
     try:
         records = _DECODER.decode(content)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise SharedCostsError(f"no costs of operators ({len(content)} bytes): {error}") from error
+        raise SharedCostsError(f"not a table of operator costs ({len(content)} bytes): {error}") from error
     if not all(math.isfinite(r.seconds) and math.isfinite(r.measured_at) for r in records.values()):
         raise SharedCostsError("costs of operators contain an invalid number")
     costs = {key: KeptCost(r.seconds, r.workspace_bytes, r.measured_at) for key, r in records.items()}
@@ -66,12 +66,12 @@ def unpack_shared(content: bytes, now: float) -> dict[str, KeptCost]:
 
 
 def to_check(costs: Mapping[str, KeptCost]) -> frozenset[str]:
-    """Return the keys of those to be measured here before the others are believed."""
+    """Return the keys of the costs that must be measured here before the others are used."""
     return frozenset(sorted(costs, key=lambda key: -costs[key].seconds)[:CHECKED])
 
 
 def disputed(pairs: Iterable[tuple[KeptCost, KeptCost]]) -> str:
-    """Return how costs (said, measured here) contradict each other, or nothing where no more than a stray one does."""
+    """Return how costs (reported, measured here) contradict each other; "" if no more than a stray one does."""
     apart = [found for found in itertools.starmap(_contradiction, pairs) if found]
     return apart[0] if len(apart) > _STRAYS else ""
 
@@ -79,7 +79,7 @@ def disputed(pairs: Iterable[tuple[KeptCost, KeptCost]]) -> str:
 def _contradiction(other: KeptCost, here: KeptCost) -> str:
     apart = abs(other.seconds - here.seconds) > _NOISE_S
     if apart and not here.seconds / _BELIEVED <= other.seconds <= here.seconds * _BELIEVED:
-        return f"an operator is said to take {other.seconds:.3g} s and takes {here.seconds:.3g} s here"
+        return f"an operator is reported to take {other.seconds:.3g} s but takes {here.seconds:.3g} s here"
     if abs(other.workspace_bytes - here.workspace_bytes) > max(_NOISE_BYTES, here.workspace_bytes // 2):
-        return f"an operator is said to need {other.workspace_bytes} bytes of workspace and needs {here.workspace_bytes} here"
+        return f"an operator is reported to need {other.workspace_bytes} bytes of workspace but needs {here.workspace_bytes} here"
     return ""

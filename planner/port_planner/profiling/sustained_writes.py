@@ -1,6 +1,6 @@
-"""How fast a medium takes writes once its cache is full.
+"""Measure how fast a medium writes once its cache is full.
 
-Cards and sticks take the first hundreds of MiB into a part of their cells that is faster (pSLC) and slow down when it is full.
+Cards and sticks write the first hundreds of MiB to faster cells (pSLC), and slow down when those are full.
 """
 
 import mmap
@@ -15,24 +15,24 @@ from pathlib import Path
 from port_planner.base.direct_io import bypass_page_cache
 
 WINDOW_BYTES = 64 << 20
-"""Written between two looks at the speed."""
+"""Bytes written between two looks at the speed."""
 MAX_BYTES = 4 << 30
-"""Written in all: a five-thousandth of what a card of 20 TB endures."""
+"""Bytes written in total: a five-thousandth of what a card of 20 TB endures."""
 MAX_SECONDS = 120.0
 KEPT_SHARE = 0.05
-"""Of the free space that is left alone, at least."""
+"""Free space that is left at least."""
 _STEADY_WINDOWS = 4
 _MIN_WINDOWS = 24
-"""1.5 GiB, unless the speed has fallen before: the cache of a card may be larger than what it took so far."""
+"""1.5 GiB, unless the speed has dropped before: a card's cache may be larger than what was written until then."""
 _STEADY_SPREAD = 0.15
 _FALLEN = 1.3
-"""A window that takes so much longer than the first is no longer taken by the cache."""
+"""A window that takes longer than the first by this factor no longer goes to the cache."""
 _CHUNK_BYTES = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class SustainedWrite:
-    """Bytes per second at first and in the end; `steady`: whether the speed had stopped falling when writing ended."""
+    """Bytes per second at first and at the end; `steady`: whether the speed had stopped dropping when writing ended."""
 
     burst_bytes_per_s: float
     sustained_bytes_per_s: float
@@ -43,14 +43,14 @@ class SustainedWrite:
 def measure_sustained(
     directory: Path, *, max_bytes: int = MAX_BYTES, progress: Callable[[float], None] = lambda share: None
 ) -> SustainedWrite:
-    """Write to a file without a name in `directory`, past the page cache, until the speed is steady.
+    """Write to an unlinked file in `directory`, past the page cache, until the speed is steady.
 
-    Raises OSError where that fails, also for a medium without room for two windows.
+    Raises OSError if that fails, also for a medium without space for two windows.
     """
     state = os.statvfs(directory)
     room = int(state.f_bavail * state.f_frsize * (1 - KEPT_SHARE))
-    block = mmap.mmap(-1, _CHUNK_BYTES)  # page-aligned, as O_DIRECT wants it
-    block.write(os.urandom(_CHUNK_BYTES))  # what a controller cannot compress
+    block = mmap.mmap(-1, _CHUNK_BYTES)  # page-aligned, as O_DIRECT requires
+    block.write(os.urandom(_CHUNK_BYTES))  # a controller cannot compress it
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
         descriptor = file.fileno()
         bypass_page_cache(descriptor)
@@ -68,9 +68,9 @@ def measure_sustained(
 def until_steady(
     write: Callable[[int], float], *, max_bytes: int, progress: Callable[[float], None] = lambda share: None
 ) -> SustainedWrite:
-    """Return what `write`, which writes so many bytes and returns the seconds that it took, comes to.
+    """Return the speeds of `write`, which writes the given bytes and returns the seconds it took.
 
-    It ends when the last windows took as long as each other, at `max_bytes`, or after `MAX_SECONDS`.
+    It ends when the last windows took equally long, at `max_bytes`, or after `MAX_SECONDS`.
     """
     seconds: list[float] = []
     while (len(seconds) + 1) * WINDOW_BYTES <= max_bytes and sum(seconds) < MAX_SECONDS and not is_steady(seconds):
@@ -83,7 +83,7 @@ def until_steady(
 
 
 def is_steady(seconds: Sequence[float]) -> bool:
-    """Return whether the newest windows took as long as each other, with a cache that is full or not there."""
+    """Return whether the newest windows took equally long, so that the cache is full or absent."""
     newest = seconds[-_STEADY_WINDOWS:]
     if len(newest) < _STEADY_WINDOWS:
         return False

@@ -1,7 +1,7 @@
-"""Operators timed in rounds: what processor time or seconds each takes, and its workspace.
+"""Operators timed in rounds: processor time or seconds of each, and its workspace.
 
-Between two rounds the cache is emptied once for all: an operator finds its own operands as cold as if nothing had run before it, since
-no other has touched them.
+The cache is emptied once between two rounds, for all operators. Each finds its own operands as cold as if nothing had run
+before it, because no other operator has touched them.
 """
 
 import ctypes
@@ -19,9 +19,9 @@ from port_planner.profiling.device_memory import DeviceWorkspaceMeter
 
 _REPEATS = 3
 _SCATTER = 0.05
-"""Of an operator's seconds: two runs that agree as well need no third."""
+"""Share of an operator's seconds: two runs that agree this well need no third."""
 _LONG_S = 2.0
-"""Of one operator's runs: after that, none is repeated."""
+"""Seconds of one operator's runs after which none is repeated."""
 
 
 class TimedCall(Protocol):
@@ -29,16 +29,16 @@ class TimedCall(Protocol):
 
     @property
     def kind(self) -> str:
-        """The kind of device that it runs on."""
+        """The kind of device it runs on."""
 
     def ready(self) -> tuple[Callable[[], Any], list[torch.Tensor]]:
-        """Return what runs it, and those of its operands that are warm."""
+        """Return a function that runs it, and those of its operands that are warm."""
 
 
 def timed(calls: Sequence[TimedCall], sweep: Sweep) -> list[tuple[float, int]]:
-    """Return seconds and bytes of workspace of each call: its shortest run after the first, and its fullest.
+    """Return seconds and workspace bytes of each call: its fastest run after the first, and its largest workspace.
 
-    The operands of all are alive at once.
+    The operands of all calls are alive at once.
     """
     runs = [_Runs(call.kind, *call.ready()) for call in calls]
     for _ in range(_REPEATS + 1):
@@ -52,7 +52,7 @@ def timed(calls: Sequence[TimedCall], sweep: Sweep) -> list[tuple[float, int]]:
 
 
 def shortest_run_s(run: Callable[[], Any], repeats: int) -> float:
-    """Return the seconds of the fastest of some runs: what else the machine does comes on top of each."""
+    """Return the seconds of the fastest of some runs; other work of the machine only adds to them."""
     seconds = []
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -74,9 +74,9 @@ class _Runs:
     """Whether no further run is needed."""
 
     def repeat(self) -> None:
-        """Run once more, on operands that are cold but for the warm ones."""
+        """Run once more, on operands that are cold except for the warm ones."""
         meter = HostWorkspaceMeter() if self.kind == CPU else DeviceWorkspaceMeter(self.kind)
-        # With one thread, CPU time is what the op takes on a quiet machine, however busy this one is.
+        # With one thread, CPU time is what the op takes on an idle machine, however busy this one is.
         clock = time.thread_time if self.kind == CPU and torch.get_num_threads() == 1 else time.perf_counter
         for tensor in self.warm:
             tensor.sum()
@@ -93,10 +93,10 @@ class _Runs:
 
 
 class HostWorkspaceMeter:
-    """Bytes that a call takes at its peak beyond what it returns.
+    """Measures the bytes that a call takes at its peak beyond what it returns.
 
-    Reads the preloaded allocator's exact peak where it is there; otherwise nothing is known and 0 is returned, and what
-    is unplanned shows in the measured reserve instead.
+    It reads the exact peak of the preloaded allocator. Without that allocator it returns 0, and unplanned memory shows in the
+    measured reserve instead.
     """
 
     def __init__(self) -> None:
@@ -110,11 +110,11 @@ class HostWorkspaceMeter:
 
     @property
     def sees(self) -> bool:
-        """Return whether workspace is seen at all."""
+        """Return whether workspace can be measured."""
         return self._calls is not None
 
     def start(self) -> None:
-        """Begin a call."""
+        """Start measuring a call."""
         if self._calls:
             live, _, reset = self._calls
             reset()

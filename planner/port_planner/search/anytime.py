@@ -1,8 +1,6 @@
-"""The anytime ladder.
+"""The anytime ladder: greedy, narrow models, the LP bound of the full model, the full model with expensive columns fixed.
 
-Greedy, narrow models, the LP bound of the full model, the full model with expensive columns fixed.
-
-Every rung is judged by the replay, never by the solver's own word; the best valid schedule so far is kept.
+Every rung is judged by the replay, never by the solver's own result; the best valid schedule so far is kept.
 """
 
 import itertools
@@ -29,33 +27,35 @@ FULL_MODEL_COLUMNS = 400_000
 """Above this many columns not even the LP of the full model is worth its time."""
 
 RUNGS = ((Breadth(8, 2, early_pages=False), 0.004, 0.3), (Breadth(12, 2, early_pages=False), 0.03, 0.3))
-"""Breadth, share of the LP's value, share of the time: where almost all of POET's networks show their optimum."""
+"""Breadth, share of the LP's value, share of the time: here almost all of POET's networks show their optimum."""
 
 BUILD_SHARE = 0.5
-"""The full model is left out if building it alone is expected to take more than this share of the time left."""
+"""The full model is skipped if building it alone is expected to take more than this share of the remaining time."""
 
 EXACT_STAGES = 30
-"""Problems up to this size are modelled rematerialization by rematerialization within a stage; larger ones hold a stage's intermediates
-together, which costs at most 1.75 % where it was measured."""
+"""Problems up to this size are modelled rematerialization by rematerialization within a stage.
+
+Larger ones hold a stage's intermediates together, which costs at most 1.75 % where it was measured.
+"""
 
 LARGE_STAGES = 1500
 LARGE_RUNGS = ((Breadth(6, 2, early_pages=False), 0.004, 0.8),)
-"""What is searched instead of RUNGS when there are more stages: the LP of a wider window alone takes too long."""
+"""Searched instead of RUNGS if there are more stages: the LP of a wider window alone takes too long."""
 
 LARGE_GAP = 2e-3
-"""How near to its own optimum such a search must come: the LP's decisions that it takes over cost more than that."""
+"""How near to its own optimum such a search must get: taking over the LP's decisions costs more than that."""
 
 LARGE_ENOUGH = 0.005
-"""A large problem's gap below which its pieces are not searched: loading the model for it takes seconds."""
+"""Gap of a large problem below which its pieces are not searched: loading the model for them takes seconds."""
 
 LARGE_GAPS = 1000
-"""With more gaps than this a captured step is searched with a narrow window: building the model counts too."""
+"""A captured step with more gaps than this is searched with a narrow window: building the model takes time too."""
 
 MIN_GAIN = 2e-3
-"""A captured step's costs were measured, and scatter by far more: a search that gains less of them with many attempts ends."""
+"""Share of a captured step's costs, which scatter by far more: a search that gains less over many attempts ends."""
 
 FRUITLESS_HEURISTICS = 12
-"""So many of them in turn are what a search makes for `MIN_GAIN`."""
+"""Attempts over which a search must gain `MIN_GAIN`."""
 
 SEARCH_COLUMNS = 20_000
 """A model with more free integral columns than this is searched window by window instead."""
@@ -74,7 +74,8 @@ def climb(
 ) -> Climb:
     """Return the best schedule and bound found for `problem` within `time_limit_s` of CPU time.
 
-    `first`: what greedy search finds for it, where that is known. `bounded`: the same with wider limits, if the bound is to be one for that.
+    `first`: the greedy search's result for it, if known. `bounded`: the same problem with wider limits, if the bound must hold
+    for those.
     """
     deadline = time.process_time() + time_limit_s
     state = Climb(problem, deadline, progress, judge=judge, paging=paging, recompute=recompute)
@@ -94,7 +95,10 @@ def climb(
 
 
 def offer_without_limits(state: Climb) -> None:
-    """Offer what greedy search finds where time and writes are free: it counts from above, and the judge may find that it keeps the limits."""
+    """Offer what greedy search finds with unlimited time and writes.
+
+    It overestimates both, and the judge may find that the limits are kept.
+    """
     problem = state.problem
     free = replace(problem, deadline_s=None, write_limit_bytes=None)
     if free == problem:
@@ -118,7 +122,10 @@ def _climb_abstract(state: Climb, total: float) -> None:
 
 
 def _climb_captured(state: Climb, total: float) -> None:
-    """Captured steps: transfers that stall make the LP weak, so the time goes to pieces; a model of the whole is for what nothing else solved."""
+    """Search a captured step in pieces, for transfers that stall make its LP weak.
+
+    A model of the whole is used only if nothing else solved it.
+    """
     narrow = captured_breadth(state.problem)
     if state.paging and state.recompute:
         offer_heuristics(state, 0.3 * total)
@@ -134,9 +141,9 @@ def captured_breadth(problem: Problem) -> Breadth:
 
 
 def offer_heuristics(state: Climb, seconds: float) -> None:
-    """Offer what variants of the greedy search and recipes give, for `seconds` of CPU time or until they gain next to nothing.
+    """Offer heuristics and variants of the greedy search, for `seconds` of CPU time or until they gain almost nothing.
 
-    Baselines' among them. Variants gain most where there is a schedule; where there is none yet, recipes find one first.
+    Baselines are among the heuristics. Variants gain most from an existing schedule; without one, heuristics run first.
     """
     stop_at, rate = state.left - seconds, GainRate(state, MIN_GAIN)
     variants = ((variant, "variant") for variant in greedy_variants(state.problem, cheap_segments(state.problem)))
@@ -151,14 +158,14 @@ def offer_heuristics(state: Climb, seconds: float) -> None:
 
 
 def _heuristics(problem: Problem) -> Iterator[tuple[Schedule | None, str]]:
-    """Yield what the greedy search finds without one of its means, and simple schedules; None where it finds nothing."""
+    """Yield the results of the greedy search without one of its means, and simple schedules; None if there is no result."""
     for partial in ({"packing": False}, {"recompute": False}, {"paging": False}):
         yield greedy(problem, **partial).schedule, "greedy without " + next(iter(partial))
     yield from ((schedule, "simple") for schedule in simple_schedules(problem))
 
 
 def _formulation(state: Climb, breadth: Breadth) -> Formulation:
-    """Return the model of this breadth; what the best schedule decides is offered too."""
+    """Return the model of this breadth; it also offers what the best schedule decides."""
     allowed = replace(breadth, paging=state.paging, recompute=state.recompute)
     begin = time.process_time()
     made = Formulation(state.problem, allowed, state.schedule)
@@ -167,10 +174,7 @@ def _formulation(state: Climb, breadth: Breadth) -> Formulation:
 
 
 def _returns(problem: Problem, breadth: Breadth) -> int:
-    """Return how many return stages a model of this breadth offers.
-
-    What building it takes grows with them.
-    """
+    """Return how many return stages a model of this breadth offers, with which the time to build it grows."""
     lengths = (gap.before - gap.after for gap in problem.gaps if not gap.dead)
     return sum(length if breadth.window is None else min(length, breadth.window + 1) for length in lengths)
 
@@ -181,12 +185,15 @@ def search_windows(state: Climb, breadth: Breadth, seconds: float, min_gain: flo
 
 
 SMALLEST = Breadth(0, 0, early_pages=False, inputs=False, sources=True, timeless=True, optimistic=True)
-"""The smallest relaxation: tensors come back at the ends of their gaps, rematerializations find their inputs somewhere in theirs, transfers
-take their time as a whole."""
+"""The smallest relaxation.
+
+Tensors come back at the ends of their gaps, rematerializations find their inputs somewhere in theirs, and each transfer
+takes its time as a whole.
+"""
 
 
 def small_bound(state: Climb, problem: Problem) -> None:
-    """Bound by the smallest relaxation of a problem that has all schedules of the one that is searched."""
+    """Raise the bound with the smallest relaxation of `problem`, which has all schedules of the searched problem."""
     formulation = Formulation(problem, replace(SMALLEST, paging=state.paging, recompute=state.recompute))
     seconds = max(0.2 * state.left, 2.0)
     relaxed = run_relaxed(formulation.model, state.wall(min(seconds, state.left)))
@@ -197,17 +204,14 @@ def small_bound(state: Climb, problem: Problem) -> None:
 
 
 def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:
-    """Return the smallest relaxation's bound on the overhead joules of `problem`.
-
-    None if time was too short.
-    """
+    """Return the smallest relaxation's bound on the overhead joules of `problem`; None if time was too short."""
     formulation = Formulation(problem, SMALLEST)
     run = run_relaxed(formulation.model, time_limit_s)
     return run.bound * formulation.joule_scale if run.status is SolverStatus.OPTIMAL else None
 
 
 def _note_infeasible(state: Climb, formulation: Formulation) -> None:
-    """Note that no schedule can be had, and which limits stand in the way."""
+    """Record that no schedule exists, and which limits prevent it."""
     if state.schedule is None:
         state.infeasible = True
         state.missed = shortfalls(formulation, state.wall(max(state.left, 1.0)))
@@ -216,8 +220,8 @@ def _note_infeasible(state: Climb, formulation: Formulation) -> None:
 def guided(state: Climb, breadth: Breadth, share: float, seconds: float, *, fix_ones: bool = False) -> None:
     """Search the model of one breadth among the columns that its LP finds promising.
 
-    Promising: reduced cost within `share` of the LP's value. With `fix_ones`, what the LP decides without doubt is
-    decided. Nothing is proven here; what matters is a good schedule soon.
+    Promising: reduced cost within `share` of the LP's value. With `fix_ones`, columns that the LP sets to one are fixed.
+    Nothing is proven here; a good schedule soon is what matters.
     """
     begin = time.process_time()
     formulation = _formulation(state, breadth)
@@ -252,7 +256,7 @@ def search(
     *,
     start: bool = True,
 ) -> SolverRun | None:
-    """Run the solver on a loaded model, from the best schedule if `start`, and offer what it finds."""
+    """Run the solver on a loaded model, from the best schedule if `start`, and offer the schedules it finds."""
     if seconds <= 0.05:
         return None
     known = formulation.start_values(state.schedule) if start and state.schedule is not None else None
@@ -265,10 +269,7 @@ def search(
 
 
 def scaled_progress(state: Climb, formulation: Formulation) -> Progress | None:
-    """Return a callback that reports in joules what the solver reports in its own units.
-
-    Never worse than known.
-    """
+    """Return a callback that converts the solver's units to joules and never reports worse than the best known."""
     if state.progress is None:
         return None
     watch, scale = state.progress, formulation.joule_scale

@@ -1,10 +1,12 @@
-"""What others do, as planning strategies behind the same interface and the same judge.
+"""Published methods as planning strategies, behind the same interface and judged in the same way, for comparison.
 
-So anyone can compare.
-
-Keep-all; page-all; Chen's sqrt(n) checkpointing (arXiv 1604.06174); Checkmate, optimal recomputation (arXiv 1910.02653);
-Capuchin-like greedy swap or recompute by time (ASPLOS 2020); POFO-like segments of a chain chosen by dynamic programming,
-boundaries kept or offloaded (NeurIPS 2021); BitTrain, every idle tensor packed without loss (arXiv 2110.15362); POET's optimum under its own semantics (ICML 2022), judged by the real one.
+- keep-all and page-all;
+- Chen's sqrt(n) checkpointing (arXiv 1604.06174);
+- Checkmate, optimal recomputation (arXiv 1910.02653);
+- Capuchin-like greedy swap or recompute by time (ASPLOS 2020);
+- POFO-like segments of a chain chosen by dynamic programming, boundaries kept or offloaded (NeurIPS 2021);
+- BitTrain, every idle tensor packed without loss (arXiv 2110.15362);
+- POET's optimum under its own semantics (ICML 2022), judged by the real one.
 """
 
 import time
@@ -30,10 +32,7 @@ def page_all(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
 
 
 def chen(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
-    """Offer sqrt(n) equal segments of the forward pass.
-
-    Boundaries are kept, insides recomputed segment by segment.
-    """
+    """Offer sqrt(n) equal segments of the forward pass: boundaries are kept, insides recomputed segment by segment."""
     return _first_valid(problem, time_limit_s, judge, [sqrt_segments(problem)], "chen")
 
 
@@ -48,7 +47,7 @@ def checkmate(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
 
 
 def capuchin(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
-    """Swap what transfers behind compute, then recompute or swap whatever costs least time per byte."""
+    """Swap tensors whose transfers hide behind compute, then recompute or swap whatever costs least time per byte."""
     state = _state(problem, time_limit_s, judge)
     found = by_time(problem)
     state.greedy = found
@@ -58,7 +57,7 @@ def capuchin(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
 
 
 def bittrain(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
-    """Offer the schedule that packs every gap of what was found to be sparse, boolean or of few different integers."""
+    """Offer the schedule that packs every gap of tensors that are sparse, boolean or have few different integers."""
     return _first_valid(problem, time_limit_s, judge, [pack_everything(problem)], BITTRAIN)
 
 
@@ -92,7 +91,7 @@ def _state(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
 def _first_valid(
     problem: Problem, time_limit_s: float, judge: Judge, schedules: Iterable[Schedule], name: str
 ) -> Climb:
-    """Return a state with the cheapest valid schedule of those that the time allows to judge."""
+    """Return a state with the cheapest valid schedule among those that can be judged in time."""
     state = _state(problem, time_limit_s, judge)
     for schedule in schedules:
         state.offer(schedule, name)

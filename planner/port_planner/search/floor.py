@@ -1,7 +1,7 @@
-"""The floor of a step: the least memory that any plan of its graph can do with, and plans that reach it.
+"""The floor of a step: the least memory that any plan of its graph needs, and plans that reach it.
 
-While an operator runs, what it touches is resident and nothing else has to be; the fullest of these moments is the floor.
-A plan that pages everything there is, whenever it is idle, needs no more.
+While an operator runs, what it touches is resident, and nothing else has to be; the fullest of these moments is the floor.
+A plan that pages everything whenever it is idle needs no more.
 """
 
 import enum
@@ -20,15 +20,15 @@ from port_planner.operators import base_name
 from port_planner.tiling.blocks import of_a_block
 
 PAGED_FROM_BYTES = (64 << 10, 4 << 10, 1)
-"""Plans near the floor page what has at least so many bytes, the largest first: each page takes a transfer of its own."""
+"""Plans near the floor page storages of at least this many bytes, the largest first: each page is one more transfer."""
 
 STRATEGY = "floor"
 
 MAX_NAMED = 3
-"""Tensors that stand in a sentence."""
+"""Tensors listed in a sentence."""
 
 MOSTLY = 0.5
-"""Share of an operator's bytes that one thing takes if it is to blame."""
+"""Share of an operator's bytes from which one thing counts as the cause."""
 
 
 class HolderKind(enum.Enum):
@@ -38,15 +38,15 @@ class HolderKind(enum.Enum):
     STATE = "optimizer's state"
     GRADIENT = "gradient"
     UPDATE = "update"
-    """What an update computes on its way, or the buffers of one that runs in slices."""
+    """Temporaries of an update, or the buffers of one that runs in slices."""
     BUFFER = "buffer"
     OF_THE_BATCH = "of the batch"
-    """The batch and whatever is computed from it."""
+    """The batch and everything computed from it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """A tensor that is resident where the floor is set; `weight`: the name of the weight that it is, or belongs to."""
+    """A tensor that is resident at the floor; `weight`: the name of the weight that it is or belongs to."""
 
     name: str
     nbytes: int
@@ -71,7 +71,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The least budget of a step, the worker's base included, the op that sets it and who is resident there, the largest first."""
+    """The least budget of a step, worker base included, the op that sets it, and what is resident there, largest first."""
 
     nbytes: int
     op: int
@@ -85,7 +85,7 @@ class Floor:
 
     @property
     def operator(self) -> str:
-        """What a reader knows the op by that sets it."""
+        """The op that sets the floor, in words a reader knows it by."""
         return f"{self.name.removeprefix('aten::')}{' of ' * bool(self.module)}{self.module}"
 
     @property
@@ -111,7 +111,7 @@ class Floor:
 
     @property
     def held(self) -> str:
-        """The largest of what is resident there, with their bytes."""
+        """The largest tensors that are resident there, with their bytes."""
         return ", ".join(f"{held} {format_bytes(held.nbytes)}" for held in self.holders[:MAX_NAMED])
 
     def __str__(self) -> str:
@@ -122,7 +122,7 @@ class Floor:
 
 
 def floor_of(graph: StepGraph, costs: CostTable) -> Floor:
-    """Return the least budget for which there is a plan."""
+    """Return the least budget that has a plan."""
     base = costs.device.base_bytes
     of = "the process itself" if costs.device.host is None else "context and libraries"
     plan = paging_plan(graph, min(PAGED_FROM_BYTES), base + 1)
@@ -134,7 +134,7 @@ def floor_of(graph: StepGraph, costs: CostTable) -> Floor:
         workspace = costs.ops[error.op].workspace_bytes
         updated = next((group for group in sliced_groups(graph) if group.first <= error.op <= group.last), None)
         if updated is not None:
-            workspace = 0  # its slices lie in buffers
+            workspace = 0  # its slices are in buffers
             weight = of_a_block(graph.storages[updated.parameter].name)[0]
             buffers = error.needed_bytes - base - sum(holder.nbytes for holder in held)
             held = sorted(
@@ -146,7 +146,10 @@ def floor_of(graph: StepGraph, costs: CostTable) -> Floor:
 
 
 def _of_updates(graph: StepGraph) -> dict[int, tuple[HolderKind, str]]:
-    """Return the temporary storages of updates of single parameters: their gradients, and what they compute; with the parameter's name."""
+    """Return the temporary storages of updates of single parameters: gradients and what they compute.
+
+    Each comes with the parameter's name.
+    """
     found = {}
     for group in update_groups(graph):
         weight = of_a_block(graph.storages[group.parameter].name)[0]
@@ -179,7 +182,7 @@ def floor_plans(graph: StepGraph, ram_bytes: int) -> Iterator[Plan]:
 
 
 def paging_plan(graph: StepGraph, least_bytes: int, ram_bytes: int) -> Plan:
-    """Return the plan that pages whatever has at least so many bytes in every gap, and updates in slices."""
+    """Return the plan that pages whatever has at least `least_bytes` in every gap, and updates in slices."""
     streamed = sliced_groups(graph)
     sliced = {g: -(-group.nbytes // SLICE_BYTES) for g, group in enumerate(update_groups(graph)) if group in streamed}
     decisions = [

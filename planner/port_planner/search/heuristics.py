@@ -1,8 +1,6 @@
-"""Schedules after fixed recipes.
+"""Schedules by fixed heuristics: page everything, pack everything, sqrt(n) segments, a chain cut by DP, greedy by time.
 
-Page everything, pack everything, sqrt(n) segments, a chain cut by dynamic programming, greedy by time.
-
-They are the baselines that the planner is compared with, and starting points that its search must not fall behind.
+They are the baselines that the planner is compared with, and starting points for its search, which must not be worse.
 """
 
 import itertools
@@ -16,11 +14,11 @@ from port_planner.search.greedy.search import Greedy, GreedySearch
 from port_planner.search.greedy.search_steps import SearchStep
 
 MAX_SEGMENT = 96
-"""Longest segment, in forward stages, that the chain DP looks at."""
+"""Longest segment, in forward stages, that the chain DP considers."""
 
 
 def simple_schedules(problem: Problem) -> Iterator[Schedule]:
-    """Yield what the recipes give, for a search to start from; none of them need be valid."""
+    """Yield the schedules of the heuristics, for a search to start from; none of them need be valid."""
     found = by_time(problem).schedule
     if found is not None:
         yield found
@@ -52,10 +50,7 @@ def pack_everything(problem: Problem) -> Schedule:
 
 
 def sqrt_segments(problem: Problem) -> Schedule:
-    """Return Chen's schedule: sqrt(n) equal segments of the forward pass.
-
-    Boundaries are kept, insides recomputed.
-    """
+    """Return Chen's schedule, sqrt(n) equal segments of the forward pass: boundaries are kept, insides recomputed."""
     turn = _turning_stage(problem)
     count = max(round(math.sqrt(turn)), 1)
     bounds = [round(k * turn / count) for k in range(count + 1)]
@@ -77,7 +72,7 @@ class _ByTime(GreedySearch):
 
 
 def _turning_stage(problem: Problem) -> int:
-    """Return the stage where the forward pass ends: where most bytes of rematerializable tensors lie idle."""
+    """Return the stage where the forward pass ends: where the most bytes of rematerializable tensors are idle."""
     level = [0] * (problem.size + 1)
     for gap in problem.gaps:
         tensor = problem.tensors[gap.tensor]
@@ -95,13 +90,11 @@ def segment_schedule(
     kept: frozenset[int] = frozenset(),
     cheap: frozenset[int] | None = None,
 ) -> Schedule:
-    """Return the schedule in which each segment's inner tensors come back together.
+    """Return the schedule in which each segment's inner tensors come back together, when the first is needed.
 
-    When the first is needed.
-
-    Tensors that a later segment reads are boundaries: kept, or paged if their segment is in `paged`. Segments in
-    `kept` are not recomputed at all; of the others only the tensors in `cheap`, if it is given. The replay says if a
-    rematerialization lacks an input.
+    Tensors that a later segment reads are boundaries: kept, or paged if their segment is in `paged`. Segments in `kept` are not
+    recomputed at all. Of the others, only the tensors in `cheap` are, if it is given. The replay reports a rematerialization
+    without an input.
     """
     turn, tensors = segments[-1][1], problem.tensors
     choices: list[Choice] = []
@@ -139,12 +132,10 @@ CHEAP_QUANTILES = (0.2, 0.35, 0.5, 0.65, 0.8)
 
 
 def cheap_segments(problem: Problem) -> Iterator[Schedule]:
-    """Yield segmentations in which only tensors that come back cheaply are dropped.
+    """Yield segmentations in which only tensors that are cheap to bring back for their size are dropped.
 
-    Cheaply for their size.
-
-    A residual net keeps its convolutions' outputs and rematerializes norms, activations and sums from them; how cheap is
-    cheap and how many segments is tried out.
+    A residual network keeps its convolutions' outputs, and rematerializes norms, activations and sums from them. Several
+    thresholds of what is cheap, and several numbers of segments, are tried.
     """
     turn = _turning_stage(problem)
     prices = _rematerialization_prices(problem)
@@ -167,10 +158,7 @@ def cheap_segments(problem: Problem) -> Iterator[Schedule]:
 
 
 def _rematerialization_prices(problem: Problem) -> dict[int, float]:
-    """Return, per tensor that a rematerialization can bring back, joules per byte.
-
-    What it needs of tensors without later use counts too.
-    """
+    """Return joules per byte of each tensor that a rematerialization can bring back, inputs without later use included."""
     lasting = {gap.tensor for gap in problem.gaps if not gap.dead and not problem.tensors[gap.tensor].pinned}
     joules: dict[int, float] = {}
     for i in sorted(range(len(problem.tensors)), key=lambda i: problem.tensors[i].birth):
@@ -183,7 +171,7 @@ def _rematerialization_prices(problem: Problem) -> dict[int, float]:
 
 
 def _weighted_quantile(problem: Problem, prices: dict[int, float], share: float) -> float:
-    """Return the price below which `share` of the bytes of all these tensors lie."""
+    """Return the price below which this `share` of the bytes of all these tensors lies."""
     left = share * sum(problem.tensors[i].nbytes for i in prices)
     for i in sorted(prices, key=lambda i: prices[i]):
         left -= problem.tensors[i].nbytes
@@ -220,7 +208,7 @@ class _Chain:
         self.turn = turn
         self.cost = [problem.stages[s].joules for s in range(turn)]
         self.inside = [0.0] * turn
-        """Bytes that are born at a stage and needed after the turn."""
+        """Bytes that are created at a stage and needed after the turning stage."""
         crossing = [0.0] * (turn + 1)
         self.page = [0.0] * turn
         for tensor in problem.tensors:

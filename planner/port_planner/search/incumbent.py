@@ -32,14 +32,14 @@ class Climb:
     bound: float = field(init=False)
     infeasible: bool = False
     missed: tuple[Shortfall, ...] = ()
-    """Where a relaxation is infeasible: the limits that it misses, named as in the model."""
+    """Limits that the relaxation misses if it is infeasible, named as in the model."""
     greedy: Greedy | None = None
     judge: Judge = replay
     paging: bool = True
     recompute: bool = True
-    """What schedules may use; baselines do without one of them."""
+    """What schedules may use; baselines exclude one of these."""
     seconds_per_return: float = 0.0
-    """What building the last model took per return stage that it offers."""
+    """Seconds to build the last model, per return stage that it offers."""
     log: list[str] = field(default_factory=list)
     began: tuple[float, float] = field(default_factory=lambda: (time.perf_counter(), time.process_time()))
 
@@ -52,7 +52,7 @@ class Climb:
         return self.deadline - time.process_time()
 
     def wall(self, cpu_seconds: float) -> float:
-        """Return how long `cpu_seconds` take on this machine at present: HiGHS limits wall-clock time only."""
+        """Return how long `cpu_seconds` take on this machine now: HiGHS limits only wall-clock time."""
         elapsed = time.perf_counter() - self.began[0]
         used = time.process_time() - self.began[1]
         return cpu_seconds * min(max(elapsed / used, 1.0), 8.0) if used > 0.02 else cpu_seconds
@@ -63,7 +63,7 @@ class Climb:
         return math.isfinite(self.cost) and self.cost - self.bound <= OPTIMAL_GAP * abs(self.cost) + 1e-15
 
     def offer(self, schedule: Schedule, rung: str) -> bool:
-        """Take `schedule` if it is valid and better; say so."""
+        """Keep `schedule` if it is valid and better; return whether it was kept."""
         evaluation = self.judge(self.problem, schedule)
         cost = objective(self.problem, evaluation)
         self.log.append(f"{rung}: {cost:.6g} J{'' if evaluation.valid else ' invalid: ' + evaluation.errors[0]}")
@@ -80,21 +80,27 @@ class Climb:
             self.report()
 
     def report(self) -> None:
-        """Report whoever watches."""
+        """Report to the observer, if any."""
         if self.progress is not None:
             self.progress(self.cost, self.bound)
 
 
 class GainRate:
-    """What a search gains with its attempts, of the whole step's cost: counted, for no clock gives the same number twice."""
+    """The gain of a search per attempt, as a share of the whole step's cost.
+
+    Attempts are counted because no clock gives the same number twice.
+    """
 
     def __init__(self, state: Climb, min_gain: float) -> None:
-        """`min_gain`: the share of the step's cost by which so many attempts as are asked for should lower it."""
+        """`min_gain`: the share of the step's cost by which a full period of attempts should lower it."""
         self._state, self._min_gain = state, min_gain
         self._attempts, self._was = 0, state.cost
 
     def is_too_low(self, period: int) -> bool:
-        """Note an attempt, and return whether the last full `period` of them gained less: what the next ones bring is less still."""
+        """Record an attempt; return whether the last full `period` of them gained too little.
+
+        Later attempts gain even less.
+        """
         state, self._attempts = self._state, self._attempts + 1
         if self._attempts < period:
             return False
@@ -103,8 +109,5 @@ class GainRate:
 
 
 def objective(problem: Problem, evaluation: ScheduleCost) -> float:
-    """Return the joules that planning minimises.
-
-    Overhead, and static power while the step waits for transfers.
-    """
+    """Return the joules that planning minimises: overhead, and static power while the step waits for transfers."""
     return evaluation.overhead_joules + problem.static_watts * evaluation.stall_seconds

@@ -1,4 +1,4 @@
-"""Chains in pieces, and pages and rematerializations of all tensors, decided by one model: which cut of a graph is worth making."""
+"""Choose how to tile a graph's chains with one model that also decides pages and rematerializations of all tensors."""
 
 from dataclasses import replace
 
@@ -13,17 +13,21 @@ from port_planner.tiling.stage_groups import chain_groups
 from port_planner.tiling.tilings import Tiling
 
 CLOSE_ENOUGH = 1e-3
-"""Of the step's joules: two ways to cut that are nearer to each other are as good."""
+"""Share of the step's joules: two tilings closer to each other than this count as equally good."""
 
 BREADTH = Breadth(0, 2, early_pages=False, timeless=True, optimistic=True)
-"""Tensors come back at the ends of their gaps, with the intermediates that this takes: without those (`anytime.SMALLEST`) recomputing seems so
-cheap that nothing is worth cutting. What they hold at their stage is left out, for in pieces it is little."""
+"""Tensors come back at the ends of their gaps, with the intermediates that this takes.
+
+Without intermediates (`anytime.SMALLEST`), recomputing seems so cheap that no tiling pays. What they hold at their stage is
+left out, because in tiles it is little.
+"""
 
 
 def solve_tiling(graph: StepGraph, costs: CostTable, ram_bytes: int, cut: Tiling, time_limit_s: float) -> Tiling | None:
-    """Return a cut of these chains, each kind in the number of pieces that costs least together with what it lets be kept.
+    """Return a tiling of these chains: each kind in the number of tiles that costs least, including what it allows to keep.
 
-    Alternatives are whole decisions of the model, all else may be shares: an estimate, and no bound. None where nothing was found in time.
+    Alternatives are whole decisions of the model, all else may be fractional: an estimate, not a bound. None if nothing was
+    found in time.
     """
     coarse = coarsen(graph, costs, ram_bytes=ram_bytes)
     found = chain_groups(coarse, cut)

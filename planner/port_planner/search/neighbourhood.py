@@ -1,10 +1,8 @@
-"""Neighbourhood search.
+"""Neighbourhood search: all decisions except those of a few gaps are fixed to the best schedule, and the rest is solved.
 
-All decisions but those of a few gaps are fixed to the best schedule, the rest is solved.
-
-Where the LP is weak (recompute-heavy graphs at tight budgets) a solver on the whole model finds next to nothing; on
-pieces of fifty gaps it finds the optimum in a fraction of a second. Pieces follow each other by size, as most joules are those of large
-tensors, and in time, by the stage where the gaps end or start, so that the search is deterministic.
+If the LP is weak (recompute-heavy graphs at tight budgets), a solver on the whole model finds almost nothing; on pieces of
+fifty gaps it finds the optimum in a fraction of a second. Pieces follow each other by size, because most joules are those
+of large tensors, and in time, by the stage where the gaps end or start. So the search is deterministic.
 """
 
 from collections.abc import Iterator
@@ -24,10 +22,11 @@ WINDOW_GAP = 5e-3
 
 @dataclass(frozen=True, slots=True)
 class PieceSize:
-    """How large pieces are: `first` gaps, later at least `least`. By counts that are the same in every run, where no clock is.
+    """How large pieces are: `first` gaps, later at least `least`; adapted by counts that are equal in every run.
 
-    The next ones have more gaps where one took fewer iterations of the simplex method than `few` for nothing, and fewer where it took more than
-    `many` or was not solved within so many `nodes` of the solver's tree. `seconds` of the processor are what one may take wherever it is searched.
+    The next piece has more gaps if one took fewer than `few` simplex iterations without gain. It has fewer if one took more
+    than `many`, or was not solved within this many `nodes` of the solver's tree. `seconds`: the processor time that a piece may
+    take on any machine.
     """
 
     first: int
@@ -39,13 +38,13 @@ class PieceSize:
 
 
 NARROW, WIDE = PieceSize(12, 6, 150, 600, 10, 1.0), PieceSize(24, 10, 400, 4000, 100, 3.0)
-"""Small pieces gain most in little time; once they come to rest, larger ones find what takes more decisions at once."""
+"""Small pieces gain most in little time; once they gain no more, larger ones find changes of many decisions at once."""
 
 
 def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float, min_gain: float = 0.0) -> None:
     """Improve the best schedule piece by piece for at most `seconds` of CPU time, in small pieces and then in larger ones.
 
-    Either ends where going through all gaps once lowered the step's cost by less than a share `min_gain`.
+    Either phase ends once a pass over all gaps lowers the step's cost by less than the share `min_gain`.
     """
     if state.schedule is None or formulation.start_values(state.schedule) is None:
         return
@@ -72,7 +71,7 @@ def _search_pieces(search: "_Search", size: PieceSize, stop_at: float, min_gain:
 
 
 class _Search:
-    """A model of which pieces are freed in turn, and solved without the rest."""
+    """A model whose pieces are freed in turn and solved while the rest stays fixed."""
 
     def __init__(self, state: Climb, formulation: Formulation) -> None:
         self.state, self.formulation = state, formulation
@@ -85,7 +84,10 @@ class _Search:
         self._allow_present_seconds()
 
     def _allow_present_seconds(self) -> None:
-        """Let every schedule take the seconds that the best one takes by the model, which counts from above: the judge knows better."""
+        """Allow every schedule the seconds that the best one takes by the model.
+
+        The model overestimates them; the judge knows better.
+        """
         row, state = self.formulation.deadline_row, self.state
         start = None if state.schedule is None else self.formulation.start_values(state.schedule)
         if row is None or start is None:
@@ -99,7 +101,7 @@ class _Search:
         self.restriction.limit_row(row, limit)
 
     def _owners(self) -> dict[int, int]:
-        """Return the gap that each integral column of a gap belongs to."""
+        """Return the gap to which each integral column belongs."""
         found = {}
         for g, columns in self.formulation.gaps.items():
             own = [columns.keep, *columns.recompute.values(), *columns.page.values(), *columns.packing()]
@@ -107,7 +109,7 @@ class _Search:
         return found
 
     def patience(self) -> int:
-        """Return after how many pieces without improvement to stop: every order seen once."""
+        """Return after how many pieces without improvement to stop: once every order was tried."""
         return 4 * (2 * len(self.formulation.gaps) // self.tile + 2)
 
     def pieces(self) -> Iterator[list[int]]:
@@ -125,7 +127,7 @@ class _Search:
                     at += self.tile // 2
 
     def improve(self, gaps: list[int], seconds: float, nodes: int) -> tuple[SolverStatus, bool, int]:
-        """Solve for the decisions of `gaps` in so many nodes; return how it ended, whether it helped, and its iterations."""
+        """Solve for the decisions of `gaps` in at most this many nodes; return status, whether it improved, and iterations."""
         state, formulation = self.state, self.formulation
         schedule = state.schedule
         start = formulation.start_values(schedule) if schedule is not None else None
@@ -146,7 +148,7 @@ class _Search:
         return run.status, state.cost < before * (1 - 1e-9), run.iterations
 
     def _free_columns(self, gaps: set[int], schedule: Schedule) -> set[int]:
-        """Return the columns of `gaps` and of the intermediates that their decisions may call for or spare."""
+        """Return the columns of `gaps`, and of the intermediates that their decisions may require or make unnecessary."""
         problem, formulation = self.formulation.problem, self.formulation
         tensors = {problem.gaps[g].tensor for g in gaps}
         stages = {s % problem.size for g in gaps for s in formulation.gaps[g].recompute}

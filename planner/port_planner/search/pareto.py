@@ -1,7 +1,4 @@
-"""Several plans over RAM, time, energy and bytes written to flash, none beaten by another in all four.
-
-What an agent switches between.
-"""
+"""Plans over RAM, time, energy and bytes written to flash, none worse than another in all four; an agent switches between them."""
 
 import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -21,7 +18,7 @@ from port_planner.search.wear import with_wear
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One plan of the frontier and what it needs, as the program replay measures it."""
+    """One plan of the frontier and what it needs, as measured by replaying its program."""
 
     plan: Plan
     peak_bytes: int
@@ -36,12 +33,12 @@ class Point:
 
     @property
     def figures(self) -> tuple[float, ...]:
-        """What plans are compared by; less is better in each."""
+        """The figures that plans are compared by; less is better in each."""
         return (self.peak_bytes, self.seconds, self.joules, self.written_bytes)
 
 
 def non_dominated(points: Iterable[Point]) -> list[Point]:
-    """Return the points that no other dominates, by falling memory; of equals the first."""
+    """Return the points that no other dominates, by falling memory; of equal ones the first."""
     found = list(points)
     kept: list[Point] = []
     for i, point in enumerate(found):
@@ -53,16 +50,13 @@ def non_dominated(points: Iterable[Point]) -> list[Point]:
 
 
 def min_budget(graph: StepGraph, costs: CostTable) -> int:
-    """Return about the smallest budget, the worker's base included, for which there is a plan."""
+    """Return roughly the smallest budget, worker base included, for which there is a plan."""
     problem = coarsen(graph, costs, ram_bytes=None).problem
     return smallest_budget(problem) + costs.device.base_bytes
 
 
 def budgets(graph: StepGraph, costs: CostTable, ram_bytes: int, count: int = 4) -> list[int]:
-    """Return `count` budgets from `ram_bytes` down to the least, evenly spaced.
-
-    None: from what keeping everything takes.
-    """
+    """Return `count` budgets from `ram_bytes` down to the least, evenly spaced; None: from what keeping everything takes."""
     most = min(ram_bytes, lower(graph, costs, Plan()).peak_bytes)
     least = min(min_budget(graph, costs), most)
     if count < 2 or least >= most:
@@ -78,9 +72,9 @@ def frontier(
     time_limit_s: float = 20.0,
     strategy: str = "milp",
 ) -> list[Point]:
-    """Return the non-dominated plans at these budgets: least energy and wear, least energy alone, and hurried.
+    """Return the non-dominated plans at these budgets: least energy and wear, least energy alone, and fast ones.
 
-    `time_limit_s` is for all together.
+    `time_limit_s` is shared by all of them.
     """
     unworn = replace(costs, device=with_wear(costs.device, 0.0))
     hurried = replace(unworn, device=replace(unworn.device, static_watts=HURRIED_WATTS[1] + costs.device.static_watts))
@@ -95,8 +89,8 @@ def plans_within(
 ) -> dict[int, Plan]:
     """Return a plan for each of these budgets that has one, the smallest budget first.
 
-    `time_limit_s` is for each. More memory never costs more: the search may miss the plan of the next smaller budget, which is a rival,
-    and stays as it is where its transfers, spread over more memory, would cost more.
+    `time_limit_s` is for each. More memory never costs more: because the search may miss the plan of the next smaller budget,
+    that plan competes too. It is used unchanged if its transfers, spread over more memory, would cost more.
     """
     plans: dict[int, Plan] = {}
     for limit in sorted(limits):
@@ -108,13 +102,16 @@ def plans_within(
 
 
 def cheapest_within(plan: Plan, of_less: Iterable[Plan]) -> Plan:
-    """Return the cheapest of a plan and of those for smaller budgets, each of which is one for its budget, too; the bound stays `plan`'s."""
+    """Return the cheapest of a plan and of those for smaller budgets, which are valid for its budget, too.
+
+    The bound stays `plan`'s.
+    """
     found = min((plan, *of_less), key=lambda one: one.overhead_joules)
     return replace(found, bound_joules=plan.bound_joules)
 
 
 def point_of(graph: StepGraph, costs: CostTable, plan: Plan) -> Point:
-    """Return the point of `plan` under these costs, whatever costs it was made for."""
+    """Return the point of `plan` under these costs, even if it was made for others."""
     program = lower(graph, costs, plan)
     plan = with_figures(plan, costs, program)
     return Point(plan, program.peak_bytes, program.seconds, program.joules, program.written_bytes)
@@ -125,7 +122,7 @@ def budget_for(
 ) -> int | None:
     """Return the smallest of these budgets whose plan takes at most `seconds` a step; None if none does.
 
-    Found by bisection: more memory never makes a step slower, apart from what a heuristic misses.
+    Found by bisection: more memory never makes a step slower, except for what a heuristic misses.
     """
     if seconds < sum(c.seconds for c in costs.ops):
         return None
@@ -146,9 +143,9 @@ def choice_of(
     costs: Mapping[str, CostTable],
     accumulate: int,
 ) -> PlanChoice:
-    """Return what the manifest says about one plan per graph; figures are those of a batch of full size, on average.
+    """Return the manifest entry of one plan per graph; its figures are averages over batches of full size.
 
-    `ram_bytes`: of the memory that operators compute in; where that is a device's own, the host's has its budget in the costs.
+    `ram_bytes`: of the memory that operators compute in. If that is a device's own, the host's budget is in the costs.
     """
     counts = full_batches(graphs, accumulate)
     total = accumulate if WHOLE_UPDATE in counts else sum(counts.values())
@@ -180,7 +177,7 @@ def choice_of(
 
 
 def full_batches(graphs: Iterable[str], accumulate: int) -> dict[str, int]:
-    """Return which graphs an update of full batches runs, and how often; a whole one stands for all its batches."""
+    """Return which graphs an update of full batches runs, and how often; a whole update stands for all its batches."""
     names = tuple(graphs)
     if WHOLE_UPDATE in names or accumulate == 1 or "last" not in names:
         return {WHOLE_UPDATE if WHOLE_UPDATE in names else names[0]: 1}

@@ -1,7 +1,7 @@
-"""A planning problem as data, for another device to solve, and the judgement of what comes back.
+"""A planning problem as data for another device to solve, and the check of its answer.
 
-It holds the step's operators, their costs and the limits: no weights, no data, no code, and no names (`anonymous`). A plan that
-comes back is lowered here against the problem as it is known here: whoever made it is not trusted.
+It holds the step's operators, their costs and the limits, but no weights, data, code or names (`anonymous`). A plan that
+comes back is lowered here, against the problem as it is known here: its maker is not trusted.
 """
 
 import hashlib
@@ -33,36 +33,39 @@ from port_planner.milp.highs import Progress
 from port_planner.search.plan_step import PlanLimits, PlanResult, plan_within, with_figures
 
 _FORMAT = 2
-"""Format 1 counted a write for each weight that left RAM, changed or not: its figures are others."""
+"""Format 1 counted a write for each weight that left RAM, changed or not, so its figures differ."""
 MAX_SEARCHED = 6_000
-"""Operators of a step that is searched: of more (GPT-2's update over eight micro-batches has 14,000) one look at the planning model
-takes longer than the whole time for planning, and in that of a minute found nothing better than the first plan."""
+"""Most operators of a step that is searched.
+
+With more (GPT-2's update over eight micro-batches has 14,000), one look at the planning model takes longer than all the
+time for planning. Given a minute, it found nothing better than the first plan.
+"""
 MAX_RAW_BYTES = 64 << 20
-"""Of a problem, unpacked: one of 6,000 operators, the most that are searched, takes 2 MB."""
+"""Most bytes of a problem, unpacked: one of 6,000 operators, the most that are searched, takes 2 MB."""
 MAX_ANSWER_BYTES = 1 << 20
 _MESSAGE_LIMIT = 1000
 _AGREEMENT = 1e-9
-"""Relative: the same arithmetic on the same numbers, in Python on either device."""
+"""Relative: both devices do the same arithmetic on the same numbers, in Python."""
 
 _Bytes = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
 
 
 class WrongPlanError(PortError):
-    """A plan that is not one for the problem, or not what it says of itself: no planner of ours gave it."""
+    """A plan that is invalid for the problem, or whose figures are wrong: no planner of this project made it."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 class UnsuitedPlanError(PortError):
-    """A plan that was right under other costs, and does not fit under these."""
+    """A plan that was valid under other costs, but is not under these."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)
 class PlanProblem:
-    """What `plan_step` is asked."""
+    """The input of `plan_step`."""
 
     graph: StepGraph
     costs: CostTable
@@ -74,12 +77,12 @@ class PlanProblem:
 
     @property
     def limits(self) -> PlanLimits:
-        """What a step may take."""
+        """The limits of the step."""
         return PlanLimits(self.ram_bytes, self.deadline_s, self.write_limit_bytes)
 
     @property
     def name(self) -> str:
-        """The content hash of all but what operators cost: plans for equal names fit each other's steps."""
+        """The content hash of everything but the operators' costs: plans for equal names fit each other's steps."""
         packings = [[p.storage, p.version, p.codec.value] for p in self.costs.packings]
         fields = [
             _FORMAT, pack_graph(anonymous(self.graph)), self.ram_bytes, self.deadline_s, self.write_limit_bytes,
@@ -88,7 +91,7 @@ class PlanProblem:
         return hashlib.sha256(msgspec.msgpack.encode(fields)).hexdigest()
 
     def solved(self, progress: Progress | None = None, rivals: Iterable[Plan] = ()) -> PlanResult:
-        """Return what planning gives here, or one of the `rivals` where that costs less; raises StrategyError."""
+        """Return the result of planning here, or one of the `rivals` if it costs less; raises StrategyError."""
         return plan_within(
             self.graph,
             self.costs,
@@ -103,7 +106,7 @@ class PlanProblem:
 def plan_problem(
     graph: StepGraph, costs: CostTable, ram_bytes: int, strategy: str, time_limit_s: float, limits: PlannedLimits
 ) -> PlanProblem:
-    """Return what is solved for a graph of a bundle; evaluation has no deadline."""
+    """Return the problem to solve for a graph of a bundle; evaluation has no deadline."""
     training = any(op.phase is not Phase.FORWARD for op in graph.ops)
     searched = strategy if len(graph.ops) <= MAX_SEARCHED else "greedy"
     return PlanProblem(
@@ -128,7 +131,7 @@ class _AnswerRecord(msgspec.Struct, array_like=True):
 
 
 def anonymous(graph: StepGraph) -> StepGraph:
-    """Return the graph with numbers for the names of its storages, equal ones for equal names."""
+    """Return the graph with the names of its storages replaced by numbers, equal for equal names."""
     numbers: dict[str, str] = {"": ""}
     storages = tuple(replace(s, name=numbers.setdefault(s.name, str(len(numbers)))) for s in graph.storages)
     return replace(graph, storages=storages)
@@ -151,7 +154,7 @@ def pack_problem(problem: PlanProblem) -> bytes:
 
 
 def unpack_problem(content: bytes) -> PlanProblem:
-    """Return the problem that `content` is.
+    """Return the problem in `content`.
 
     Raises WireError, GraphError or OperatorError for anything else.
     """
@@ -160,18 +163,18 @@ def unpack_problem(content: bytes) -> PlanProblem:
         raw = decompressor.decompress(content, MAX_RAW_BYTES)
         if not decompressor.eof or decompressor.unused_data:
             raise WireError(
-                f"a problem that is cut off, goes on behind its end, or has more than {MAX_RAW_BYTES} bytes"
+                f"a planning problem is truncated, has bytes after its end, or has more than {MAX_RAW_BYTES} bytes"
             )
         record = msgspec.msgpack.decode(raw, type=_ProblemRecord)
     except (zlib.error, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
-        raise WireError(f"no planning problem ({len(content)} bytes): {error}") from error
+        raise WireError(f"not a planning problem ({len(content)} bytes): {error}") from error
     if record.format != _FORMAT:
         raise WireError(
-            f"a planning problem of format {record.format}; this agent reads {_FORMAT}: update the older one"
+            f"a planning problem has format {record.format}, but this agent reads {_FORMAT}; update the older one"
         )
     graph, costs = unpack_graph(record.graph), unpack_costs(record.costs)
     if len(costs.ops) != len(graph.ops):
-        raise WireError(f"{len(costs.ops)} costs for {len(graph.ops)} operators")
+        raise WireError(f"a planning problem has {len(costs.ops)} costs for {len(graph.ops)} operators")
     return PlanProblem(
         graph,
         costs,
@@ -184,27 +187,27 @@ def unpack_problem(content: bytes) -> PlanProblem:
 
 
 def pack_answer(result: PlanResult) -> bytes:
-    """Return what planning gave as bytes: the plan, or why there is none."""
+    """Return the result of planning as bytes: the plan, or the reason for having none."""
     plan = None if result.plan is None else pack_plan(result.plan)
     return msgspec.msgpack.encode(_AnswerRecord(plan, result.message[:_MESSAGE_LIMIT]))
 
 
 def plan_in(content: bytes) -> Plan | str:
-    """Return the plan of an answer, or why there is none; raises WrongPlanError for what is no answer."""
+    """Return the plan in an answer, or the reason for having none; raises WrongPlanError for anything else."""
     if len(content) > MAX_ANSWER_BYTES:
-        raise WrongPlanError(f"an answer of {len(content)} bytes; a plan has {MAX_ANSWER_BYTES} at most")
+        raise WrongPlanError(f"an answer has {len(content)} bytes, but a plan has at most {MAX_ANSWER_BYTES}")
     try:
         record = msgspec.msgpack.decode(content, type=_AnswerRecord)
         return record.message if record.plan is None else unpack_plan(record.plan)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError, WireError) as error:
-        raise WrongPlanError(f"no plan ({len(content)} bytes): {error}") from error
+        raise WrongPlanError(f"not a plan ({len(content)} bytes): {error}") from error
 
 
 def judged(problem: PlanProblem, plan: Plan, *, same_costs: bool) -> Plan:
-    """Return a plan from elsewhere with the figures that its program has here, and no bound: that cannot be checked.
+    """Return a plan from elsewhere with its program's figures here, and without its bound, which cannot be verified.
 
-    `same_costs`: it was made for these costs, so its own figures must be these. Raises WrongPlanError for a plan that is none
-    for this step, or says of itself what is not so; UnsuitedPlanError for one that only other costs make wrong.
+    `same_costs`: it was made for these costs, so its own figures must match. Raises WrongPlanError for a plan that is invalid
+    for this step or states wrong figures, and UnsuitedPlanError for one that is wrong only under other costs.
     """
     claimed, plan = plan, replace(plan, ram_bytes=problem.ram_bytes, strategy=problem.strategy)
     try:
@@ -212,9 +215,9 @@ def judged(problem: PlanProblem, plan: Plan, *, same_costs: bool) -> Plan:
     except BudgetError as error:
         raise (WrongPlanError if same_costs else UnsuitedPlanError)(f"the plan does not fit: {error}") from error
     except PlanError as error:
-        raise WrongPlanError(f"no plan for this step: {error}") from error
+        raise WrongPlanError(f"the plan is not valid for this step: {error}") from error
     if problem.limits.passed_by(program):
-        text = f"the plan takes {program.seconds:g} s and writes {program.written_bytes} bytes a step, which passes the limits"
+        text = f"the plan takes {program.seconds:g} s and writes {program.written_bytes} bytes a step, which exceeds the limits"
         raise (WrongPlanError if same_costs else UnsuitedPlanError)(text)
     found = with_figures(plan, problem.costs, program)
     if same_costs:
@@ -223,8 +226,8 @@ def judged(problem: PlanProblem, plan: Plan, *, same_costs: bool) -> Plan:
 
 
 def _compare(claimed: Plan, found: Plan) -> None:
-    """Raise WrongPlanError where a plan's figures are not what its program takes."""
+    """Raise WrongPlanError if a plan's figures differ from those of its program."""
     for figure in ("peak_bytes", "seconds", "joules", "overhead_joules"):
         claimed_value, is_so = getattr(claimed, figure), getattr(found, figure)
         if not math.isclose(claimed_value, is_so, rel_tol=_AGREEMENT, abs_tol=_AGREEMENT):
-            raise WrongPlanError(f"the plan says {figure} {claimed_value:g}, and its program takes {is_so:g}")
+            raise WrongPlanError(f"the plan claims {figure} of {claimed_value:g}, but its program takes {is_so:g}")

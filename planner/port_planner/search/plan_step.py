@@ -1,8 +1,6 @@
-"""Plans of captured steps.
+"""Plans of captured steps: coarsen, reorder where that lowers the peak, solve, lower, meet the deadline.
 
-Coarsen, reorder where that lowers the peak, solve, lower, meet the deadline.
-
-Every plan that leaves here has been lowered to the program an executor follows, and its figures are that program's.
+Every plan returned here has been lowered to the program that an executor follows, and its figures are that program's.
 """
 
 import math
@@ -29,56 +27,58 @@ from port_planner.search.solve import Outcome, Solution, relative_gap, solve
 from port_planner.search.wear import SPARING_TIME, costliest_wear, visible_share, with_wear
 
 TIGHTENINGS = 4
-"""How often a smaller budget is planned for where a program needs more than the coarse problem counted."""
+"""How often planning is repeated for a smaller budget if a program needs more than the coarse problem counted."""
 
 WORTH_REORDERING = 0.01
 """Share of the peak that another order must save before it is tried: trying costs two greedy searches."""
 
 MAX_HOLDERS = 8
-"""Tensors that a refusal names."""
+"""Tensors listed in an error message."""
 
 DECIDED_SHARE = 1 / 256
-"""Of the step's own memory: storages that small are always kept, in a step whose tensors are all small as in others."""
+"""Of the step's own memory: storages this small are always kept, even in a step whose tensors are all small."""
 
 LADDER = ("milp", "greedy")
-"""Strategies that find a plan wherever there is one; the others are baselines, which show where theirs ends."""
+"""Strategies that always find a plan if there is one; the others are baselines that show their own limits."""
 
 _ROUNDING = 1e-9
-"""Relative: sums in another order."""
+"""Relative: sums in a different order."""
 
 FINISHING = 0.1
-"""Share of the time limit that the search leaves: the piece under way when its time is up is finished all the same."""
+"""Share of the time limit that the search leaves: it finishes the piece that it is working on when its time is up."""
 
 RIVAL_ROOMS = (0.97, 0.9)
-"""Shares of the room for tensors for which plans are looked for, too, in the time that the search leaves: it comes to rest elsewhere there,
-and a plan for less memory is one for more."""
+"""Shares of the memory for tensors for which more plans are searched, in the time that the search leaves.
+
+The search ends at other schedules there, and a plan for less memory is valid for more.
+"""
 
 HURRIED_WATTS = (8.0, 25.0, 100.0)
-"""Static watts, besides the device's own, that make the planner buy time with energy, from a little to all it can."""
+"""Static watts added to the device's own to make the planner buy time with energy, from a little to as much as possible."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLimits:
-    """What a step may take: resident bytes with the worker's own, seconds, bytes written to flash. None: as much as it likes."""
+    """The limits of a step: resident bytes including the worker's own, seconds, bytes written to flash. None: unlimited."""
 
     ram_bytes: int
     deadline_s: float | None = None
     write_limit_bytes: int | None = None
 
     def passed_by(self, program: Program) -> bool:
-        """Return whether a program takes longer or writes more."""
+        """Return whether a program takes longer or writes more than allowed."""
         late = self.deadline_s is not None and program.seconds > self.deadline_s * (1 + _ROUNDING)
         return late or (self.write_limit_bytes is not None and program.written_bytes > self.write_limit_bytes)
 
 
 @dataclass(frozen=True, slots=True)
 class PlanResult:
-    """What planning a captured step gave.
+    """The result of planning a captured step.
 
-    `plan` is None unless `outcome` is OPTIMAL or FEASIBLE. `bound_joules`: no plan of this class has less overhead.
-    When infeasible: `needed_bytes` is the smallest budget that does, `needed_op` the op that needs it, `holders` the
-    (name, bytes) that are resident there, `remedy` what else would do; `fastest_seconds`, where only the deadline is too
-    short: the least seconds that any plan found within the budget takes.
+    `plan` is None unless `outcome` is OPTIMAL or FEASIBLE. `bound_joules`: no plan of this class has less overhead. If
+    infeasible: `needed_bytes` is the smallest sufficient budget, `needed_op` the op that needs it, `holders` the (name, bytes)
+    resident there, and `remedy` what else would help. `fastest_seconds`, if only the deadline is too short: the least seconds
+    of any plan found within the budget.
     """
 
     outcome: Outcome
@@ -119,10 +119,10 @@ def plan_within(
     progress: Progress | None = None,
     rivals: Iterable[Plan] = (),
 ) -> PlanResult:
-    """Return a plan for one captured step within limits; of resident memory, the worker's own base is included.
+    """Return a plan for one captured step within limits; resident memory includes the worker's own base.
 
-    `rivals`: plans of the same step, from other strategies say; where one of them is valid and costs less energy and
-    wear, it is the answer.
+    `rivals`: plans of the same step, for example from other strategies. If one of them is valid and costs less energy and
+    wear, it is returned.
     """
     request = _PlanRequest(graph, costs, limits, time_limit_s, strategy, progress, tuple(rivals))
     return _packing(request) if costs.packings and strategy in LADDER else _within(request)
@@ -130,7 +130,7 @@ def plan_within(
 
 @dataclass(frozen=True, slots=True)
 class _PlanRequest:
-    """A plan that is looked for: of which step, within what, for how many seconds of CPU time, and how."""
+    """A plan to search for: of which step, within which limits, for how many seconds of CPU time, and how."""
 
     graph: StepGraph
     costs: CostTable
@@ -140,23 +140,23 @@ class _PlanRequest:
     progress: Progress | None
     rivals: tuple[Plan, ...]
     unpacked_known: bool = False
-    """Whether what greedy search finds without packing is among the rivals."""
+    """Whether the greedy search's result without packing is among the rivals."""
     order: tuple[int, ...] | None = None
-    """Of the operators, where that is decided already."""
+    """The order of the operators, if already decided."""
     bounded: PlanLimits | None = None
-    """Limits that the bound is for, where they are wider than those of the plan."""
+    """Limits that the bound must hold for, if they are wider than those of the plan."""
 
     @property
     def quick(self) -> "_PlanRequest":
-        """The same by greedy search alone."""
+        """The same request, by greedy search alone."""
         return replace(self, strategy="greedy", progress=None)
 
 
 def _packing(request: _PlanRequest) -> PlanResult:
-    """Return a plan that takes no more joules, seconds or written bytes than what greedy search finds without packing.
+    """Return a plan that takes no more joules, seconds or written bytes than the greedy search's result without packing.
 
-    A fate more must not cost more: the search meets other plans first, and not always the better ones. Where flash wears out, a plan
-    that spares it may take a little longer.
+    One more kind of decision must not raise the cost: the search then meets other plans first, and not always the better
+    ones. On flash that wears out, a plan that writes less may take a little longer.
     """
     begin = time.process_time()
     graph, costs = request.graph, request.costs
@@ -174,12 +174,12 @@ def _packing(request: _PlanRequest) -> PlanResult:
         found = _plan(replace(limited, limits=in_time, unpacked_known=True, bounded=request.limits))
     plan = found.plan if _takes_no_more(graph, costs, found.plan, takes) else with_figures(bare.plan, costs, takes)
     if order is not None and (plan is None or plan.order != order or costliest_wear(costs.device)):
-        found = replace(found, bound_joules=None)  # it is one for another order, or for cheaper wear
+        found = replace(found, bound_joules=None)  # it holds for another order, or for cheaper wear
     return _bounded(request, replace(found, plan=plan), begin)
 
 
 def _bounded(request: _PlanRequest, found: PlanResult, begin: float) -> PlanResult:
-    """Return what was found within narrower limits than are asked for, with a bound for these."""
+    """Return the result for narrower limits than requested, with a bound for the requested ones."""
     plan, bound, outcome = found.plan, found.bound_joules, Outcome.FEASIBLE
     if plan is None:
         return found
@@ -209,7 +209,10 @@ def _bounded(request: _PlanRequest, found: PlanResult, begin: float) -> PlanResu
 
 
 def _takes_no_more(graph: StepGraph, costs: CostTable, plan: Plan | None, other: Program) -> bool:
-    """Return whether there is a plan, and its program takes no more of anything than another, but for the time that sparing flash may take."""
+    """Return whether there is a plan whose program takes no more of anything than another.
+
+    It may take the extra time that is allowed for writing less flash.
+    """
     if plan is None:
         return False
     program = lower(graph, costs, plan)
@@ -223,12 +226,12 @@ def _takes_no_more(graph: StepGraph, costs: CostTable, plan: Plan | None, other:
 
 
 def _within(request: _PlanRequest) -> PlanResult:
-    """Return a plan within the limits, one that spares flash where it wears out."""
+    """Return a plan within the limits that writes little to flash that wears out."""
     return _sparing(request) if costliest_wear(request.costs.device) else _in_time(request)
 
 
 def _sparing(request: _PlanRequest) -> PlanResult:
-    """Return a plan that spares flash which wears out, and takes little longer than one that does not look at wear."""
+    """Return a plan that writes little to flash that wears out, and is little slower than one planned without wear."""
     begin = time.process_time()
     graph, costs, limits = request.graph, request.costs, request.limits
     share = visible_share(costs.device, base_joules(costs), sum(s.nbytes for s in graph.storages))
@@ -252,7 +255,7 @@ def _sparing(request: _PlanRequest) -> PlanResult:
 
 
 def _restated(graph: StepGraph, costs: CostTable, found: PlanResult) -> PlanResult:
-    """Return what was found for cheaper wear with its figures under these costs; the bound stays one."""
+    """Return a result for cheaper wear with its figures under these costs; its bound stays valid."""
     if found.plan is None:
         return found
     plan = with_figures(found.plan, costs, lower(graph, costs, found.plan), found.bound_joules)
@@ -287,7 +290,7 @@ def _in_time(request: _PlanRequest) -> PlanResult:
 
 
 def _confirmed(request: _PlanRequest, failed: PlanResult) -> PlanResult:
-    """Return a failure with a budget for which there is a plan, found by trying it."""
+    """Return a failure with a budget that has a plan, found by trying."""
     for _ in range(TIGHTENINGS):
         if failed.needed_bytes is None:
             break
@@ -299,14 +302,14 @@ def _confirmed(request: _PlanRequest, failed: PlanResult) -> PlanResult:
 
 
 def _paying(costs: CostTable, watts: float) -> CostTable:
-    """Return the costs of a device that draws `watts` more all the time: its best plans are fast ones."""
+    """Return the costs of a device that draws `watts` more all the time: its best plans are fast."""
     return replace(costs, device=replace(costs.device, static_watts=costs.device.static_watts + watts))
 
 
 def _too_slow(
     graph: StepGraph, costs: CostTable, ram_bytes: int, deadline_s: float, plans: Sequence[Plan], spent: float
 ) -> PlanResult:
-    """Say how long the fastest of these plans takes, and by how much that is too long."""
+    """Return the failure that states how long the fastest of these plans takes, and by how much that is too long."""
     seconds = [p.seconds for plan in plans if (p := _measured(graph, costs, plan, ram_bytes)) is not None]
     fastest = min(seconds)
     message = (
@@ -334,7 +337,7 @@ def _plan(request: _PlanRequest) -> PlanResult:
         return _below(floor, limits, begin)
     decided = min(MIN_DECIDED_BYTES, int(DECIDED_SHARE * (limits.ram_bytes - costs.device.base_bytes)))
     found = _coarse_plan(request, decided)
-    # Keeping everything fits at times where the coarse problem, which counts from above, has no room for it.
+    # Keeping everything sometimes fits even if the coarse problem, which overestimates, says otherwise.
     keep_all = dict.fromkeys((Plan(), Plan(order=reorder(graph))))
     found = better_of(graph, costs, limits, found=found, rivals=(*keep_all, *request.rivals))
     found = better_of(graph, costs, limits, found=found, rivals=_of_less_room(request, found, decided, floor, begin))
@@ -348,7 +351,7 @@ def _plan(request: _PlanRequest) -> PlanResult:
 
 
 def _of_less_room(request: _PlanRequest, found: PlanResult, decided: int, floor: Floor, begin: float) -> Iterator[Plan]:
-    """Yield plans for somewhat less memory, while the time lasts and what was found is not known to be the best."""
+    """Yield plans for somewhat less memory while time remains and the plan found is not known to be optimal."""
     limits, base_bytes = request.limits, request.costs.device.base_bytes
     for share in RIVAL_ROOMS:
         less_bytes = base_bytes + int(share * (limits.ram_bytes - base_bytes))
@@ -363,7 +366,7 @@ def _of_less_room(request: _PlanRequest, found: PlanResult, decided: int, floor:
 
 
 def _below(floor: Floor, limits: PlanLimits, begin: float) -> PlanResult:
-    """Say what sets the floor of a step, and what lowers it."""
+    """Return the failure that states what sets the floor of a step, and what lowers it."""
     message = (
         f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.operator}) needs {format_bytes(floor.nbytes)} with "
         f"{floor.held} resident"
@@ -376,7 +379,7 @@ def _below(floor: Floor, limits: PlanLimits, begin: float) -> PlanResult:
 
 
 def _coarse_plan(request: _PlanRequest, min_bytes: int) -> PlanResult:
-    """Return the plan of a problem in which storages of at least `min_bytes` are decided about."""
+    """Return the plan of a problem that decides about storages of at least `min_bytes`."""
     begin = time.process_time()
     graph, costs, limits, ram_bytes = request.graph, request.costs, request.limits, request.limits.ram_bytes
     start, order = None, request.order
@@ -421,7 +424,7 @@ def _coarse_plan(request: _PlanRequest, min_bytes: int) -> PlanResult:
             found = replace(found, message=f"{found.message}; {allowed}")
     else:
         if target < ram_bytes:
-            solution = replace(solution, bound_joules=None, outcome=Outcome.FEASIBLE)  # a bound for less memory
+            solution = replace(solution, bound_joules=None, outcome=Outcome.FEASIBLE)  # its bound is for less memory
         plan = coarse.plan(schedule, ram_bytes, request.strategy)
         found = _success(costs, plan, judge.program(schedule), solution, begin)
     return found
@@ -442,33 +445,31 @@ def _least(coarse: Coarse, solution: Solution) -> int:
 
 
 def fine_bound(graph: StepGraph, costs: CostTable, *, ram_bytes: int, time_limit_s: float = 10.0) -> float | None:
-    """Return a bound in joules on the overhead of every plan, coarsened or not.
+    """Return a bound in joules on the overhead of every plan, coarsened or not; None if time was too short.
 
-    None if time was too short.
-
-    It is the smallest relaxation with a stage for each operator and every storage decided about. What coarsening a step
-    for this budget cost is at most a plan's overhead minus this.
+    It is the smallest relaxation, with a stage for each operator and a decision about every storage. Coarsening a step for
+    this budget costs at most a plan's overhead minus this bound.
     """
     return relaxation_bound(coarsen(graph, costs, ram_bytes=ram_bytes, min_bytes=0).problem, time_limit_s)
 
 
 @dataclass(slots=True)
 class ProgramJudge:
-    """Lowers a schedule to the program an executor would follow, and measures that.
+    """Lowers a schedule to the program that an executor would follow, and measures it.
 
-    What is plainly costlier than the cheapest that it saw is an error and not measured.
+    A schedule that is clearly costlier than the cheapest seen is an error and is not measured.
     """
 
     costs: CostTable
     coarse: Coarse
     ram_bytes: int
     overruns: list[BudgetError] = field(default_factory=list)
-    """What programs need that do not fit."""
+    """Needs of the programs that do not fit."""
     cheapest: tuple[Schedule, Program] | None = None
-    """Of those within the limits."""
+    """The least joules of the programs within the limits."""
 
     def __call__(self, problem: Problem, schedule: Schedule) -> ScheduleCost:
-        """Return what the program of a schedule costs, and what is wrong with it."""
+        """Return the cost of a schedule's program, and its errors."""
         result = ScheduleCost()
         max_joules = math.inf if self.cheapest is None else self.cheapest[1].cost_joules
         try:
@@ -496,32 +497,29 @@ class ProgramJudge:
         return result
 
     def program(self, schedule: Schedule, max_joules: float = math.inf) -> Program:
-        """Return the program of a schedule; raise PlanError where there is none, or none that costs no more."""
+        """Return the program of a schedule; raise PlanError if it has none, or only costlier ones than `max_joules`."""
         if self.cheapest is not None and self.cheapest[0] is schedule:
             return self.cheapest[1]
         coarse = self.coarse
-        plan = replace(coarse.plan(schedule, self.ram_bytes, "candidate"), order=())  # the coarse graph is in it
+        plan = replace(coarse.plan(schedule, self.ram_bytes, "candidate"), order=())  # the coarse graph already has it
         return lower(coarse.graph, coarse.costs, plan, max_joules=max_joules)
 
 
 def best_order(graph: StepGraph, costs: CostTable, ram_bytes: int) -> tuple[int, ...]:
-    """Return an order of the ops with a lower peak; empty: as recorded.
-
-    If a quick plan in it needs less energy too.
-    """
+    """Return an order of the ops with a lower peak, if a quick plan in it needs less energy too; empty: as recorded."""
     start = _best_start(graph, costs, ram_bytes)
     return () if start is None else start.coarse.order
 
 
 @dataclass(frozen=True, slots=True)
 class _Start:
-    """What greedy search finds in one order, and its judge."""
+    """The greedy search's result in one order, and its judge."""
 
     coarse: Coarse
     found: Greedy
     judge: ProgramJudge
     joules: float
-    """Infinite where there is no plan."""
+    """Infinite without a plan."""
 
 
 def _best_start(graph: StepGraph, costs: CostTable, ram_bytes: int) -> _Start | None:
@@ -543,7 +541,7 @@ def _start(graph: StepGraph, costs: CostTable, ram_bytes: int, order: tuple[int,
 
 
 def _cheaper(graph: StepGraph, costs: CostTable, limits: PlanLimits, found: PlanResult, rival: Plan) -> PlanResult:
-    """Return `found`, or `rival` in its place if that is valid and costs less energy and wear."""
+    """Return `found`, or `rival` if that is valid and costs less energy and wear."""
     program = _measured(graph, costs, rival, limits.ram_bytes)
     if program is None or limits.passed_by(program):
         return found
@@ -574,7 +572,7 @@ def _overhead_joules(costs: CostTable, program: Program) -> float:
 
 
 def with_figures(plan: Plan, costs: CostTable, program: Program, bound: float | None = None) -> Plan:
-    """Return `plan` with what its program takes under these costs."""
+    """Return `plan` with the figures of its program under these costs."""
     return replace(
         plan,
         peak_bytes=program.peak_bytes,
@@ -597,7 +595,10 @@ def _success(costs: CostTable, plan: Plan, program: Program, solution: Solution,
 
 
 def _failure(coarse: Coarse, solution: Solution, overruns: Sequence[BudgetError], begin: float) -> PlanResult:
-    """Say which op needs how much, and which tensors hold it: of programs that nearly fit, or of the coarse problem."""
+    """Return the failure that states which op needs how much, and which tensors hold it.
+
+    Its figures are those of programs that nearly fit, or of the coarse problem.
+    """
     seconds = time.process_time() - begin
     if overruns:
         nearest = min(overruns, key=lambda error: error.needed_bytes)

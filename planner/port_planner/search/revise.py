@@ -1,8 +1,8 @@
-"""Make the plans of a bundle again for what its steps turned out to take.
+"""Plan the steps of a bundle again for the speeds that they turned out to have.
 
-Where compute, reads and writes are all slower by one factor the plans stay the best
-there are; where their proportions are others, other tensors are worth paging. The budgets stay, so no new plan needs more memory
-than the trial of the old one measured, and nothing is written more often than limits or the old plan allow.
+If compute, reads and writes are all slower by one factor, the plans remain the best; if their proportions change, other
+tensors are worth paging. The budgets stay. So no new plan needs more memory than the dry run of the old one measured, and
+nothing is written more often than the limits or the old plan allow.
 """
 
 from collections.abc import Callable
@@ -17,24 +17,24 @@ from port_planner.search.plan_problem import PlanProblem, plan_problem
 from port_planner.search.plan_step import PlanResult
 
 HEADROOM_SHARE = 0.01
-"""Share of a plan's budget that stays free, as when the bundle was made."""
+"""Share of a plan's budget that stays free, as when the bundle was created."""
 SEARCH_S = 20.0
 OUT_OF_PROPORTION = 1.25
-"""Between two of compute, reads and writes: below it the search finds the same plans, or hardly better ones."""
+"""Change between two of compute, reads and writes below which the search finds the same plans, or hardly better ones."""
 Solver = Callable[[PlanProblem, Plan], PlanResult]
-"""Gives the best plan for a problem, no worse than the one that is known."""
+"""Returns the best plan for a problem, no worse than the known one."""
 
 
 def solved_here(problem: PlanProblem, known: Plan) -> PlanResult:
-    """Return what planning gives on this device."""
+    """Return the result of planning on this device."""
     return problem.solved(rivals=(known,))
 
 
 def at_speeds(costs: CostTable, speeds: Speeds) -> CostTable:
-    """Return what a step costs at these speeds; watts stay.
+    """Return the costs of a step at these speeds, with unchanged watts.
 
-    Of several media, or of one on which pages lie packed, the figures stay: the seconds that were seen are of all together,
-    or of other bytes.
+    The figures stay for several media, or for one with packed pages: the observed seconds are those of all media together, or
+    of other bytes.
     """
     flash, pace = costs.device.flash, speeds.compute
     if not costs.device.scratch_targets and not flash.packs_pages:
@@ -52,7 +52,7 @@ def at_speeds(costs: CostTable, speeds: Speeds) -> CostTable:
 
 
 def in_proportion(before: CostTable, after: CostTable) -> bool:
-    """Return whether compute, reads and writes became slower by about one factor, so that the best plan is the one it was."""
+    """Return whether compute, reads and writes slowed down by about one factor, so that the best plan stays the best."""
     old, new = before.device.flash, after.device.flash
     pace = sum(c.seconds for c in after.ops) / sum(c.seconds for c in before.ops)
     factors = (pace, old.read_bytes_per_s / new.read_bytes_per_s, old.write_bytes_per_s / new.write_bytes_per_s)
@@ -60,9 +60,9 @@ def in_proportion(before: CostTable, after: CostTable) -> bool:
 
 
 def revise(bundle: Bundle, speeds: Speeds, search_s: float = SEARCH_S, solve: Solver = solved_here) -> Revision:
-    """Return the bundle's plans with their figures at these speeds, made again where the proportions are others.
+    """Return the bundle's plans with their figures at these speeds, planned again if the proportions changed.
 
-    One that costs more energy and wear than the old one is not taken.
+    A new plan that costs more energy and wear than the old one is discarded.
     """
     costs = {name: at_speeds(table, speeds) for name, table in bundle.costs.items()}
     manifest = bundle.manifest
@@ -74,7 +74,7 @@ def revise(bundle: Bundle, speeds: Speeds, search_s: float = SEARCH_S, solve: So
     for number, (old, choice) in enumerate(zip(bundle.plans, manifest.plans, strict=True)):
         new = {name: point_of(bundle.graphs[name], costs[name], plan).plan for name, plan in old.items()}
         limits = manifest.limits
-        if number:  # a plan for days on which the allowance of writes gets short stays one
+        if number:  # a plan for days with few writes left keeps writing as little
             limits = replace(limits, written_bytes=choice.written_bytes, step_s=None)
         strategy, seconds = ("greedy", 1.0) if number else ("milp", search_s)
         for name in searched:

@@ -1,7 +1,4 @@
-"""Solutions: from an abstract problem to a schedule.
-
-With a bound, a gap and a plain statement of what it is.
-"""
+"""Solve an abstract problem: a schedule, with a bound, a gap and a plain statement of the outcome."""
 
 import enum
 import time
@@ -18,13 +15,13 @@ from port_planner.search.greedy.search import Greedy, greedy
 from port_planner.search.incumbent import Climb, Judge
 
 NAMED_ROWS = 3
-"""So many of the rows that an infeasible model misses are told."""
+"""How many of the rows that an infeasible model misses are named."""
 
 STRATEGIES = ("milp", "greedy", *BASELINES)
 
 
 class Outcome(enum.Enum):
-    """How planning ended; the value is what to tell the user."""
+    """How planning ended; the value is the message for the user."""
 
     OPTIMAL = "proven optimal for this order of operators"
     FEASIBLE = "within its budgets; a longer --time-limit may find a cheaper plan"
@@ -33,18 +30,17 @@ class Outcome(enum.Enum):
 
 
 class StrategyError(PortError):
-    """A planning strategy that does not exist."""
+    """An unknown planning strategy."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)
 class Solution:
-    """What a solver says about an abstract problem.
+    """The result of solving an abstract problem.
 
     `overhead_joules`: energy beyond running every stage once, static power while waiting for transfers included.
-
-    `bound_joules`: a proven lower bound on the overhead of every schedule of this class. `log`: what each rung gave.
+    `bound_joules`: a proven lower bound on the overhead of every schedule of this class. `log`: the result of each rung.
     """
 
     outcome: Outcome
@@ -58,7 +54,7 @@ class Solution:
     strategy: str = "greedy"
     log: tuple[str, ...] = ()
     missed: tuple[Shortfall, ...] = ()
-    """Where the planning model itself is infeasible: the limits that it misses, the worst first."""
+    """Limits that the planning model misses if it is itself infeasible, the worst first."""
 
     @property
     def message(self) -> str:
@@ -72,7 +68,7 @@ class Solution:
 
     @property
     def missed_rows(self) -> str:
-        """The rows that stand in the way, by the names of FORMULATION.md; empty where none can be named."""
+        """The rows that cannot be satisfied, by their names in FORMULATION.md; empty if none can be named."""
         if not self.missed:
             return ""
         rest = f" and {len(self.missed) - NAMED_ROWS} more" if len(self.missed) > NAMED_ROWS else ""
@@ -104,8 +100,9 @@ def solve(
 ) -> Solution:
     """Return the best schedule that `strategy` finds for `problem` within `time_limit_s` of CPU time.
 
-    `first`: what greedy search finds for it, where that is known; `unpacked_known`: the caller has what greedy search finds without packing. `bounded`: the problem that the
-    bound is for, where that is another, with wider limits. Raises StrategyError for a strategy that does not exist.
+    `first`: the greedy search's result, if known. `unpacked_known`: the caller has the greedy search's result without
+    packing. `bounded`: the problem that the bound must hold for, if it has wider limits. Raises StrategyError for an unknown
+    strategy.
     """
     begin = time.process_time()
     if strategy == "milp":
@@ -115,12 +112,12 @@ def solve(
     elif strategy in BASELINES:
         state = BASELINES[strategy](_without_packing(problem, strategy), time_limit_s, judge)
     else:
-        raise StrategyError(f"there is no planning strategy {strategy!r}; choose one of {', '.join(STRATEGIES)}")
+        raise StrategyError(f"unknown planning strategy {strategy!r}; choose one of {', '.join(STRATEGIES)}")
     return _solution(state, begin, strategy)
 
 
 def _without_packing(problem: Problem, strategy: str) -> Problem:
-    """Return the problem without what others do not have; BitTrain has nothing else."""
+    """Return the problem without what other methods do not have; BitTrain has only packing."""
     if strategy == BITTRAIN:
         return problem
     return replace(problem, tensors=tuple(replace(tensor, packings=()) for tensor in problem.tensors))

@@ -1,7 +1,7 @@
 """Solve a planning problem of another device, in a process of its own: `python -m port_planner.search.solve_problem`.
 
-Reads the problem from standard input and writes the answer to standard output. What is no problem ends it with a line on
-standard error; whoever starts it sets its limits.
+Reads the problem from standard input and writes the answer to standard output. For invalid input, it exits with a line on
+standard error. The process that starts it sets its limits.
 """
 
 import sys

@@ -1,8 +1,6 @@
-"""Plan a step as it was seen to run, in a process of its own beside the program.
+"""Plan a step as it was observed, in a process beside the program: `python -m port_planner.search.traced_plan`.
 
-`python -m port_planner.search.traced_plan`.
-
-A greedy plan is there within a second, the search's replaces it. Every plan was replayed: its bytes fit, or it is none.
+A greedy plan is available within a second; the search's plan replaces it. Every plan was replayed and fits its budget.
 """
 
 import os
@@ -20,13 +18,13 @@ from port_planner.search.solve import solve
 from port_planner.search.wear import SPARING_TIME, costliest_wear, visible_share, with_wear
 
 _NICENESS = 19
-"""Of the process: the program goes first."""
+"""Niceness of the process: the program takes precedence."""
 
 
 def traced_plans(request: TracedRequest) -> Iterator[TracedPlan]:
-    """Yield valid plans, each costing fewer joules than the one before, those that buy what flash wears off among them.
+    """Yield valid plans, each costing fewer joules than the one before; some of them trade time for less flash wear.
 
-    The first does not look at wear; those that do take at most `SPARING_TIME` of its seconds.
+    The first ignores wear; those that consider it take at most `SPARING_TIME` of its seconds.
     """
     device, step = request.device, request.step
     wears = costliest_wear(device) > 0
@@ -79,7 +77,7 @@ def _plan(traced: TracedProblem, schedule: Schedule, cost: ScheduleCost, strateg
 
 
 def main() -> int:
-    """Read a request from standard input, write plans to standard output, the best last."""
+    """Read a request from standard input and write plans to standard output, the best last."""
     os.nice(_NICENESS)
     request = msgspec.msgpack.decode(sys.stdin.buffer.read(), type=TracedRequest)
     for plan in traced_plans(request):

@@ -1,8 +1,9 @@
-"""Plans of a step for batches of another shape, transferred from a step of the same program that has one.
+"""Plans of a step for batches of another shape, transferred from a planned step of the same program.
 
-The same operators have the same places in both (`port_planner.ir.graph.structure`), so every decision can be read as one of the other step. What a
-smaller step may have room for is left out, the costliest first. A transferred plan is lowered like any other and believed for what its program
-takes, and only where that is next to nothing beyond the step itself: no search finds one that costs noticeably less.
+The same operators have the same places in both (`port_planner.ir.graph.structure`), so every decision applies to the other
+step. Decisions that a smaller step does not need are left out, the costliest first. A transferred plan is lowered like any
+other. It is used only if its program costs almost nothing beyond the step itself, so that no search would find a noticeably
+cheaper one.
 """
 
 from collections import defaultdict
@@ -17,16 +18,16 @@ from port_planner.ir.program import PlanError, Program
 from port_planner.search.plan_step import PlanLimits, base_joules, with_figures
 
 WORTH_SEARCHING = 0.01
-"""Share of a step's joules: a transferred plan that costs more than this on top is rejected."""
+"""Share of a step's joules: a transferred plan with a larger overhead is rejected."""
 
 LEFT_OUT = (1.0, 3 / 4, 1 / 2, 1 / 4, 1 / 8, 0.0)
-"""Shares of the storages a plan decides about that a smaller step may keep, tried in this order."""
+"""Shares of the storages in a plan's decisions that a smaller step may keep, tried in this order."""
 
 
 def transferred(graph: StepGraph, costs: CostTable, limits: PlanLimits, plan: Plan) -> Plan | None:
-    """Return a plan for a step that keeps everything where that fits, else one that does what `plan` does, or less of it.
+    """Return a plan for a step that keeps everything if that fits, else one that applies `plan`, or a part of it.
 
-    `plan`: of a step of the same structure. None where it does not keep within the limits here, or costs more than `WORTH_SEARCHING` of the
+    `plan`: of a step of the same structure. None if it exceeds the limits here, or costs more than `WORTH_SEARCHING` of the
     step's joules: then a search is worth its time.
     """
     kept = _program(graph, costs, limits, Plan())
@@ -54,7 +55,7 @@ def transferred(graph: StepGraph, costs: CostTable, limits: PlanLimits, plan: Pl
 
 
 def _without(plan: Plan, storages: frozenset[int]) -> Plan:
-    """Return a plan that decides nothing about these storages, nor computes again what nothing is computed of any more."""
+    """Return a plan without decisions about these storages, and without recomputation that only they needed."""
     left = [d for d in plan.decisions if d.storage not in storages or d.action is Action.INTERMEDIATE]
     computing = {d.before for d in left if d.action is Action.RECOMPUTE}
     kept = tuple(d for d in left if d.action is not Action.INTERMEDIATE or d.before in computing)

@@ -1,7 +1,4 @@
-"""The planning model of a captured step as a file that a person can read.
-
-Names of FORMULATION.md, and a legend.
-"""
+"""Write the planning model of a captured step as a readable file, with the names of FORMULATION.md and a legend."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,7 +14,7 @@ from port_planner.search.anytime import captured_breadth
 
 
 def write_model(path: Path, graph: StepGraph, costs: CostTable, plan: Plan, *, deadline_s: float | None = None) -> None:
-    """Write the model that is searched for a plan like `plan`: of its budget and its order of operators.
+    """Write the model that is searched for a plan like `plan`, with its budget and order of operators.
 
     It is in the LP format, at the breadth of the piecewise search, before anything is fixed. Raises ModelFileError.
     """

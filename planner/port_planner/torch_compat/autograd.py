@@ -11,30 +11,33 @@ from torch.autograd.graph import GradientEdge, Node
 from port_planner.torch_compat.parts import require, use_part, uses
 
 ENGINE = "_engine_run_backward"
-"""What backward() and grad() of `torch.autograd` call for the pass itself, looked up there each time."""
+"""Functions that backward() and grad() of `torch.autograd` call for the pass itself, looked up there each time."""
 
 NODES_THAT_ASK_FOR_MODES = {
     "CumprodBackward0": "aten::cumprod", "LinalgDetBackward0": "aten::_linalg_det", "LinalgEigBackward0": "aten::linalg_eig",
     "LinalgEighBackward0": "aten::_linalg_eigh", "MaskedFillBackward1": "aten::masked_fill.Tensor", "OrmqrBackward0": "aten::ormqr",
     "ProdBackward0": "aten::prod", "ProdBackward1": "aten::prod.dim_int",
 }  # fmt: skip
-"""Nodes whose formula asks `areAnyTensorSubclassLike`, which is true under any mode, and then takes another one; and the operators that make them."""
+"""Operators that create nodes whose formula asks `areAnyTensorSubclassLike`.
+
+That is true under any mode, and the node then takes another formula.
+"""
 ASK_WHAT_IS_SAVED = frozenset({"ProdBackward0", "ProdBackward1"})
-"""Those whose formula asks this of their operand alone, the others of their gradients, too."""
+"""Nodes whose formula asks this only of their operand; the others also ask it of their gradients."""
 
 _SAVED, _UNPACKED = "_raw_saved_", "_saved_"
-"""How the names of a node's saved tensors begin, as they were saved and as it will use them."""
+"""Prefixes of a node's saved tensors: as they were saved, and as it will use them."""
 
 is_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
-"""Of `torch.func`: a batch of gradients (is_grads_batched), any wrapper, and what is left of one whose level has ended."""
+"""Of `torch.func`: a batch of gradients (is_grads_batched), any wrapper, and one whose level has ended."""
 
 
 def differs_under_modes(node: Node, saved: Sequence[Tensor], gradients: Iterable[Tensor | None]) -> bool:
     """Return whether a node of `NODES_THAT_ASK_FOR_MODES` takes another formula under a mode than without one.
 
-    For what `torch.func` wraps it takes that one anyway; of a batch of gradients (is_grads_batched) it never knows.
+    If `torch.func` wraps a tensor, the node takes that formula anyway; for a batch of gradients (is_grads_batched) it never does.
     """
     operands = [*saved, *(g for g in gradients if g is not None)]
     asked = saved if node.name() in ASK_WHAT_IS_SAVED else operands
@@ -61,24 +64,24 @@ def saved_as_they_were(node: Node) -> Iterator[Any]:
 
 
 def saved_as_used(node: Node) -> list[Any]:
-    """Return what a node saved, as its formula will use it."""
+    """Return what a node saved, in the form that its formula will use."""
     return [getattr(node, name) for name in dir(node) if name.startswith(_UNPACKED)]
 
 
 def saved_arguments(node: Node) -> dict[str, Any]:
-    """Return what a node saved, as its formula will use it, by the names of the operator's arguments; dimensions as torch counts them."""
+    """Return what a node saved, in the form that its formula will use, by argument name; dimensions as torch counts them."""
     found = {name.removeprefix(_UNPACKED): getattr(node, name) for name in dir(node) if name.startswith(_UNPACKED)}
     return {name: _signed(value) if type(value) is int else value for name, value in found.items()}
 
 
 def _signed(number: int) -> int:
-    """Return what autograd shows of a number as one without a sign."""
+    """Return as signed a number that autograd reports as unsigned."""
     return number - (1 << 64) if number >> 63 else number
 
 
 @uses("torch.autograd.forward_ad._current_level", "tangents of norms and prod have other last digits without an error")
 def forward_differentiating() -> bool:
-    """Return whether the program is inside of a level of forward-mode differentiation."""
+    """Return whether the program is inside a level of forward-mode differentiation."""
     return forward_ad._current_level >= 0
 
 
@@ -96,7 +99,7 @@ def _nodes_are_as_known() -> None:
     )
     nodes = [node for node in (result.grad_fn for result in results) if node is not None]
     other = {node.name() for node in nodes} ^ NODES_THAT_ASK_FOR_MODES.keys()
-    require(not other, f"nodes are called otherwise: {', '.join(sorted(other))}")
+    require(not other, f"nodes have other names: {', '.join(sorted(other))}")
     for node in nodes:
         saved = list(saved_as_they_were(node))
         readable = saved_as_used(node) and all(hasattr(one, "unpack_hook") and hasattr(one, "data") for one in saved)

@@ -33,7 +33,7 @@ def test_what_one_shares_the_other_has_and_a_plan_is_the_same_as_here(tmp_path: 
         answer = ask.solved(problem.name, pack_problem(problem), problem.time_limit_s)
         assert answer.content == pack_answer(problem.solved())
         assert "cellar: a plan to solve" in history(attic) and ": solved, " in history(attic)
-        with pytest.raises(NotAnsweredError, match="attic: solving ended with exit code 2: no planning problem"):
+        with pytest.raises(NotAnsweredError, match="attic: solving ended with exit code 2: not a planning problem"):
             ask.solved(problem.name, b"no problem", 1.0)
         with pytest.raises(NotAnsweredError, match="attic: it solves for 10 min"):
             ask.solved(problem.name, pack_problem(problem), 700.0)
@@ -88,5 +88,5 @@ def test_who_goes_away_ends_the_solver(tmp_path: Path) -> None:
             sock.sendall(head.encode() + hopeless)
             until(lambda: solves(tmp_path / "attic"))
         until(lambda: "abandoned: nobody waits for it any longer" in history(attic))
-        with pytest.raises(NotAnsweredError, match="no planning problem"):
+        with pytest.raises(NotAnsweredError, match="not a planning problem"):
             PeerExchange(cellar, "attic").solved(NAME, b"no problem", 1.0)

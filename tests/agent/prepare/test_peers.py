@@ -33,7 +33,10 @@ def test_costs_are_given_taken_over_and_contradicted(tmp_path: Path, monkeypatch
     assert told.startswith("costs of ") and "operators from attic, a sample of them measured here too" in told
     costs = unpack_shared(content, 2e9) or unpack_shared(content, _measured_at(content))
     lies = {name: KeptCost(60.0, cost.workspace_bytes, cost.measured_at) for name, cost in costs.items()}
-    for wrong, words in ((pack_shared(lies), "is said to take 60 s"), (content[:-1], "no costs of operators")):
+    for wrong, words in (
+        (pack_shared(lies), "is reported to take 60 s"),
+        (content[:-1], "not a table of operator costs"),
+    ):
         monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / f"other {len(others.accused)}"))
         others.contents[key] = wrong
         (told,) = profiled()

@@ -32,7 +32,7 @@ def test_graphs_that_break_their_rules_are_refused() -> None:
         ),
         "reaches byte": replace(graph, storages=tuple(replace(s, nbytes=1) for s in graph.storages)),
         "claims": replace(graph, storages=tuple(replace(s, nbytes=1 << 50) for s in graph.storages)),
-        "names no kind of device": replace(
+        "which is not a kind of device": replace(
             graph, storages=(replace(graph.storages[0], device="a b"), *graph.storages[1:])
         ),
         "cuda and mps": replace(
@@ -44,7 +44,7 @@ def test_graphs_that_break_their_rules_are_refused() -> None:
             ),
         ),
         "every random op once": replace(graph, draws=((0,),)),
-        "cannot draw out of their order": replace(
+        "cannot draw in another order": replace(
             graph,
             ops=(
                 replace(ops[0], name="aten::multinomial", random=True),

@@ -47,7 +47,7 @@ def test_read_as_written_as_far_as_it_is_young() -> None:
     ],
 )  # fmt: skip
 def test_every_number_has_a_bound(wrong: object) -> None:
-    with pytest.raises(SharedCostsError, match=r"no costs of operators|an invalid number"):
+    with pytest.raises(SharedCostsError, match=r"not a table of operator costs|an invalid number"):
         unpack_shared(msgspec.msgpack.encode(wrong), NOW)
 
 
@@ -80,7 +80,7 @@ def test_a_sample_of_the_dearest_is_compared() -> None:
     here = KeptCost(1e-2, 10 << 20, NOW)
     assert disputed([(replace_cost(here, 3.9), here), (replace_cost(here, 0.26), here)]) == ""
     costlier = (replace_cost(here, 5.0), here)
-    assert "said to take 0.05 s and takes 0.01 s" in disputed([(here, here), costlier, costlier])
+    assert "reported to take 0.05 s but takes 0.01 s" in disputed([(here, here), costlier, costlier])
     assert disputed([(here, here), costlier]) == "", "measured while something else ran"
     assert "bytes of workspace" in disputed([(KeptCost(1e-2, 0, NOW), here)] * 2)
     assert disputed([(KeptCost(9e-5, 0, NOW), KeptCost(1e-6, 500_000, NOW))] * 2) == "", "noise"
@@ -104,6 +104,6 @@ def test_costs_of_another_machine_are_taken_over_unless_they_are_contradicted(tm
     assert len(kept_costs.read_costs(tmp_path / "here", file.name, time.time())) == CHECKED
     lies = {key: KeptCost(50.0, 0, cost.measured_at) for key, cost in costs.items()}
     honest = profile_operators([graph], compute_watts=1.0, shared=lies)
-    assert honest.taken_over == 0 and "said to take 50 s" in honest.disputed
+    assert honest.taken_over == 0 and "reported to take 50 s" in honest.disputed
     assert max(op.seconds for op in honest.ops[0]) < 1.0
     assert replace(measured, ops=(), base_bytes=0, retained_bytes=0, released_bytes=0).taken_over == 0

@@ -78,17 +78,17 @@ def test_a_plan_that_is_not_what_it_says_is_wrong() -> None:
     plan = solved(asked)
     for figure in ("peak_bytes", "seconds", "joules", "overhead_joules"):
         lie = replace(plan, **{figure: type(getattr(plan, figure))(1.01 * getattr(plan, figure) + 1)})
-        with pytest.raises(WrongPlanError, match=f"says {figure}"):
+        with pytest.raises(WrongPlanError, match=f"claims {figure}"):
             judged(asked, lie, same_costs=True)
     assert judged(asked, replace(plan, bound_joules=0.0), same_costs=True).bound_joules is None
     with pytest.raises(WrongPlanError, match="does not fit"):
         judged(asked, Plan(), same_costs=True)
     broken = Decision(len(asked.graph.storages) + 7, 0, 1, Action.PAGE)
     for same_costs in (True, False):
-        with pytest.raises(WrongPlanError, match="no plan for this step"):
+        with pytest.raises(WrongPlanError, match="not valid for this step"):
             judged(asked, replace(plan, decisions=(*plan.decisions, broken)), same_costs=same_costs)
     hurried = replace(asked, deadline_s=0.5 * plan.seconds)
-    with pytest.raises(WrongPlanError, match="passes the limits"):
+    with pytest.raises(WrongPlanError, match="exceeds the limits"):
         judged(hurried, plan, same_costs=True)
 
 
@@ -118,14 +118,14 @@ def test_what_is_no_problem() -> None:
     fewer = zlib.compress(msgspec.msgpack.encode([*record[:2], [*record[2][:2], record[2][2][1:]], *record[3:]]))
     bomb = zlib.compress(bytes(MAX_RAW_BYTES + 1), 9)
     for content, words in (
-        (b"", "cut off"),
-        (whole[:-5], "cut off"),
-        (whole + b"1", "goes on"),
-        (b"no zlib", "no planning problem"),
+        (b"", "truncated"),
+        (whole[:-5], "truncated"),
+        (whole + b"1", "bytes after its end"),
+        (b"no zlib", "not a planning problem"),
         (bomb, "more than"),
-        (later, "format 3; this agent reads 2"),
+        (later, "format 3, but this agent reads 2"),
         (fewer, "costs for"),
-        (zlib.compress(b"\xc1"), "no planning problem"),
+        (zlib.compress(b"\xc1"), "not a planning problem"),
     ):
         with pytest.raises(WireError, match=words):
             unpack_problem(content)

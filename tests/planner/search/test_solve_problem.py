@@ -22,7 +22,7 @@ def test_the_answer_is_the_one_of_this_process() -> None:
 
 def test_what_is_no_problem_ends_it_with_a_line() -> None:
     done = subprocess.run(COMMAND, input=b"no problem", capture_output=True, check=False)
-    assert (done.returncode, done.stdout) == (2, b"") and done.stderr.startswith(b"no planning problem (10 bytes)")
+    assert (done.returncode, done.stdout) == (2, b"") and done.stderr.startswith(b"not a planning problem (10 bytes)")
 
 
 def test_it_does_without_torch() -> None:

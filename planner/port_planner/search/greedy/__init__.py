@@ -1,4 +1,4 @@
 """A schedule in a fraction of a second, without a solver.
 
-`load` per stage, `decisions` and `closures` behind them, `steps`, the `search`.
+Bytes per stage are in `load`, what was decided in `decisions` and `closures`, and the moves in `search_steps` and `search`.
 """

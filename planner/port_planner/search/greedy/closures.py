@@ -1,7 +1,4 @@
-"""What rematerializations need besides what is resident.
-
-At each stage, the closure of the tensors that come back there.
-"""
+"""What rematerializations need besides resident tensors: at each stage, the closure of the tensors that come back there."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -18,10 +15,7 @@ Versions = Mapping[int, int]
 
 
 class ClosureCost(NamedTuple):
-    """What intermediates cost together, and the bytes they hold.
-
-    While their stage's rematerializations run.
-    """
+    """What intermediates cost together, and the bytes they hold while their stage's rematerializations run."""
 
     joules: float
     seconds: float
@@ -44,9 +38,9 @@ class Closures:
         """Tensor -> stages whose rematerializations read it."""
 
     def find(self, stage: int, roots: Versions) -> tuple[Versions, set[int]] | None:
-        """Return the intermediates that rematerializing `roots` needs, and the residents it reads.
+        """Return the intermediates that rematerializing `roots` before `stage` needs, and the resident tensors it reads.
 
-        Before `stage`; None where it cannot be done.
+        None if it is impossible.
         """
         tensors, resident = self.problem.tensors, self.decisions.resident
         found: dict[int, int] = {}
@@ -83,15 +77,12 @@ class Closures:
         return ClosureCost(joules, seconds, nbytes)
 
     def change(self, stage: int, intermediates: Versions) -> ClosureCost:
-        """Return by how much other intermediates at a stage cost more than the present ones."""
+        """Return how much more other intermediates at a stage cost than the current ones."""
         new, old = self.cost(intermediates), self.cost(self.intermediates[stage])
         return ClosureCost(new.joules - old.joules, new.seconds - old.seconds, new.nbytes - old.nbytes)
 
     def readers(self, g: int) -> list[int]:
-        """Return the stages whose rematerializations read the gap's tensor in the gap.
-
-        On the gap's time line.
-        """
+        """Return the stages whose rematerializations read the gap's tensor in the gap, on the gap's time line."""
         tensor = self.problem.gaps[g].tensor
         if not self.read_at[tensor]:
             return []
@@ -101,7 +92,7 @@ class Closures:
     def without(self, g: int, stage: int, readers: list[int]) -> dict[int, Versions] | None:
         """Return new closures of the stages that read the gap's tensor while it will be gone until `stage`.
 
-        None where one of them could not be computed without it.
+        None if one of them could not be computed without it.
         """
         tensor = self.problem.gaps[g].tensor
         closures: dict[int, Versions] = {}
@@ -117,10 +108,7 @@ class Closures:
         return closures
 
     def refresh(self, stage: int) -> float:
-        """Find the intermediates of a stage anew; return the bytes added.
-
-        After its roots or the residents changed.
-        """
+        """Find the intermediates of a stage again after its roots or residents changed; return the bytes added."""
         found = self.find(stage, self.roots[stage]) if self.roots[stage] else ({}, set())
         if found is None:
             found = (self.intermediates[stage], self.reads[stage])

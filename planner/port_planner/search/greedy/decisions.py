@@ -1,4 +1,4 @@
-"""What is decided about each idle gap, and where tensors are because of it."""
+"""What is decided about each idle gap, and where tensors are as a result."""
 
 import contextlib
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class Decisions:
 
     @contextlib.contextmanager
     def supposing(self, choice: Choice) -> Iterator[None]:
-        """Take an undecided gap as decided for a while."""
+        """Treat an undecided gap as decided within the context."""
         self.choices[choice.gap] = choice
         try:
             yield
@@ -29,11 +29,11 @@ class Decisions:
             del self.choices[choice.gap]
 
     def unrolled(self, g: int, stage: int) -> int:
-        """Return a stage of the step on the time line of a gap, which may run past the step's end."""
+        """Return a stage of the step on the time line of a gap, which may extend past the step's end."""
         return stage if stage > self.problem.gaps[g].after else stage + self.problem.size
 
     def resident(self, tensor: int, version: int, stage: int) -> bool:
-        """Return whether `version` of `tensor` is there when `stage` starts."""
+        """Return whether `version` of `tensor` is resident when `stage` starts."""
         g = self.problem.gap_at(tensor, stage)
         if g is None:
             found = self.problem.found_versions[tensor].get(stage)
@@ -56,7 +56,7 @@ class Decisions:
         return 0 if packing is None else packing.packed_bytes
 
     def packed_stages(self, choice: Choice) -> set[int]:
-        """Return the stages in which a packed form takes room; none for a tensor that is not packed."""
+        """Return the stages in which a packed form takes memory; none for a tensor that is not packed."""
         if choice.decision not in (GapDecision.PACK, GapDecision.PACK_PAGE):
             return set()
         waits = self.freed(choice) if choice.decision is GapDecision.PACK else []
@@ -64,7 +64,7 @@ class Decisions:
         return ends.union(self.buffers(choice), *(range(part.start, part.stop) for part in waits))
 
     def held_bytes(self, choice: Choice) -> int:
-        """Return the bytes that a packed tensor holds through its gap; 0 for another fate."""
+        """Return the bytes that a packed tensor holds through its gap; 0 for other decisions."""
         return self.packed_bytes(choice) if choice.decision is GapDecision.PACK else 0
 
     def paged_bytes(self, choice: Choice) -> int:
@@ -74,7 +74,7 @@ class Decisions:
         return self.problem.tensors[self.problem.gaps[choice.gap].tensor].nbytes
 
     def buffers(self, choice: Choice) -> list[int]:
-        """Return the stages in which a paged tensor still occupies RAM: being written, or landing."""
+        """Return the stages in which a paged tensor still occupies RAM: while it is written or read back."""
         problem, gap = self.problem, self.problem.gaps[choice.gap]
         if choice.decision not in (GapDecision.PAGE, GapDecision.PACK_PAGE):
             return []
@@ -93,7 +93,10 @@ class Decisions:
         return next(p for p in (tensor if packing is None else packing).paging if p.target == choice.target)
 
     def writes_first(self, g: int) -> bool:
-        """Return whether paging this gap to where contents are written once must write: no other paged gap holds the same there."""
+        """Return whether paging this gap must write, to a target where contents are written once.
+
+        It need not if another paged gap holds the same contents there.
+        """
         gap = self.problem.gaps[g]
         tensor = self.problem.tensors[gap.tensor]
         if tensor.persistent and not tensor.writes:
@@ -109,10 +112,7 @@ class Decisions:
         )
 
     def clashes(self, g: int, decision: GapDecision, *, before: bool) -> bool:
-        """Return whether the neighbouring gap has `decision`.
-
-        POET cannot page out in the stage that rematerializes a tensor.
-        """
+        """Return whether the neighbouring gap has `decision`: POET cannot page out in the stage that rematerializes a tensor."""
         if self.problem.semantics is not Semantics.POET:
             return False
         gap = self.problem.gaps[g]

@@ -1,4 +1,4 @@
-"""How many bytes each stage of a step takes under the decisions made so far."""
+"""The bytes of each stage of a step under the decisions made so far."""
 
 from collections import Counter, defaultdict
 from dataclasses import dataclass
@@ -14,17 +14,14 @@ Bytes = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Shortage:
-    """Bytes over the limit at each stage, and what each of them counts.
-
-    `urgency` None: all the same.
-    """
+    """Bytes over the limit at each stage, and the weight of each byte there; `urgency` None: all weigh the same."""
 
     over: Bytes
     urgency: Bytes | None
 
     @cached_property
     def short_before(self) -> npt.NDArray[np.int64]:
-        """How many of the stages before each one are short of memory; one more for all of them."""
+        """How many of the stages before each one are short of memory, plus one more for the total."""
         return np.concatenate(([0], np.cumsum(self.over > 0)))
 
     def touches(self, where: list[slice]) -> bool:
@@ -33,19 +30,16 @@ class Shortage:
         return any(before[part.stop] > before[part.start] for part in where)
 
     def covered(self, where: slice | list[int], nbytes: int) -> float:
-        """Return how many of the missing byte-stages `nbytes` fewer in these stages would cover."""
+        """Return how many of the missing byte-stages would be covered by `nbytes` fewer in these stages."""
         covered = np.minimum(self.over[where], nbytes)
         return float(np.add.reduce(covered if self.urgency is None else covered * self.urgency[where]))
 
 
 class StageLoad:
-    """Bytes per stage, shape (stages,).
-
-    `before`: while its rematerializations run, `after`: while its own operators do.
-    """
+    """Bytes per stage, shape (stages,); `before`: while its rematerializations run, `after`: while its own operators do."""
 
     def __init__(self, problem: Problem) -> None:
-        """Begin with every idle gap kept; gaps after the last use of a tensor hold nothing."""
+        """Start with every idle gap kept; gaps after the last use of a tensor hold nothing."""
         self.limit = float(problem.ram_bytes if problem.ram_bytes is not None else 1 << 62)
         self.after = np.array([float(s.fixed_bytes + s.workspace_bytes) for s in problem.stages])
         self.before = np.array([float(s.fixed_bytes) for s in problem.stages])
@@ -60,7 +54,7 @@ class StageLoad:
                 self.hold(step_slices(gap.after + 1, gap.before, problem.size), problem.tensors[gap.tensor].nbytes)
 
     def hold(self, where: list[slice], nbytes: float) -> None:
-        """Let `nbytes` more (or fewer) be resident in these stages, from their start to their end."""
+        """Add `nbytes` (or remove them, if negative) in these stages, from start to end."""
         for part in where:
             self.after[part] += nbytes
             self.before[part] += nbytes
@@ -71,21 +65,18 @@ class StageLoad:
         return peaks
 
     def shortage(self, emphasis: float = 0.0) -> "Shortage":
-        """Return what is missing at each stage; `emphasis`: how much more it counts where most is missing."""
+        """Return what is missing at each stage; `emphasis`: how much more it weighs where most is missing."""
         over: Bytes = np.maximum(self.peaks() - self.limit, 0.0)
         return Shortage(over, (over / (float(over.max()) or 1.0)) ** emphasis if emphasis else None)
 
     def allows(self, stage: int, more_bytes: float) -> bool:
-        """Return whether rematerializations may take that much more at a stage.
-
-        Within the limit, or no more than it has now.
-        """
+        """Return whether rematerializations may take this much more at a stage: it fits, or is no more than now."""
         present = float(self.before[stage])
         return present + more_bytes <= max(self.limit, present, float(self.after[stage]))
 
 
 class PageLimits:
-    """Bytes that pages take at each stage of the targets that are memory, copies of persistent tensors included."""
+    """Bytes of pages at each stage in targets that are memory, copies of persistent tensors included."""
 
     def __init__(self, problem: Problem) -> None:
         self.problem = problem
@@ -93,10 +84,13 @@ class PageLimits:
             d: np.zeros(problem.size) for d in range(len(problem.targets)) if problem.limit_bytes(d) is not None
         }
         self.pages: dict[int, Counter[int]] = defaultdict(Counter)
-        """Persistent tensor -> target -> how many gaps it is paged to it in."""
+        """Persistent tensor -> target -> number of gaps in which it is paged there."""
 
     def fits(self, choice: Choice) -> bool:
-        """Return whether a page may go there: a medium has room for all, but what has a copy in memory has no page elsewhere."""
+        """Return whether a page fits its target.
+
+        A medium has space for all pages. A tensor with a copy in memory has no page elsewhere.
+        """
         tensor = self.problem.gaps[choice.gap].tensor
         used = {d for d, count in self.pages[tensor].items() if count} if self.held else set()
         if used - {choice.target} and not self.held.keys().isdisjoint({choice.target, *used}):
@@ -108,7 +102,7 @@ class PageLimits:
         return all((held[part] + nbytes <= limits).all() for part in self._stages(choice))
 
     def hold(self, choice: Choice, times: int) -> None:
-        """Take the room of a page (`times` 1), or give it back (-1)."""
+        """Take the space of a page (`times` 1), or release it (-1)."""
         if choice.decision is not GapDecision.PAGE or not self.held:
             return
         i = self.problem.gaps[choice.gap].tensor
@@ -128,7 +122,7 @@ class PageLimits:
 
 
 def step_slices(start: int, stop: int, size: int) -> list[slice]:
-    """Return the stages start..stop-1, which may run past the step's end, as slices."""
+    """Return the stages start..stop-1, which may extend past the step's end, as slices."""
     if stop <= size:
         return [slice(start, stop)] if start < stop else []
     return [p for p in (slice(start, size), slice(0, stop - size)) if p.start < p.stop]

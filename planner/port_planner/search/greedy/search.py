@@ -1,10 +1,8 @@
-"""A valid schedule in a fraction of a second, without a solver.
+"""A valid schedule in a fraction of a second, without a solver: relieve the fullest stages at the least energy.
 
-Relieve the fullest stages at the least energy.
-
-While memory is short anywhere, the gap that costs the least joules per byte-stage of missing memory is bridged by
-paging or rematerializing; afterwards decisions that turned out to be unnecessary or expensive are taken back. Rematerializations carry
-their intermediates with them, so that every intermediate state is a consistent schedule.
+While memory is short anywhere, the gap that costs the least joules per byte-stage of missing memory is bridged by paging
+or rematerializing. Afterwards, decisions that turned out to be unnecessary or expensive are undone. Rematerializations
+bring their intermediates along, so that every intermediate state is a consistent schedule.
 """
 
 import heapq
@@ -25,7 +23,7 @@ EMPHASES = (0.5, 1.0, 4.0)
 LARGE_STAGES, LARGE_TOLERANCE = 1500, 0.05
 """Beyond this many stages a move is made if it is within this share of the cheapest: equal blocks tie all the time."""
 TOLERANCE = 1e-9
-"""Below it, only rounding may separate a move from the cheapest."""
+"""Below this, only rounding can separate a move from the cheapest."""
 
 
 @dataclass(slots=True)
@@ -41,7 +39,7 @@ class Greedy:
 
 
 class GreedySearch:
-    """One search: which move is made next, which is taken back."""
+    """One search: chooses which move is made next, and which is undone."""
 
     def __init__(
         self,
@@ -53,7 +51,7 @@ class GreedySearch:
         start: Schedule | None = None,
         emphasis: float = 0.0,
     ) -> None:
-        """`start`: decisions to begin with. `emphasis`: how much more relief counts where memory is shortest."""
+        """`start`: decisions to begin with. `emphasis`: how much more relief weighs where memory is shortest."""
         self.problem, self.emphasis = problem, emphasis
         self.paging, self.recompute, self.packing = paging, recompute, packing
         self.tolerance = LARGE_TOLERANCE if problem.size > LARGE_STAGES else TOLERANCE
@@ -65,15 +63,12 @@ class GreedySearch:
         """Gap -> the move that bridged it."""
         self.sliced: set[int] = set()
         self.barred: set[tuple[int, GapDecision]] = set()
-        """Gaps and how they were packed where that stood in the way of a schedule."""
+        """Gaps, and the ways of packing them that prevented a schedule."""
         if start is not None:
             self._adopt(start)
 
     def _adopt(self, start: Schedule) -> None:
-        """Start from the decisions of `start` instead of keeping everything.
-
-        What they need is looked up again.
-        """
+        """Start from the decisions of `start` instead of keeping everything; what they need is looked up again."""
         problem, self.closures.chain_limit = self.problem, max(MAX_CHAIN, len(start.intermediates))
         for choice in start.choices:
             gap = problem.gaps[choice.gap]
@@ -135,7 +130,7 @@ class GreedySearch:
         self.added.io_seconds -= step.io_seconds
 
     def _free(self, choice: Choice, times: int) -> None:
-        """Let a choice take effect (`times` 1), or take that back (-1)."""
+        """Apply a choice (`times` 1), or undo it (-1)."""
         gap, packed = self.problem.gaps[choice.gap], times * self.decisions.packed_bytes(choice)
         nbytes = times * self.problem.tensors[gap.tensor].nbytes
         self.steps.limit_bytes.hold(choice, times)
@@ -146,7 +141,7 @@ class GreedySearch:
         self.load.before[choice.stage % self.problem.size] += packed
 
     def _wears(self, choice: Choice) -> bool:
-        """Return whether a choice writes to a medium what no other page of it holds."""
+        """Return whether a choice writes contents to a medium that no other page there holds."""
         if choice.decision is GapDecision.PACK_PAGE:
             return True
         paged = choice.decision is GapDecision.PAGE and self.problem.limit_bytes(choice.target) is None
@@ -172,10 +167,10 @@ class GreedySearch:
         return Greedy(self.schedule(), needed_bytes, stage)
 
     def _relieve(self) -> bool:
-        """Make moves until nothing exceeds the limit; False if no move is left that helps.
+        """Make moves until nothing exceeds the limit; return False if no remaining move helps.
 
-        A packed form holds bytes that nothing takes away any more: where it comes to that, the largest of the fullest stage are taken back,
-        as many as hold what is missing there.
+        No other move can remove the bytes of a packed form. If that blocks the search, the largest packing moves of the fullest
+        stage are undone, as many as hold the missing bytes.
         """
         while not self._move_on():
             peaks = self.load.peaks()
@@ -194,11 +189,11 @@ class GreedySearch:
         return self.decisions.packed_bytes(step.choice)
 
     def _packed_at(self, stage: int) -> list[SearchStep]:
-        """Return the moves whose packed form takes room at a stage: while its tensor waits, is packed and unpacked, or is moved."""
+        """Return the moves whose packed form takes memory at a stage: while it waits, is packed, unpacked or transferred."""
         return [step for step in self.made.values() if stage in self.decisions.packed_stages(step.choice)]
 
     def _move_on(self) -> bool:
-        """Make moves, the cheapest for what it relieves first; False if none is left that helps."""
+        """Make moves, the cheapest for what it relieves first; return False if no remaining move helps."""
         short = self.load.shortage(self.emphasis)
         heap: list[tuple[float, int]] = []
         for g, gap in enumerate(self.problem.gaps):
@@ -234,11 +229,11 @@ class GreedySearch:
         return (step for step in steps if (g, step.choice.decision) not in self.barred)
 
     def price(self, step: SearchStep) -> float:
-        """Return what a move costs: joules."""
+        """Return the joules that a move costs."""
         return step.joules
 
     def _relief(self, choice: Choice, short: Shortage) -> float:
-        """Return how many of the missing byte-stages a choice covers, less those that its transfers take."""
+        """Return how many of the missing byte-stages a choice covers, minus those that its transfers take."""
         nbytes = self.problem.tensors[self.problem.gaps[choice.gap].tensor].nbytes
         packed = self.decisions.packed_bytes(choice)
         held = nbytes - self.decisions.held_bytes(choice)
@@ -249,7 +244,7 @@ class GreedySearch:
         return relief - short.covered(buffers, self.decisions.paged_bytes(choice)) if buffers else relief
 
     def _use_slices(self) -> None:
-        """Slice the updates at stages that stay too full, their members paged in before and out after."""
+        """Slice the updates at stages that stay too full, with their members paged in before and out after."""
         over = self.load.shortage().over
         for k, slicing in enumerate(self.problem.slicings):
             if not over[slicing.stage]:
@@ -262,10 +257,7 @@ class GreedySearch:
             self.load.before[slicing.stage] -= members
 
     def _paged_around(self, tensor: int, stage: int) -> bool:
-        """Page the gaps on both sides of `stage`.
-
-        False if a neighbouring use or a rematerialization forbids it.
-        """
+        """Page the gaps on both sides of `stage`; return False if a neighbouring use or a rematerialization forbids it."""
         gaps = self.problem.gaps
         sides = [
             g for g in self.problem.gaps_of[tensor] if stage in (gaps[g].after, gaps[g].before % self.problem.size)
@@ -288,7 +280,7 @@ class GreedySearch:
         return True
 
     def _drop_needless(self) -> None:
-        """Take moves back, the costliest first, where there is room after all."""
+        """Undo moves, the costliest first, that turned out not to be needed."""
         locked = {g for k in self.sliced for i in self.problem.slicings[k].members for g in self.problem.gaps_of[i]}
         for g, step in sorted(self.made.items(), key=lambda item: -item[1].joules):
             if g in locked or step.joules <= 0:
@@ -300,7 +292,7 @@ class GreedySearch:
                 self._take_back(step)
 
     def schedule(self) -> Schedule:
-        """Return the present decisions."""
+        """Return the current decisions."""
         intermediates = tuple(sorted((i, s) for s, found in self.closures.intermediates.items() for i in found))
         choices = self.decisions.choices
         return Schedule(tuple(choices[g] for g in sorted(choices)), intermediates, tuple(sorted(self.sliced)))
@@ -309,8 +301,8 @@ class GreedySearch:
 def greedy(problem: Problem, *, paging: bool = True, recompute: bool = True, packing: bool = True) -> Greedy:
     """Return a schedule of `problem` within its budgets, found without a solver.
 
-    Rematerializations can lead into a dead end, where their inputs hold what they were to free; paging alone cannot, so it is
-    tried next if both are allowed.
+    Rematerializations can lead into a dead end, if their inputs hold what they should free. Paging alone cannot, so it is tried
+    next if both are allowed.
     """
     found = GreedySearch(problem, paging=paging, recompute=recompute, packing=packing).run()
     if found.schedule is None and paging and recompute:
@@ -320,9 +312,9 @@ def greedy(problem: Problem, *, paging: bool = True, recompute: bool = True, pac
 
 
 def greedy_variants(problem: Problem, starts: Iterable[Schedule]) -> Iterator[Schedule | None]:
-    """Yield what the search finds when it weighs the fullest stages more.
+    """Yield the results of searches that weigh the fullest stages more, or that begin with one of `starts`.
 
-    And when it begins with each of `starts`. None where a search ended without a schedule: each takes its time.
+    None stands for a search without a result, because each takes time.
     """
     for emphasis in EMPHASES:
         yield GreedySearch(problem, emphasis=emphasis).run().schedule
@@ -331,7 +323,7 @@ def greedy_variants(problem: Problem, starts: Iterable[Schedule]) -> Iterator[Sc
 
 
 def smallest_budget(problem: Problem) -> int:
-    """Return the least bytes for which paging alone finds a schedule, to within 0.1 %."""
+    """Return the least bytes, to within 0.1 %, for which paging alone finds a schedule."""
 
     def found(ram_bytes: int) -> Greedy:
         return GreedySearch(

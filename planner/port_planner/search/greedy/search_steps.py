@@ -13,7 +13,7 @@ from port_planner.search.greedy.load import PageLimits, StageLoad
 
 @dataclass(slots=True)
 class SearchStep:
-    """One way to bridge a gap: its cost and what it changes."""
+    """One way to bridge a gap: its cost, and what it changes."""
 
     choice: Choice
     joules: float
@@ -33,7 +33,7 @@ class Additions:
 
 
 class SearchSteps:
-    """Finds the moves that are open under the present decisions."""
+    """Finds the moves that are possible under the current decisions."""
 
     def __init__(
         self, problem: Problem, decisions: Decisions, closures: Closures, load: StageLoad, added: Additions
@@ -45,7 +45,7 @@ class SearchSteps:
         )
 
     def of(self, g: int, *, paging: bool, recompute: bool, packing: bool = True) -> Iterator[SearchStep]:
-        """Yield the moves for a gap: back when its tensor is used next, or when a rematerialization reads it."""
+        """Yield the moves for a gap: its tensor comes back when it is used next, or when a rematerialization reads it."""
         gap = self.problem.gaps[g]
         tensor = self.problem.tensors[gap.tensor]
         readers = self.closures.readers(g)
@@ -66,17 +66,14 @@ class SearchSteps:
                 yield from self._pack_and_page(g, step)
 
     def page_cost(self, g: int, paging: Paging) -> tuple[float, float]:
-        """Return joules and seconds of transfers of paging a gap.
-
-        What is there already is not written again.
-        """
+        """Return joules and transfer seconds of paging a gap; contents that are already there are not written again."""
         rewritten = self.problem.rewritten(self.problem.gaps[g].tensor, paging.target)
         if rewritten or self.decisions.writes_first(g):
             return paging.joules_in + paging.joules_out, paging.seconds_in + paging.seconds_out
         return paging.joules_in, paging.seconds_in
 
     def exposed_s(self, more_io_seconds: float) -> float:
-        """Return the seconds of transfers that the step's own compute does not hide, with that much more."""
+        """Return the transfer seconds not hidden by the step's own compute, with this many more."""
         return max(self.added.io_seconds + more_io_seconds - self.problem.base_seconds, 0.0)
 
     def _rematerialize(self, g: int, stage: int, readers: list[int]) -> SearchStep | None:
@@ -151,7 +148,7 @@ class SearchSteps:
         return SearchStep(Choice(g, gap.before, GapDecision.PACK), joules, seconds, 0.0, closures)
 
     def _pack_and_page(self, g: int, packed: SearchStep) -> Iterator[SearchStep]:
-        """Yield what a move to pack becomes with the packed form on each medium."""
+        """Yield the variants of a packing move that page the packed form to each medium."""
         problem, gap = self.problem, self.problem.gaps[g]
         packing, limit = problem.tensors[gap.tensor].packing(gap.version), problem.write_limit_bytes
         if packing is None or gap.before < self.decisions.ready[g]:
@@ -173,7 +170,7 @@ class SearchSteps:
                 yield SearchStep(choice, joules, packed.seconds, io_seconds, packed.closures)
 
     def _may_be_written(self, g: int, target: int) -> bool:
-        """Return whether what flash may take leaves room for the gap's tensor, or it need not be written."""
+        """Return whether the limit of flash writes leaves space for the gap's tensor, or it need not be written."""
         limit, nbytes = self.problem.write_limit_bytes, self.problem.tensors[self.problem.gaps[g].tensor].nbytes
         if limit is None or self.problem.limit_bytes(target) is not None:
             return True

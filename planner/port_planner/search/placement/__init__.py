@@ -1,1 +1,1 @@
-"""On which device each operator of a step runs, and what memories have room for there."""
+"""Choose the device on which each operator of a step runs, within the memories there."""

@@ -1,7 +1,7 @@
-"""What a step holds of each pool of memory where its operators run on several devices, and the rows that keep a choice within them.
+"""Memory of a step whose operators run on several devices: the bytes in each pool, and rows that keep a choice within it.
 
-A storage lies where it is written, and for as long as it is used there or has to be copied from there; a copy lies from its first reader
-on another memory to its last. What no pool has room for is paged between two uses, or its operators run elsewhere.
+A storage lies where it is written, for as long as it is used there or has to be copied from there. A copy lives from its
+first reader in another memory to its last. What fits in no pool is paged between two uses, or its operators run elsewhere.
 """
 
 import itertools
@@ -18,16 +18,16 @@ from port_planner.milp.highs import LinearModel
 Terms = list[tuple[int, float]]
 
 _MARGIN = 4e-6
-"""Share of a pool's room that rows leave free, in whole bytes: the solver keeps them to a millionth."""
+"""Share of a pool that the rows leave free, in whole bytes: the solver keeps them to a millionth."""
 
 
 @dataclass(frozen=True, slots=True)
 class HeldStorage:
     """A storage of a step, by the indices of the operators that use it.
 
-    `owner`: the operator that it lies with; None: it lies in memory `home`. `segments`: its readers between two writes, in order.
-    `lasting`: it is there all the step, as its copies are where `copies_last`. `kept`: it is there from its first use to the end.
-    `written`: an operator of the step changes it.
+    `owner`: the operator whose memory it lies in; None: it lies in memory `home`. `segments`: its readers between two writes, in
+    order. `lasting`: it exists throughout the step, and so do its copies if `copies_last`. `kept`: it exists from its first use
+    to the end. `written`: an operator of the step changes it.
     """
 
     nbytes: int
@@ -41,7 +41,7 @@ class HeldStorage:
     written: bool = True
 
     def gaps(self, operators: int) -> "Iterator[IdleSpan]":
-        """Yield where it may be away: between two uses that are not neighbours, and around the end of the step where it lasts."""
+        """Yield the spans in which it may be paged out: between non-adjacent uses, and around the step's end if it lasts."""
         for after, before in itertools.pairwise(self.uses):
             if before > after + 1:
                 yield IdleSpan(after, before)
@@ -51,19 +51,19 @@ class HeldStorage:
 
 @dataclass(frozen=True, slots=True)
 class IdleSpan:
-    """The operators behind `after` and ahead of `before`; around the end of the step where `before` is not behind `after`."""
+    """The operators after `after` and before `before`; it wraps around the end of the step if `before` is not after `after`."""
 
     after: int
     before: int
 
     def covers(self, i: int) -> bool:
-        """Return whether an operator lies in it."""
+        """Return whether an operator lies in the span."""
         return self.after < i < self.before if self.after < self.before else (i > self.after or i < self.before)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPool:
-    """Bytes that tensors and workspace may take of some memories together."""
+    """Bytes that tensors and workspace may take in some memories together."""
 
     memories: frozenset[int]
     free_bytes: int
@@ -71,7 +71,7 @@ class MemoryPool:
 
 @dataclass(frozen=True, slots=True)
 class PageTarget:
-    """Where storages of one memory may be paged, and the memory that their pages lie in; None: a medium."""
+    """Where storages of one memory may be paged, and the memory that holds their pages; None: a medium."""
 
     memory: int
     flash: Flash
@@ -80,7 +80,7 @@ class PageTarget:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """The memories that devices compute in (`memory_of`, one per device), what a step holds of them, and what they have room for."""
+    """The memories that devices compute in (`memory_of`, one per device), what a step holds there, and their capacities."""
 
     memory_of: tuple[int, ...]
     held: tuple[HeldStorage, ...]
@@ -90,7 +90,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class DevicePage:
-    """A storage (index among those held) that is paged to a target while unused."""
+    """A storage (index among those held) that is paged to a target while it is not used."""
 
     held: int
     gap: IdleSpan
@@ -98,7 +98,7 @@ class DevicePage:
 
 
 def held_of(graph: StepGraph, homes: Mapping[str, int] = {}, *, host: int = 0) -> tuple[HeldStorage, ...]:
-    """Return the storages of a step as devices hold them; `homes`: memories, by key, where what lasts lies already."""
+    """Return the storages of a step as devices hold them; `homes`: memories, by key, that already hold lasting storages."""
     found = []
     for s, storage in enumerate(graph.storages):
         uses, writers = graph.uses[s], graph.writers[s]
@@ -120,7 +120,10 @@ def held_of(graph: StepGraph, homes: Mapping[str, int] = {}, *, host: int = 0) -
 
 
 def paging_costs(held: HeldStorage, gap: IdleSpan, flash: Flash) -> tuple[float, float]:
-    """Return seconds and joules of a page's way out and back, one after the other; what nobody changed is not written around the end."""
+    """Return seconds and joules of writing a page and reading it back, one after the other.
+
+    Unchanged contents are not written around the end of the step.
+    """
     seconds, joules = flash.read_seconds(held.nbytes), flash.read_joules_per_byte * held.nbytes
     if held.written or not held.lasting:
         seconds += flash.write_seconds(held.nbytes)
@@ -131,9 +134,9 @@ def paging_costs(held: HeldStorage, gap: IdleSpan, flash: Flash) -> tuple[float,
 def pool_bytes(
     memory: DeviceMemory, costs: Sequence[Sequence[OpCost | None]], devices: Sequence[int], pages: Sequence[DevicePage]
 ) -> npt.NDArray[np.int64]:
-    """Return what each pool holds while each operator runs on its device: a row per pool, a column per operator.
+    """Return the bytes in each pool while each operator runs on its device: a row per pool, a column per operator.
 
-    At an operator that reads a copy which is made for it alone, what is copied counts too.
+    While an operator reads a copy that is made for it alone, the original counts too.
     """
     count = len(devices)
     where = [memory.memory_of[d] for d in devices]
@@ -171,7 +174,7 @@ def pool_bytes(
 
 
 def overfull(memory: DeviceMemory, taken: npt.NDArray[np.int64]) -> frozenset[tuple[int, int]]:
-    """Return pool and operator of the fullest moment of each stretch in which a pool holds more than it has room for."""
+    """Return pool and operator of the fullest moment of each span in which a pool holds more than its capacity."""
     found = set[tuple[int, int]]()
     for p, pool in enumerate(memory.pools):
         over = np.flatnonzero(taken[p] > pool.free_bytes)
@@ -181,13 +184,13 @@ def overfull(memory: DeviceMemory, taken: npt.NDArray[np.int64]) -> frozenset[tu
 
 
 Column = Callable[[str, float, float], int]
-"""Adds an integral column of that name, seconds and joules."""
+"""Adds an integral column with this name, seconds and joules."""
 
 
 class MemoryRows:
-    """The rows of a model that keep pools within their room while some operators run.
+    """The rows of a model that keep pools within their capacity while some operators run.
 
-    `place[i][d]`: the column that operator `i` runs on device `d`.
+    `place[i][d]`: the column that is 1 if operator `i` runs on device `d`.
     """
 
     def __init__(
@@ -202,13 +205,13 @@ class MemoryRows:
         self.model, self.place, self.costs, self.memory = model, place, costs, memory
         self.pages: dict[DevicePage, int] = {}
         self._copied: dict[tuple[int, int], int] = {}
-        """Storage that lasts and target -> the column of its copy there."""
+        """Lasting storage and target -> the column of its copy there."""
         self._define_pages(tight, column)
         for pool, i in sorted(tight):
             self._row(pool, i)
 
     def chosen(self, values: npt.NDArray[np.float64]) -> tuple[DevicePage, ...]:
-        """Return what is paged in a solution."""
+        """Return the pages of a solution."""
         return tuple(page for page, column in self.pages.items() if values[column] > 0.5)
 
     def _define_pages(self, tight: frozenset[tuple[int, int]], column: Column) -> None:
@@ -238,11 +241,11 @@ class MemoryRows:
         self.model.row(f"copied({h},{target},{page})", [(self._copied[h, target], 1.0), (page, -1.0)], 0.0, np.inf)
 
     def _on(self, i: int, memory: int) -> Terms:
-        """Return the terms that are 1 where operator `i` computes in this memory."""
+        """Return the terms that are 1 if operator `i` computes in this memory."""
         return [(column, 1.0) for d, column in self.place[i].items() if self.memory.memory_of[d] == memory]
 
     def _at_home(self, held: HeldStorage, memory: int) -> tuple[Terms, float]:
-        """Return terms and a constant whose sum is 1 where a storage lies in this memory."""
+        """Return terms and a constant whose sum is 1 if a storage lies in this memory."""
         if held.owner is not None:
             return self._on(held.owner, memory), 0.0
         return [], float(held.home == memory)
@@ -271,7 +274,7 @@ class MemoryRows:
         self.model.row(f"memory({pool},{i})", terms, -np.inf, (room - int(_MARGIN * room)) / unit - fixed)
 
     def _present(self, h: int, held: HeldStorage, memory: int, i: int) -> tuple[Terms, float]:
-        """Return terms and a constant that are at least how often a storage lies in this memory while operator `i` runs."""
+        """Return terms and a constant that bound from below how often a storage lies in this memory while operator `i` runs."""
         home, fixed = self._at_home(held, memory)
         away = [
             (column, -1.0)
@@ -300,7 +303,10 @@ class MemoryRows:
         return terms, fixed
 
     def _surely_needed(self, held: HeldStorage, i: int) -> bool:
-        """Return whether a storage lies at home then, wherever operators run: it is made, changed or first read since later, or kept."""
+        """Return whether a storage is at home then, wherever operators run.
+
+        It is if it is kept, or if it is created, changed or first read at `i` or later.
+        """
         if held.kept:
             return True
         later = set(held.uses) - {r for r in held.uses if r < i}
@@ -308,7 +314,7 @@ class MemoryRows:
         return bool(later - straddling)
 
     def _need(self, needed: int, held: HeldStorage, memory: int, i: int, less: Terms, fixed: float) -> None:
-        """Let `needed` be 1 where a storage that lies in this memory is used there at `i` or later, or copied from there for the first time."""
+        """Make `needed` 1 if a storage in this memory is used there at `i` or later, or first copied from there then."""
         segment = next(segment for segment in held.segments if segment[0] < i <= segment[-1])
         earlier = [r for r in segment if r < i]
         for later in (r for r in segment if r >= i):
@@ -321,7 +327,7 @@ class MemoryRows:
                 self.model.row(f"needed({needed},{later},{other})", row, fixed - 1.0, np.inf)
 
     def _copy_of(self, held: HeldStorage, memory: int, before: Sequence[int], after: Sequence[int], name: str) -> Terms:
-        """Return a column that is 1 where a storage which lies elsewhere is read in this memory both by some `before` and some `after`."""
+        """Return a column that is 1 if a storage from elsewhere is read in this memory both by a `before` and an `after` reader."""
         home, fixed = self._at_home(held, memory)
         if fixed:
             return []

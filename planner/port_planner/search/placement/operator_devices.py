@@ -1,9 +1,10 @@
-"""On which device each operator of a step runs: the cheapest choice by measured seconds, joules and transfers.
+"""Choose the device of each operator of a step: the cheapest choice by measured seconds, joules and transfers.
 
-Devices are whatever operators were measured on: a GPU, a CPU with so many threads, one cluster of a big.LITTLE CPU. Bits change
-between devices, so nobody chooses here unasked: a step runs on one device. One operator, transfer or page runs at a time. Operators that
-write the same storage run on one device: it lies there. What memories have no room for (`device_memory`) is paged, or its operators run
-elsewhere; rows for that are added where the choice found breaks them, until it breaks none.
+Devices are whatever operators were measured on: a GPU, a CPU with so many threads, one cluster of a big.LITTLE CPU. Bits
+differ between devices, so this choice is made only on request; otherwise a step runs on one device. One operator, transfer
+or page runs at a time. Operators that write the same storage run on one device, where it lies. What exceeds a memory
+(`device_memory`) is paged, or its operators run elsewhere. Rows for memory are added where the choice found breaks them,
+until it breaks none.
 """
 
 import enum
@@ -33,13 +34,13 @@ HOST = 0
 
 
 class DeviceChoiceError(PortError):
-    """No device can run an operator, the tables do not fit each other, or the time was too short for any choice."""
+    """No device can run an operator, the tables do not match, or no choice was found in time."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 class Goal(enum.Enum):
-    """What is made least; the other is no more than on the one device that is best at it."""
+    """What is minimised; the other is at most what the single device that is best at it takes."""
 
     JOULES = "joules"
     SECONDS = "seconds"
@@ -47,7 +48,7 @@ class Goal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceLink:
-    """How contents get from one device to another; all nothing where both compute in the same memory."""
+    """The cost of moving contents from one device to another; zero if both compute in the same memory."""
 
     latency_s: float = 0.0
     seconds_per_byte: float = 0.0
@@ -59,10 +60,11 @@ class DeviceLink:
 
 @dataclass(frozen=True, slots=True)
 class HandedContents:
-    """What one operator leaves in a storage, until the next writes there.
+    """What one operator leaves in a storage, until the next one writes there.
 
-    `writer` None: they are on device `source` before the step. A persistent storage begins a step with what the step before left in
-    it. What nobody writes lies where its first reader runs, which stands for the writer then. `to_host`: the caller reads it.
+    `writer` None: the contents are on device `source` before the step. A persistent storage begins a step with what the step
+    before left in it. Contents that no operator writes lie where their first reader runs, which then stands for the writer.
+    `to_host`: the caller reads them.
     """
 
     nbytes: int
@@ -76,7 +78,7 @@ class HandedContents:
 class DeviceProblem:
     """A step whose operators may run on several devices.
 
-    `costs[i][d]`: of operator `i` on device `d`, without static power; None where it cannot run there. `links[d][e]`: from `d` to `e`.
+    `costs[i][d]`: of operator `i` on device `d`, without static power; None if it cannot run there. `links[d][e]`: from `d` to `e`.
     """
 
     costs: tuple[tuple[OpCost | None, ...], ...]
@@ -84,22 +86,28 @@ class DeviceProblem:
     links: tuple[tuple[DeviceLink, ...], ...]
     static_watts: float = 0.0
     together: tuple[tuple[int, ...], ...] = ()
-    """Operators that run on one device, each group on its own."""
+    """Groups of operators, each of which runs on one device."""
     memory: DeviceMemory | None = None
-    """What memories have room for; None: for all."""
+    """Capacities of memories; None: unlimited."""
     switch_s: tuple[tuple[float, ...], ...] = ()
-    """Seconds from an operator on one device to the next on another, beside transfers; the first follows the last. None: no time."""
+    """Seconds from an operator on one device to the next on another, besides transfers; None: no time.
+
+    The first operator follows the last.
+    """
 
     @property
     def switches(self) -> Iterator[tuple[int, int]]:
-        """Yield the neighbours between which a switch takes time."""
+        """Yield the neighbouring operators between which a switch takes time."""
         count = len(self.costs)
         return ((i, (i + 1) % count) for i in range(count) if self.switch_s and count > 1)
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceChoice:
-    """A device for each operator, and what a step takes so. `moved_bytes`: between devices. `pages`: what memory has no room for."""
+    """A device for each operator, and the cost of such a step.
+
+    `moved_bytes`: between devices. `pages`: of what exceeds a memory.
+    """
 
     devices: tuple[int, ...]
     seconds: float
@@ -108,12 +116,12 @@ class DeviceChoice:
     pages: tuple[DevicePage, ...] = ()
 
     def amount(self, goal: Goal) -> float:
-        """Return what a goal is about."""
+        """Return the quantity that a goal minimises."""
         return self.joules if goal is Goal.JOULES else self.seconds
 
 
 def contents_of(graph: StepGraph, homes: Mapping[str, int] = {}) -> tuple[HandedContents, ...]:
-    """Return what operators of a step hand to each other; `homes`: devices, by key, that have what this step does not write."""
+    """Return what operators of a step pass to each other; `homes`: devices, by key, of contents that the step does not write."""
     found: list[HandedContents] = []
     for s, storage in enumerate(graph.storages):
         readers: dict[int | None, list[int]] = {w: [] for w in graph.writers[s]}
@@ -133,7 +141,7 @@ def contents_of(graph: StepGraph, homes: Mapping[str, int] = {}) -> tuple[Handed
 
 
 def _unwritten(storage: Storage, readers: Sequence[int], homes: Mapping[str, int]) -> Iterator[HandedContents]:
-    """Yield what is handed of a storage that lasts, and that no operator of the step writes."""
+    """Yield the contents of a lasting storage that no operator of the step writes."""
     if storage.key in homes:
         yield HandedContents(storage.nbytes, None, tuple(readers), source=homes[storage.key])
     elif len(readers) > 1:
@@ -160,15 +168,15 @@ def together_of(graph: StepGraph) -> tuple[tuple[int, ...], ...]:
 
 
 def on_devices(problem: DeviceProblem, devices: Sequence[int], pages: Sequence[DevicePage] = ()) -> DeviceChoice:
-    """Return what a step takes with these devices and pages, whatever memories have room for.
+    """Return the cost of a step with these devices and pages, even if it exceeds a memory.
 
-    Raises DeviceChoiceError where an operator cannot run on its device.
+    Raises DeviceChoiceError if an operator cannot run on its device.
     """
     seconds, joules, moved = 0.0, 0.0, 0
     for i, (costs, d) in enumerate(zip(problem.costs, devices, strict=True)):
         cost = costs[d]
         if cost is None:
-            raise DeviceChoiceError(f"operator {i} cannot run on device {d}; nobody has measured it there")
+            raise DeviceChoiceError(f"operator {i} cannot run on device {d}; it was not measured there")
         seconds += cost.seconds
         joules += cost.joules
     for contents in problem.contents:
@@ -192,9 +200,9 @@ def on_devices(problem: DeviceProblem, devices: Sequence[int], pages: Sequence[D
 def on_one_device(
     problem: DeviceProblem, goal: Goal = Goal.JOULES, time_limit_s: float = 30.0
 ) -> dict[int, DeviceChoice]:
-    """Return what the step takes on each device that can run all of it, with the pages that its memory makes necessary.
+    """Return the cost of the step on each device that can run all of it, with the pages that its memory requires.
 
-    A device for whose memory no way was found in time is left out.
+    A device without a solution within its memory in time is left out.
     """
     found = {}
     for d in range(len(problem.links)):
@@ -213,11 +221,11 @@ def on_one_device(
 def choose_devices(
     problem: DeviceProblem, goal: Goal = Goal.JOULES, time_limit_s: float = 30.0, *, within: DeviceChoice | None = None
 ) -> DeviceChoice:
-    """Return the choice with the least joules (seconds) whose seconds (joules) are no more than on the best single device, or `within`.
+    """Return the choice with the least joules (seconds) whose seconds (joules) are at most those of the best device or `within`.
 
-    So neither is ever more than on that device: it stands where nothing better was found in time. All of them keep to what memories have
-    room for. Raises DeviceChoiceError where tables do not fit each other, some operator runs nowhere, or no single device runs all and nothing
-    was found.
+    So neither ever exceeds that of that device, whose choice is returned if nothing better is found in time. Every choice fits
+    the memories. Raises DeviceChoiceError if the tables do not match, if some operator runs on no device, or if no single
+    device runs all operators and nothing was found.
     """
     _verify(problem)
     end = time.process_time() + time_limit_s
@@ -228,7 +236,7 @@ def choose_devices(
         if single is None:
             raise DeviceChoiceError(
                 "no device runs all operators within its memory, and no choice was found in "
-                f"{time_limit_s:g} s: allow more time or memory, or measure all operators on one device"
+                f"{time_limit_s:g} s; allow more time or memory, or measure all operators on one device"
             )
         return single
     other = Goal.SECONDS if goal is Goal.JOULES else Goal.JOULES
@@ -240,20 +248,20 @@ def choose_devices(
 
 
 _SAME_MEMORY = DeviceLink()
-"""Between devices that compute in one memory nothing is moved."""
+"""Between devices that compute in one memory, nothing is moved."""
 _MIN_S = 0.05
-"""Of a look at a model, also once the time is over: a device alone is bounded by its memory, too."""
+"""Seconds for one look at a model, even after time is up: a single device is bounded by its memory, too."""
 
 
 def _tight(problem: DeviceProblem, choice: DeviceChoice) -> frozenset[tuple[int, int]]:
-    """Return where a choice holds more than its memories have room for."""
+    """Return the places where a choice exceeds its memories."""
     if problem.memory is None:
         return frozenset()
     return overfull(problem.memory, pool_bytes(problem.memory, problem.costs, choice.devices, choice.pages))
 
 
 def _search(problem: DeviceProblem, goal: Goal, single: DeviceChoice | None, end: float) -> DeviceChoice | None:
-    """Return the best choice that keeps to its memories, found until `end` (CPU time of this process); None where none was."""
+    """Return the best choice within the memories found until `end` (CPU time of this process); None if there is none."""
     tight, start = frozenset[tuple[int, int]](), single
     while True:
         model, place, rows = _model(problem, goal, single, tight)
@@ -279,7 +287,7 @@ def _verify(problem: DeviceProblem) -> None:
     count = len(problem.links)
     if any(len(row) != count for row in problem.links) or any(len(costs) != count for costs in problem.costs):
         raise DeviceChoiceError(
-            f"the table of links has {count} devices; every operator needs a cost, or None, for each of them"
+            f"the table of links has {count} devices, so every operator needs {count} costs, None where it cannot run"
         )
     for i, costs in enumerate(problem.costs):
         if all(cost is None for cost in costs):
@@ -289,7 +297,7 @@ def _verify(problem: DeviceProblem) -> None:
 def _model(
     problem: DeviceProblem, goal: Goal, single: DeviceChoice | None, tight: frozenset[tuple[int, int]]
 ) -> tuple[LinearModel, list[dict[int, int]], MemoryRows | None]:
-    """Return the model, the columns `d(i,e)`: operator `i` runs on device `e`, and the rows of memory at the `tight` operators."""
+    """Return the model, the columns `d(i,e)` (operator `i` runs on device `e`), and the memory rows at `tight` operators."""
     scales = {g: 1.0 if single is None else single.amount(g) or 1.0 for g in Goal}
     model = LinearModel()
     taken: dict[Goal, list[tuple[int, float]]] = {g: [] for g in Goal}
@@ -347,7 +355,7 @@ def _model(
 def _switch_rows(
     problem: DeviceProblem, model: LinearModel, place: Sequence[dict[int, int]], column: Callable[[str, float], int]
 ) -> None:
-    """Charge what it takes from an operator's device to that of the next."""
+    """Charge the switch from an operator's device to that of the next."""
     for i, j in problem.switches:
         for (d, here), (e, there) in itertools.product(place[i].items(), place[j].items()):
             if d != e and problem.switch_s[d][e]:

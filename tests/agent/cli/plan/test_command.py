@@ -186,4 +186,4 @@ def test_a_wrong_plan_of_a_paired_device(tmp_path: Path) -> None:
         assert any(line.startswith("attic gave a wrong answer and is temporarily blocked: no plan") for line in told), (
             told
         )
-        assert "attic: blocked for 5 minutes: no plan (5 bytes)" in history(cellar)
+        assert "attic: blocked for 5 minutes: not a plan (5 bytes)" in history(cellar)

@@ -137,7 +137,7 @@ def test_time_is_bounded_and_nobody_waits_for_what_was_given_up(
 def test_a_solver_that_fails_says_so(tmp_path: Path) -> None:
     async def work() -> None:
         home = Home(tmp_path)
-        with pytest.raises(NotAnsweredError, match="solving ended with exit code 2: no planning problem"):
+        with pytest.raises(NotAnsweredError, match="solving ended with exit code 2: not a planning problem"):
             await home.answers.solve("cellar", b"no problem", 1.0)
         home.answers.check_solving()
 

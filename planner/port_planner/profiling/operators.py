@@ -102,15 +102,13 @@ def profile_operators(
 ) -> MeasuredCosts:  # fmt: skip
     """Run every distinct operator of `graphs` a few times on made-up data and return its cost.
 
-    Steps of a program on shapes between measured ones are not measured but interpolated (`neighbours`), except for what is
-    known of them. Operators whose cost is in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do
-    those that another machine of this kind measured (`shared`), once its costliest ones were measured here and agree; these
-    are not kept.
-
+    Steps of a program on shapes between measured ones are interpolated (`neighbours`), except for what is known of them.
+    Operators with a cost in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do those that
+    another machine of this kind measured (`shared`), once its costliest were measured here and agree; these are not kept.
     `resident`: measure what operators leave resident; otherwise operators of known cost do not run. `elsewhere`: the graphs
-    were recorded on another device than they name. Operators that do not run here are then `MeasuredCosts.absent` and cost
-    nothing, and what is left resident is not measured. `ram_bytes`: an operator that does not fit into it, this process
-    included, runs on a part of its rows, and its cost is scaled up and not kept.
+    were recorded on another device than they name. Operators that do not run here are then `MeasuredCosts.absent`, cost
+    nothing, and leave nothing resident. `ram_bytes`: an operator that does not fit into it, this process included, runs on
+    a part of its rows; its cost is scaled up and not kept.
     """
     graphs, resident = tuple(graphs), resident and not elsewhere  # absent operators cannot run here
     base = resident_bytes()

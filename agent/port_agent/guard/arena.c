@@ -1,7 +1,7 @@
 /* Addresses of guarded blocks: one reserved range, an index from its granules to blocks, records of blocks.
  *
- * Addresses are plentiful and pages are not: what an allocation's addresses take is rounded up to classes, four to each power of
- * two, and used again by class, records and all; its pages are exactly what was asked for.
+ * Addresses are plentiful and pages are not. The addresses of an allocation are rounded up to size classes, four to each
+ * power of two, and reused by class, with their records; its pages are exactly what was requested.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -26,13 +26,14 @@ static uint32_t made_, unused_ = NOTHING;
 static uint32_t free_by_class_[CLASSES];
 static size_t block_bytes_;
 
-/* Blocks over others' addresses in order, twice: whoever looks is not disturbed by the next change, and looks again after it. */
+/* Blocks over addresses that others own, in order, twice: a reader is not disturbed by the next change, and looks again
+ * after it. */
 static uint32_t *adopted_[2];
 static size_t adopted_bytes_[2];
 static uint32_t adopted_count_[2];
 static _Atomic uint32_t adopted_changes_;
 
-static size_t index_bytes_, blocks_bytes_; /* of the two tables, what can be written by now: RLIMIT_DATA counts that */
+static size_t index_bytes_, blocks_bytes_; /* writable bytes of the two tables: RLIMIT_DATA counts these */
 
 void *arena_reserve(size_t bytes) {
     void *address = mmap(NULL, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
@@ -52,7 +53,7 @@ bool arena_grow(void *table, size_t *usable, size_t needed) {
 bool arena_begin(size_t block_bytes) {
     guard_page = (size_t)sysconf(_SC_PAGESIZE);
     block_bytes_ = block_bytes;
-    /* 39 bits of addresses on a Raspberry Pi, 47 on x86-64; less where RLIMIT_AS says so. */
+    /* 39 bits of addresses on a Raspberry Pi, 47 on x86-64; fewer if RLIMIT_AS says so. */
     for (size_t bytes = (size_t)1 << 42; bytes >= (size_t)1 << 33; bytes >>= 1) {
         char *address = arena_reserve(bytes);
         if (!address)
@@ -88,7 +89,7 @@ struct block *arena_following(const struct block *block) {
     return next && next->bytes ? next : NULL;
 }
 
-/* Return the place of the first of `count` blocks that ends beyond `address`. */
+/* Return the position of the first of `count` blocks that ends beyond `address`. */
 static uint32_t place_of(const uint32_t *adopted, uint32_t count, uintptr_t address) {
     uint32_t low = 0;
     while (low < count) {
@@ -113,13 +114,13 @@ struct block *arena_adopted_from(uintptr_t address) {
     }
 }
 
-/* Put an allocation's blocks among those over others' addresses, or take them out; the guard's lock is held. */
+/* Add an allocation's blocks to those over addresses that others own, or remove them; the guard's lock is held. */
 static bool change_adopted(struct block *first, bool in) {
     uint32_t changes = atomic_load(&adopted_changes_), now = changes & 1, next = 1 - now;
     uint32_t count = adopted_count_[now], place = place_of(adopted_[now], count, first->address);
     uint32_t own = (uint32_t)((first->all_bytes + block_bytes_ - 1) / block_bytes_);
     uint32_t changed = in ? count + own : count - own;
-    for (int i = 0; i < 2; i++) /* as one comes in: that it goes must not fail */
+    for (int i = 0; i < 2; i++) /* now, because removing it later must not fail */
         if (in && (changed > MOST_ADOPTED || !arena_grow(adopted_[i], &adopted_bytes_[i], changed * sizeof **adopted_)))
             return false;
     uint32_t *to = adopted_[next];
@@ -181,7 +182,7 @@ static void give_records(struct block *first) {
     }
 }
 
-/* Make records for a range of addresses, one for each block that it has room for; NULL where there are not so many. */
+/* Create records for a range of addresses, one for each block that fits; NULL if there are too few. */
 static struct block *new_run(uintptr_t address, size_t bytes, size_t reserved) {
     struct block *first = NULL, *last = NULL;
     for (size_t done = 0; done < bytes; done += block_bytes_) {
@@ -205,7 +206,7 @@ static struct block *new_run(uintptr_t address, size_t bytes, size_t reserved) {
     return first;
 }
 
-/* Have the blocks of a run be those of an allocation; what is beyond it has no bytes. */
+/* Assign the blocks of a run to an allocation; blocks beyond it have no bytes. */
 static void divide(struct block *first, size_t bytes) {
     first->all_bytes = bytes;
     for (uint32_t index = arena_index_of(first); index != NOTHING; index = blocks_[index].following) {

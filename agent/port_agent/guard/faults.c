@@ -1,4 +1,4 @@
-/* Faults: which are ours, and what the program itself arranged for others. */
+/* Faults: which are ours, and what the program itself set up for the others. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -16,9 +16,9 @@
 typedef int sigaction_function(int, const struct sigaction *, struct sigaction *);
 typedef int mask_function(int, const sigset_t *, sigset_t *);
 
-static struct sigaction theirs_; /* what the program wants done at SIGSEGV */
+static struct sigaction theirs_; /* the program's own action for SIGSEGV */
 static bool begun_;
-static _Thread_local const sigset_t *outside_; /* what the thread blocks where it faulted; NULL: it is in no fault */
+static _Thread_local const sigset_t *outside_; /* the signals blocked where the thread faulted; NULL: it is not in a fault */
 
 static void *next_symbol(const char *name) { return dlsym(RTLD_NEXT, name); }
 
@@ -91,7 +91,7 @@ static void on_fault(int number, siginfo_t *info, void *context) {
 bool faults_begin(void) {
     struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART};
     sigfillset(&action.sa_mask);
-    sigdelset(&action.sa_mask, SIGSEGV); /* a fault of ours within is an end, not a silent kill */
+    sigdelset(&action.sa_mask, SIGSEGV); /* a fault of ours inside the handler must end the process with a message, not silently */
     if (!real_sigaction() || real_sigaction()(SIGSEGV, &action, &theirs_))
         return false;
     begun_ = true;

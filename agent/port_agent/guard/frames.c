@@ -1,7 +1,8 @@
 /* Resident pages: they move from blocks that gave them up to blocks that need some, without being zeroed in between.
  *
- * A donor is a free block or one that is away whose pages were not taken yet. Pages are moved by mremap, which leaves the donor's
- * addresses reserved and empty (MREMAP_DONTUNMAP, Linux 5.7); where that is missing they are given back and taken fresh.
+ * A donor is a free block, or one that is away, whose pages have not been taken yet. mremap moves the pages and leaves
+ * the donor's addresses reserved and empty (MREMAP_DONTUNMAP, Linux 5.7). Without it, pages are returned to the kernel
+ * and taken fresh.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -70,7 +71,7 @@ static bool has_pages(const struct block *any) {
     return false;
 }
 
-/* A free allocation that has lost its pages is nobody's: its addresses may serve another. */
+/* A free allocation without pages owns nothing: its addresses may serve another. */
 static void forget_if_empty(struct block *block) {
     bool is_free = atomic_load(&block->state) == FREE_BLOCK;
     if (is_free)
@@ -107,7 +108,7 @@ static bool move_span(struct span from, size_t bytes, uintptr_t target) {
     return true;
 }
 
-/* Fill a block's addresses with pages, readable and writable, of donors first. Its content is anything. */
+/* Fill a block's addresses with readable and writable pages, from donors first. Their content is undefined. */
 bool frames_take(struct block *block, size_t *moved, size_t *fresh) {
     size_t have = 0;
     *moved = *fresh = 0;
@@ -140,7 +141,7 @@ bool frames_take(struct block *block, size_t *moved, size_t *fresh) {
         block->spans[block->span_count++] = (struct span){block->address + have, rest};
         *fresh = rest;
     }
-    untouched_note(block, *fresh); /* a donor's pages may be such, too */
+    untouched_note(block, *fresh); /* a donor's pages may be untouched, too */
     if (*moved && mprotect((void *)block->address, block->bytes, PROT_READ | PROT_WRITE)) {
         frames_offer(block);
         return false;
@@ -149,7 +150,7 @@ bool frames_take(struct block *block, size_t *moved, size_t *fresh) {
     return true;
 }
 
-/* Put one block's pages, protection and all, under the addresses of another of the same size. */
+/* Move one block's pages, with their protection, to the addresses of another of the same size. */
 bool frames_move(struct block *from, struct block *to) {
     for (int i = 0; i < from->span_count; i++) {
         struct span span = from->spans[i];

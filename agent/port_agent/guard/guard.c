@@ -1,4 +1,4 @@
-/* Guarded memory: what is resident, who has to go, and what an access that faults comes to. See guard.h. */
+/* Guarded memory: what is resident, what is evicted, and how an access that faults is resolved. See guard.h. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -17,19 +17,19 @@
 #include "guard_internal.h"
 #include "processes.h"
 
-#define BLOCK_BYTES ((size_t)1 << 20)  /* what comes and leaves at once */
-#define BLOCKS_IN_LIMIT 16             /* or less, where so many would not be within the limit */
-#define AT_HAND 6                      /* blocks that a thread touched last stay: a loop needs all of its operands, or faults for ever */
-#define FAULTS 64                      /* that are remembered */
+#define BLOCK_BYTES ((size_t)1 << 20)  /* unit of bringing in and evicting */
+#define BLOCKS_IN_LIMIT 16             /* or fewer, if the limit is too small for these */
+#define AT_HAND 6                      /* blocks a thread touched last stay: a loop needs all of its operands, or it faults forever */
+#define FAULTS 64                      /* faults that are remembered */
 #define BINS 4096
-#define NEAR_SHARE 2                   /* of the limit, what is left when that is near: the next operator may need as much again */
+#define NEAR_SHARE 2                   /* share of the limit that is left when blocks nearly fill it: the next operator may need as much again */
 #define MEASURE_BYTES ((size_t)4 << 20)
 #define MEASURE_NS 5000000u
 #define EXPECTED_BYTES ((size_t)1 << 20)
 #define OTHERS_PATIENCE_MS 50
 #define OTHERS_RETRY_NS 1000000000u
-#define AFTER_SIGNAL_NS 2000000000u /* for which a thread runs through a pause that a signal ended for it: Ctrl-C is the user's */
-#define PROCESS_MARGIN ((size_t)12 << 20) /* small allocations and code come between two measurements */
+#define AFTER_SIGNAL_NS 2000000000u /* how long a thread runs through a pause that a signal ended for it: Ctrl-C is the user's */
+#define PROCESS_MARGIN ((size_t)12 << 20) /* for small allocations and code between two measurements */
 
 static bool active_;
 static size_t smallest_;
@@ -49,14 +49,14 @@ static size_t untouched_bytes_; /* of blocks that have no pages yet */
 static uint32_t busy_;
 static _Atomic uint32_t paused_;
 static size_t asked_limit_, process_limit_, measured_at_bytes_, rest_bytes_;
-static size_t shared_tensor_bytes_; /* resident tensors' that others have paid for */
+static size_t shared_tensor_bytes_; /* of resident tensors, counted in another process */
 static _Thread_local bool bears_away_;
 static _Thread_local uint64_t runs_until_ns_;
 static uint64_t measured_at_ns_;
 static struct process_use use_;
-static _Atomic size_t shared_bytes_; /* of what is resident, what others have paid for */
+static _Atomic size_t shared_bytes_; /* resident bytes counted in another process */
 static bool forked_;
-static size_t inherited_live_, inherited_read_; /* a forked child's, at the fork */
+static size_t inherited_live_, inherited_read_; /* in a forked child: at the fork */
 static uint64_t others_failed_ns_;
 static size_t (*give_up_)(size_t bytes);
 
@@ -68,7 +68,7 @@ static int sleep_on(_Atomic uint32_t *word, uint32_t value) {
 
 static void wake_all(_Atomic uint32_t *word) { syscall(SYS_futex, word, FUTEX_WAKE_PRIVATE, INT_MAX, NULL, NULL, 0); }
 
-/* 0: free, 1: held, 2: held and waited for. pthread's may not be taken in a signal's handler. */
+/* 0: free, 1: held, 2: held and waited for. A pthread mutex may not be taken in a signal handler. */
 static void lock(void) {
     uint32_t expected = 0;
     if (atomic_compare_exchange_strong(&lock_, &expected, 1))
@@ -97,7 +97,7 @@ _Noreturn void guard_die(const char *what, const struct block *block) {
         length += snprintf(text + length, sizeof text - (size_t)length, ": tensor memory of %zu bytes at %p", arena_first(block)->all_bytes,
                            (void *)arena_first(block)->address);
     length += snprintf(text + length, sizeof text - (size_t)length, "; the program ends here, its numbers until now are right\n");
-    if (syscall(SYS_write, 2, text, (size_t)length) < 0) { /* nothing is left to say it to */
+    if (syscall(SYS_write, 2, text, (size_t)length) < 0) { /* there is nothing else to write it to */
     }
     _exit(70);
 }
@@ -127,7 +127,7 @@ void guard_unlist_free(struct block *first) {
         }
 }
 
-/* A thread is known by where it has what is its own. */
+/* A thread is identified by the address of its thread-local data. */
 static void note_fault(struct block *block) {
     faults_[fault_count_ % FAULTS].block = arena_index_of(block);
     faults_[fault_count_++ % FAULTS].thread = &bears_away_;
@@ -153,10 +153,11 @@ static size_t at_most(size_t value, size_t bound) { return value < bound ? value
 
 static size_t beyond(size_t value, size_t taken) { return value > taken ? value - taken : 0; }
 
-/* The limit is what was asked for, or what the rest of the process and the other processes of the budget leave, whichever is less. */
+/* The limit is the requested one, or what the rest of the process and the budget's other processes leave, whichever is less. */
 static void set_limit(void) {
     size_t left = process_limit_ ? beyond(process_limit_, rest_bytes_ + PROCESS_MARGIN) : SIZE_MAX;
-    /* A forked child wants what it made and what it brought; what it only inherited costs nothing until somebody writes it. */
+    /* A forked child needs memory for what it created and what it brought in; inherited pages cost nothing until they
+     * are written. */
     size_t own = beyond(counters_.live_bytes, inherited_live_) + at_most(counters_.read_bytes - inherited_read_, inherited_live_);
     use_.rest_bytes = rest_bytes_;
     use_.wanted_bytes = own > use_.tensor_bytes ? own : use_.tensor_bytes;
@@ -170,7 +171,7 @@ static void set_limit(void) {
         counters_.limit_bytes += shared_tensor_bytes_;
 }
 
-/* Have the limit follow what the process holds beside blocks, every few MiB that came and every few milliseconds. */
+/* Adapt the limit to the process's memory outside blocks, every few MiB of growth and every few milliseconds. */
 static void follow_process(size_t coming) {
     if (!process_limit_ && !processes_all())
         return;
@@ -179,12 +180,12 @@ static void follow_process(size_t coming) {
     if (measured_at_bytes_ < MEASURE_BYTES && now - measured_at_ns_ < MEASURE_NS)
         return;
     measured_at_ns_ = now;
-    struct untouched untouched = untouched_now(); /* before what is there is measured: what is touched meanwhile counts twice, not never */
+    struct untouched untouched = untouched_now(); /* before the measurement: pages touched meanwhile count twice rather than never */
     size_t all = processes_resident((uint32_t)getpid());
     use_.now_bytes = beyond(all, atomic_load(&shared_bytes_));
     size_t tensors = beyond(counters_.resident_bytes, untouched.tensor_bytes);
     use_.tensor_bytes = tensors;
-    if (forked_ && all) /* pages that are shared lie among tensors and others alike */
+    if (forked_ && all) /* shared pages are among tensors and others alike */
         use_.tensor_bytes = (size_t)((double)at_most(tensors, all) / (double)all * (double)use_.now_bytes);
     shared_tensor_bytes_ = beyond(tensors, use_.tensor_bytes);
     size_t rest = beyond(use_.now_bytes, use_.tensor_bytes);
@@ -197,7 +198,7 @@ static void follow_process(size_t coming) {
     measured_at_bytes_ = 0;
 }
 
-/* Others may still hold what they are about to give up: let them, for a moment. The lock is given up meanwhile. */
+/* Other processes may still hold what they are about to release: wait for a moment. The lock is released meanwhile. */
 static void wait_for_others(size_t bytes) {
     if (!processes_has_company() || guard_now_ns() - others_failed_ns_ < OTHERS_RETRY_NS)
         return;
@@ -236,7 +237,7 @@ static void protect(struct block *block, int protection) {
         guard_die("the protection of memory could not be changed: see vm.max_map_count and RLIMIT_DATA", block);
 }
 
-/* Write a dirty block; the lock is given up meanwhile. Readers go on, a writer faults and waits. */
+/* Write a dirty block; the lock is released meanwhile. Readers continue, a writer faults and waits. */
 static void write_back(struct block *block) {
     if (!store_take(block))
         guard_die("the medium of the page file is full", block);
@@ -256,7 +257,7 @@ static void leave(struct block *block) {
     if (atomic_load(&block->state) == DIRTY)
         write_back(block);
     if (atomic_load(&block->state) != CLEAN || block->pins)
-        return; /* somebody was faster, while it was written */
+        return; /* its state changed while it was written */
     protect(block, PROT_NONE);
     become(block, AWAY);
     list_remove(&resident_, block);
@@ -264,7 +265,7 @@ static void leave(struct block *block) {
     frames_offer(block);
 }
 
-/* Return the block that was used longest ago and may leave, but for what is at hand: two would chase each other. */
+/* Return the least recently used block that may be evicted, except those at hand: two would evict each other in turn. */
 static struct block *choose(const struct block *except) {
     for (uint32_t index = resident_.oldest; index != NOTHING; index = arena_block(index)->newer) {
         struct block *block = arena_block(index);
@@ -275,7 +276,7 @@ static struct block *choose(const struct block *except) {
     return NULL;
 }
 
-/* Memory that nobody uses goes first: what leaves has to be written. */
+/* Unused memory is freed first: evicted blocks have to be written. */
 static bool give_up_unused(size_t bytes) {
     size_t given = process_limit_ && give_up_ ? give_up_(bytes) : 0;
     if (!given)
@@ -288,7 +289,7 @@ static bool give_up_unused(size_t bytes) {
 
 void guard_before_leaving(size_t (*give_up)(size_t bytes)) { give_up_ = give_up; }
 
-/* See that pages for `bytes` are offered, or may be taken fresh below the limit. The lock may be given up in between. */
+/* Ensure that pages for `bytes` are offered, or may be taken fresh within the limit. The lock may be released in between. */
 static void find_room(size_t bytes, const struct block *except) {
     follow_process(bytes);
     for (;;) {
@@ -296,7 +297,7 @@ static void find_room(size_t bytes, const struct block *except) {
         size_t fresh = bytes > offered ? bytes - offered : 0;
         if (counters_.resident_bytes + fresh <= counters_.limit_bytes)
             return;
-        if (!fresh) { /* the limit fell: what is offered beyond the need goes back to the kernel */
+        if (!fresh) { /* the limit fell: offered pages beyond the need go back to the kernel */
             size_t over = counters_.resident_bytes - counters_.limit_bytes, spare = offered - bytes;
             size_t given = frames_trim(over < spare ? over : spare);
             resident_changed(0, given);
@@ -317,7 +318,7 @@ static bool give_pages(struct block *block) {
     bool done = frames_take(block, &moved, &fresh);
     counters_.moved_bytes += moved;
     counters_.fresh_bytes += fresh;
-    /* Fresh pages come when they are touched: what is offered and fits nowhere has gone by then. */
+    /* Fresh pages come when they are touched; offered pages that fit nowhere have been returned by then. */
     uint64_t all = counters_.resident_bytes + fresh;
     resident_changed(fresh, all > counters_.limit_bytes ? frames_trim(all - counters_.limit_bytes) : 0);
     return done;
@@ -380,7 +381,7 @@ static void bring(struct block *block, bool write) {
     become(block, write ? DIRTY : CLEAN);
 }
 
-/* Put the pages of a block that nobody needs any more below the addresses of one that has none. */
+/* Move the pages of a block that is no longer needed to the addresses of one that has none. */
 static bool hand_over(struct block *from, struct block *to) {
     if (!from || from == to || from->bytes != to->bytes || from->pins || from->held || atomic_load(&from->state) != DIRTY)
         return false;
@@ -393,12 +394,12 @@ static bool hand_over(struct block *from, struct block *to) {
     return true;
 }
 
-/* Have a block that was dropped hold what lies at `from`, closed for writing. The lock may be given up in between. */
+/* Fill a dropped block with what lies at `from`, read-only. The lock may be released in between. */
 static void refill(struct block *block, const void *from, size_t bytes) {
     become(block, FILLING);
     busy_++;
     frames_withdraw(block);
-    if (frames_of(block) == block->bytes) { /* nobody took its pages, which hold the same */
+    if (frames_of(block) == block->bytes) { /* its pages were not taken and hold the same bytes */
         counters_.revived_bytes += block->bytes;
     } else {
         size_t had = frames_of(block);
@@ -440,7 +441,7 @@ static void count_out(const struct block *block) {
     counters_.live_blocks--;
 }
 
-/* Give a file's pages that are about to be written, or were, a memory of their own below their addresses. */
+/* Give pages of a file that are about to be written, or were, memory of their own at their addresses. */
 static void take_from_file(struct block *block) {
     become(block, FILLING);
     busy_++;
@@ -474,7 +475,7 @@ static void wait_for_resume(void) {
     lock();
 }
 
-/* Have a block resident, and dirty if it will be written. False where it is free. The lock is held. */
+/* Make a block resident, and dirty if it will be written. False if it is free. The lock is held. */
 static bool ensure(struct block *block, bool write, bool *brought) {
     *brought = false;
     for (;;) {
@@ -541,7 +542,8 @@ enum fault_outcome guard_resolve(uintptr_t address, bool write, bool write_is_kn
         unlock();
         return NOT_OURS;
     }
-    /* Where the processor does not say, a fault in what can be read was a write, and what is away is brought first. */
+    /* If the processor does not report the kind of access, a fault on a readable page was a write, and a missing page is
+     * brought in first. */
     bool readable = (state == DIRTY || state == CLEAN) && !block->held;
     bool writes = write_is_known ? write : readable || state == WRITING || state == MAPPED;
     bool brought, ours = ensure(block, writes, &brought);
@@ -582,7 +584,7 @@ int guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes
 
 bool guard_active(void) { return active_; }
 
-/* Take a free allocation of a size, which has all of its pages. */
+/* Take a free allocation of this size that has all of its pages. */
 static struct block *take_free(size_t bytes) {
     for (uint32_t *link = bin_of(bytes); *link != NOTHING; link = &arena_block(*link)->next) {
         struct block *first = arena_block(*link);
@@ -600,7 +602,7 @@ static struct block *take_free(size_t bytes) {
     return NULL;
 }
 
-/* Return the blocks of a new allocation with a place in the page file and no pages; NULL where there is no room. */
+/* Return the blocks of a new allocation with a place in the page file and no pages; NULL if there is no space. */
 static struct block *take_away(size_t bytes) {
     struct block *first = arena_take(bytes);
     for (struct block *block = first; block; block = arena_following(block))
@@ -613,7 +615,8 @@ static struct block *take_away(size_t bytes) {
     return first;
 }
 
-/* Return the blocks of a new allocation with pages. More than one block, and not enough room: they take theirs as they are touched. */
+/* Return the blocks of a new allocation with pages. If there is more than one block and not enough room, they receive
+ * pages as they are touched. */
 static struct block *take_pages(size_t bytes, bool *untouched) {
     struct block *first = arena_take(bytes);
     if (!first)
@@ -744,7 +747,7 @@ size_t guard_usable(const void *address) {
     return begins ? block->all_bytes : 0;
 }
 
-/* Return a block by any address in it; NULL where none is, or no memory is guarded. */
+/* Return a block by any address in it; NULL if there is none, or no memory is guarded. */
 static struct block *block_at(const void *address) { return active_ ? arena_block_at((uintptr_t)address) : NULL; }
 
 static bool all_are(const struct block *any, enum block_state state) {
@@ -807,7 +810,8 @@ bool guard_is_of_file(const void *address) {
     return of_file;
 }
 
-/* What lies below an allocation's addresses is about to be somebody else's from `begin` to `end`, and goes on without blocks elsewhere. */
+/* The addresses of an allocation from `begin` to `end` are about to belong to another mapping, which continues without
+ * blocks there. */
 static void forget(struct block *first, uintptr_t begin, uintptr_t end) {
     for (EACH_BLOCK(block, first)) {
         bool gone = begin <= block->address && block->address + block->bytes <= end, brought;
@@ -867,7 +871,7 @@ bool guard_seal(const void *address, uint32_t *writes) {
     return closed;
 }
 
-/* Return whether nobody opened any block of an allocation since it had been opened `writes` times, nor can write one now. */
+/* Return whether no block of an allocation was opened for writing since the count `writes`, and none is writable now. */
 static bool all_unwritten(const struct block *any, uint32_t writes) {
     bool open = false;
     for (EACH_BLOCK(block, any)) {
@@ -936,7 +940,7 @@ bool guard_fill(void *address, const void *from, size_t bytes) {
     return may;
 }
 
-/* Return whether a block, which does not end before `address`, begins before `bytes` from there on end. */
+/* Return whether a block that does not end before `address` begins within `bytes` from there. */
 static bool is_within(const struct block *block, const void *address, size_t bytes) {
     return block && (block->address <= (uintptr_t)address || block->address - (uintptr_t)address < bytes);
 }
@@ -961,7 +965,7 @@ void guard_unpin(const void *address, size_t bytes) {
     struct block *any = bytes ? arena_block_at((uintptr_t)address) : NULL;
     if (!any)
         return;
-    int saved = errno; /* of the call that was made meanwhile; waiting for the lock may set another */
+    int saved = errno; /* that of the call made meanwhile; waiting for the lock may change it */
     lock();
     for (struct block *block = any; is_within(block, address, bytes); block = arena_following(block))
         if (block->pins)
@@ -977,7 +981,7 @@ bool guard_bring(const void *address) {
     bool there = true, brought;
     size_t room = counters_.limit_bytes;
     lock();
-    for (EACH_BLOCK(block, any)) { /* what would push out its own beginning comes when it is touched */
+    for (EACH_BLOCK(block, any)) { /* blocks that would evict the allocation's own beginning are brought in when they are touched */
         if (block->bytes > room)
             break;
         room -= block->bytes;
@@ -1047,11 +1051,11 @@ size_t guard_measure_live_bytes(void) {
 
 size_t guard_peak_live_bytes(void) { return peak_live_bytes_; }
 
-/* Move a part of a block that is away between its page and memory; the lock is given up meanwhile. */
+/* Transfer a part of a block that is away between its page and memory; the lock is released meanwhile. */
 static void transfer_part(struct block *block, size_t start, void *memory, size_t bytes, bool write) {
     become(block, FILLING);
     busy_++;
-    if (write) { /* what nobody took yet is no longer what the page holds */
+    if (write) { /* its offered pages no longer match the page */
         size_t had = frames_of(block);
         frames_drop(block);
         resident_changed(0, had);
@@ -1077,7 +1081,7 @@ static void copy_part(struct block *block, size_t start, void *memory, size_t by
     block->pins--;
 }
 
-/* Copy a part of one block; false where it is free. */
+/* Copy a part of one block; false if it is free. */
 static bool copy_within(struct block *block, size_t start, void *memory, size_t bytes, bool write) {
     bool brought;
     while (atomic_load(&block->state) == FILLING || must_wait())
@@ -1117,7 +1121,7 @@ void guard_make_way(size_t bytes) {
     if (!process_limit_)
         return;
     lock();
-    follow_process(bytes); /* what is there now, and what comes */
+    follow_process(bytes); /* what is there now, plus what is coming */
     rest_bytes_ += bytes;
     set_limit();
     find_room(0, NULL);
@@ -1164,7 +1168,7 @@ void guard_hold(void) {
     unlock();
 }
 
-/* Return a block that is held and can leave; what a system call has, or another thread moves, is none. */
+/* Return a block that is held and can be evicted: not one in use by a system call or moved by another thread. */
 static struct block *held_one(void) {
     for (uint32_t index = resident_.oldest; index != NOTHING; index = arena_block(index)->newer) {
         struct block *block = arena_block(index);
@@ -1194,7 +1198,7 @@ void guard_pause(void) {
 
 void guard_resume(void) {
     atomic_store(&paused_, 0);
-    wake_all(&paused_); /* what is held opens when it is touched */
+    wake_all(&paused_); /* held blocks open when they are touched */
 }
 
 void guard_tick(void) {
@@ -1204,7 +1208,7 @@ void guard_tick(void) {
         find_room(0, NULL);
     else
         follow_process(0);
-    unlock_and_call_if_near(); /* what a program writes may be a file's pages, and none of its own */
+    unlock_and_call_if_near(); /* a program may write pages of files without allocating any */
 }
 
 void guard_measure_shared(void) {
@@ -1226,7 +1230,7 @@ void guard_before_fork(void) {
     if (!active_)
         return;
     lock();
-    while (busy_) { /* the child has no thread that would end a transfer */
+    while (busy_) { /* the child has no thread to finish a transfer */
         unlock();
         struct timespec moment = {0, 200000};
         nanosleep(&moment, NULL);

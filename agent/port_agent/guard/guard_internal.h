@@ -1,4 +1,4 @@
-/* What the files of guarded memory share; not for others. */
+/* Shared by the files of guarded memory; not for other code. */
 #ifndef PORT_GUARD_INTERNAL_H
 #define PORT_GUARD_INTERNAL_H
 
@@ -8,9 +8,9 @@
 
 #include "guard.h"
 
-#define GRANULE ((size_t)64 << 10)   /* addresses are given out in multiples of this: one entry of the index each */
-#define CHUNK ((size_t)1 << 20)       /* of a block in the page file: what has a checksum */
-#define MAX_SPANS 8                  /* a block of more kernel mappings takes fresh pages instead */
+#define GRANULE ((size_t)64 << 10)   /* unit of addresses: one entry of the index each */
+#define CHUNK ((size_t)1 << 20)       /* unit of the page file with a checksum of its own */
+#define MAX_SPANS 8                  /* a block with more kernel mappings takes fresh pages instead */
 #define NOTHING UINT32_MAX
 
 enum block_state {
@@ -19,45 +19,46 @@ enum block_state {
     CLEAN,
     AWAY,
     FILLING,   /* a thread reads its bytes: others wait */
-    WRITING,   /* a thread writes them: readers go on, writers wait */
-    MAPPED,    /* a file's pages, which the kernel brings: closed for writing, and a block like others from its first write on */
-    DROPPED,   /* nothing is held anywhere: who gave it up makes it again */
-    UNTOUCHED, /* nobody touched it since it was allocated: it has no pages, and nothing is lost */
+    WRITING,   /* a thread writes its bytes: readers continue, writers wait */
+    MAPPED,    /* pages of a file, which the kernel brings in: read-only, and a block like others from its first write on */
+    DROPPED,   /* no copy exists: whoever dropped it computes it again */
+    UNTOUCHED, /* not touched since its allocation: no pages, and nothing to keep */
 };
 
-/* Resident pages within one kernel mapping, which is what mremap moves in one call. */
+/* Resident pages within one kernel mapping, the unit that one mremap call moves. */
 struct span {
     uintptr_t address;
     size_t bytes;
 };
 
-/* An allocation is a run of blocks of `arena_begin`'s size, of which the last may be smaller; blocks come and leave one by one. */
+/* An allocation is a run of blocks of `arena_begin`'s size, the last of which may be smaller; they are brought in and
+ * evicted one by one. */
 struct block {
     uintptr_t address;
     size_t bytes;                  /* multiple of the page size */
-    size_t reserved;               /* addresses, multiple of GRANULE; 0: they are a mapping's, not the arena's */
+    size_t reserved;               /* addresses, multiple of GRANULE; 0: they belong to a mapping, not to the arena */
     size_t all_bytes;              /* of the allocation; in the first of its blocks */
     uint32_t first, following;     /* of the allocation's blocks */
-    _Atomic uint32_t state;        /* also what waiting threads sleep on */
+    _Atomic uint32_t state;        /* waiting threads sleep on this */
     uint32_t pins;
-    uint32_t writes;               /* times that it was opened for writing after it had been closed */
+    uint32_t writes;               /* how often it was opened for writing after having been closed */
     uint8_t writable;              /* protection of a free block's pages */
     uint8_t span_count;
-    uint8_t donor;                 /* in the list of those whose pages may be taken */
+    uint8_t donor;                 /* in the list of blocks whose pages may be taken */
     uint8_t file;                  /* which page file, in forked children */
     uint8_t held;                  /* resident, and closed until the end of a pause */
     uint8_t unseen;                /* some of its pages may never have been touched */
     struct span spans[MAX_SPANS];
     off_t offset;                  /* in the page file; -1: none */
-    uint64_t era;                  /* of forks, when that was taken */
-    uint32_t older, newer;         /* resident: order of use; donors: order of giving */
+    uint64_t era;                  /* of forks, when the place was allocated */
+    uint32_t older, newer;         /* resident: order of use; donors: order of offers */
     uint32_t next;                 /* free blocks of a size; unused records */
 };
 
 /* arena.c: addresses and records. */
 extern size_t guard_page;
 bool arena_begin(size_t block_bytes);         /* a power of two, at least GRANULE */
-/* A table whose entries may be used as far as it was grown: RLIMIT_DATA counts what can be written. */
+/* A table whose entries may be used up to where it was grown: RLIMIT_DATA counts writable memory. */
 void *arena_reserve(size_t bytes);
 bool arena_grow(void *table, size_t *usable, size_t needed);
 bool arena_holds(const void *address);
@@ -68,15 +69,15 @@ uint32_t arena_index_of(const struct block *block);
 struct block *arena_first(const struct block *block);
 struct block *arena_following(const struct block *block);
 #define EACH_BLOCK(name, any) struct block *name = arena_first(any); name; name = arena_following(name)
-/* Blocks without pages for an allocation: the first. */
+/* Allocate blocks without pages; returns the first. */
 struct block *arena_take(size_t bytes);
-/* Blocks over addresses that are somebody else's, whole pages; NULL where one lies there, or no record is left. */
+/* Blocks over whole pages of addresses that others own; NULL if a block lies there, or no record is left. */
 struct block *arena_adopt(uintptr_t address, size_t bytes);
-/* Return the first block over such addresses that ends beyond `address`; NULL where none does. */
+/* Return the first block over such addresses that ends beyond `address`, or NULL. */
 struct block *arena_adopted_from(uintptr_t address);
-void arena_give(struct block *first);         /* takes back an allocation without pages */
+void arena_give(struct block *first);         /* frees an allocation without pages */
 
-/* Blocks in an order, each in one list at a time: it is resident, or its pages are offered. */
+/* An ordered list of blocks; a block is in at most one list: it is resident, or its pages are offered. */
 struct block_list {
     uint32_t oldest, newest;
 };
@@ -84,7 +85,7 @@ struct block_list {
 void list_append(struct block_list *list, struct block *block);
 void list_remove(struct block_list *list, struct block *block);
 
-/* frames.c: resident pages and who may have them. The guard's lock is held. */
+/* frames.c: resident pages, and which blocks may have them. The caller holds the guard's lock. */
 size_t frames_of(const struct block *block);
 size_t frames_offered(void);
 void frames_offer(struct block *block);
@@ -94,22 +95,22 @@ bool frames_take(struct block *block, size_t *moved, size_t *fresh);
 size_t frames_trim(size_t bytes);
 bool frames_move(struct block *from, struct block *to);
 
-/* untouched.c. The guard's lock is held. */
+/* untouched.c. The caller holds the guard's lock. */
 struct untouched {
     size_t tensor_bytes, other_bytes;
 };
-void untouched_note(struct block *block, size_t fresh); /* it has pages, of which so many are fresh */
-void untouched_expect(uintptr_t address, size_t bytes); /* an allocation of the program's, whole pages */
+void untouched_note(struct block *block, size_t fresh); /* it has pages, `fresh` bytes of which are fresh */
+void untouched_expect(uintptr_t address, size_t bytes); /* an allocation of the program, whole pages */
 struct untouched untouched_now(void);
 
 /* store.c: the page file. */
 int store_begin(const char *directory);
-bool store_reserve(size_t bytes);             /* as much is there from now on */
-void store_forgo(size_t bytes);               /* no more */
+bool store_reserve(size_t bytes);             /* guarantees this much space from now on */
+void store_forgo(size_t bytes);               /* releases that guarantee */
 bool store_take(struct block *block);
 void store_release(struct block *block);
-bool store_may_overwrite(const struct block *block); /* no child may read what it has there */
-/* Without the lock: `bytes` from `start` on, which is a multiple of CHUNK, as their end is, or the block's. */
+bool store_may_overwrite(const struct block *block); /* whether no child may read its place there */
+/* Called without the lock: `bytes` from `start`, which is a multiple of CHUNK, as is their end unless it is the block's. */
 void store_write(struct block *block, size_t start, uintptr_t source, size_t bytes);
 void store_read(struct block *block, size_t start, uintptr_t target, size_t bytes);
 void store_before_fork(void);
@@ -119,20 +120,20 @@ uint64_t store_bytes(void);
 
 /* faults.c */
 bool faults_begin(void);
-/* Have the program's handlers run for what its user sends (Ctrl-C) while a fault waits for long, without locks; return whether some
- * were due. */
+/* Run the program's handlers for its user's signals (Ctrl-C) while a fault waits for long, without locks; return whether
+ * any were due. */
 bool faults_let_user_in(sigset_t *inside);
 void faults_keep_user_out(const sigset_t *inside);
 
-void guard_unlist_free(struct block *first);  /* a free allocation that is no longer whole */
+void guard_unlist_free(struct block *first);  /* a free allocation that is no longer complete */
 
 uint64_t guard_now_ns(void);
 
-/* What a fault at an address came to. */
+/* The outcome of a fault at an address. */
 enum fault_outcome { NOT_OURS, RESOLVED };
 enum fault_outcome guard_resolve(uintptr_t address, bool write, bool write_is_known);
 
-/* Say what cannot go on, and end the process. */
+/* Print why the program cannot continue, and end the process. */
 _Noreturn void guard_die(const char *what, const struct block *block);
 
 #endif

@@ -1,4 +1,5 @@
-/* System calls with a buffer: the kernel does not fault for the program, so what it is handed is brought, and stays until it is done. */
+/* System calls with a buffer: kernel accesses do not fault into our handler, so buffers are brought in and stay until
+ * the call is done. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -95,7 +96,7 @@ CALL(size_t, fread_unlocked, (void *to, size_t size, size_t count, FILE *file), 
 CALL(size_t, fwrite_unlocked, (const void *from, size_t size, size_t count, FILE *file), (from, size, count, file), from,
      size *count, false)
 
-/* What _FORTIFY_SOURCE makes of them: the size of the buffer, as far as the compiler knew it, comes along. */
+/* Variants by _FORTIFY_SOURCE, with the size of the buffer as far as the compiler knew it. */
 CALL(ssize_t, __read_chk, (int file, void *to, size_t bytes, size_t known), (file, to, bytes, known), to, bytes, true)
 CALL(ssize_t, __pread_chk, (int file, void *to, size_t bytes, off_t at, size_t known), (file, to, bytes, at, known), to, bytes, true)
 CALL(ssize_t, __pread64_chk, (int file, void *to, size_t bytes, off64_t at, size_t known), (file, to, bytes, at, known), to, bytes,
@@ -109,7 +110,7 @@ CALL(ssize_t, __recv_chk, (int file, void *to, size_t bytes, size_t known, int f
 
 #define REMEDY "; hand it a copy instead, as bytes(...) or numpy.array(..., copy=True) make one"
 
-/* Until something else says that it is done, the kernel reads pages that may by then be another block's. */
+/* Until a later notification, the kernel reads pages that may belong to another block by then. */
 static void refuse_lending(const struct iovec *parts, size_t count, const char *what) {
     for (size_t i = 0; guard_active() && i < count; i++) {
         const struct block *block = arena_block_at((uintptr_t)parts[i].iov_base);
@@ -122,13 +123,13 @@ static void refuse_lending(const struct iovec *parts, size_t count, const char *
 
 #define LOOKED_AT 16
 
-/* Where the kernel refused memory by a pointer within what it was handed, and that is a block's, say so and end. */
+/* If the kernel refused memory of a block that an argument points to, report that and end the process. */
 static void end_if_refused(long result, const void *handed, const char *what) {
     uintptr_t words[LOOKED_AT] = {0};
     struct iovec here = {words, sizeof words}, there = {(void *)handed, sizeof words};
     if (result != -1 || errno != EFAULT || !guard_active())
         return;
-    syscall(SYS_process_vm_readv, getpid(), &here, 1, &there, 1, 0); /* what is handed may be no address */
+    syscall(SYS_process_vm_readv, getpid(), &here, 1, &there, 1, 0); /* the argument may not be an address */
     errno = EFAULT;
     for (int i = 0; i < LOOKED_AT; i++) {
         const struct block *block = arena_block_at(words[i]);
@@ -138,7 +139,7 @@ static void end_if_refused(long result, const void *handed, const char *what) {
 }
 
 #define ARGUMENTS 6
-#define TO_THE_END SIZE_MAX /* of an allocation, where nobody says how much the kernel will touch */
+#define TO_THE_END SIZE_MAX /* of an allocation, if the size that the kernel will touch is not known */
 
 static void collect(long *arguments, va_list list) {
     for (int i = 0; i < ARGUMENTS; i++)
@@ -158,7 +159,7 @@ EXPORT long syscall(long number, ...) {
     collect(a, list);
     va_end(list);
     const char *caller = __builtin_return_address(0);
-    bool ours = caller >= __ehdr_start && caller < _end; /* pages are read and written by these */
+    bool ours = caller >= __ehdr_start && caller < _end; /* these functions read and write pages */
     bool pinned[ARGUMENTS] = {false};
     for (int i = 0; !ours && i < ARGUMENTS; i++)
         pinned[i] = guard_pin((void *)a[i], TO_THE_END, true);
@@ -202,7 +203,8 @@ EXPORT ssize_t vmsplice(int file, const struct iovec *parts, size_t count, unsig
     return real(file, parts, count, flags);
 }
 
-/* As kernels and sockets that cannot do it: programs send copies then. What is lent is not known to be free until much later. */
+/* Fails as on kernels and sockets without the option: programs then send copies. Lent memory would not be known to be
+ * free until much later. */
 EXPORT int setsockopt(int file, int level, int option, const void *value, socklen_t bytes) {
     static int (*real)(int, int, int, const void *, socklen_t);
     if (!real)

@@ -1,4 +1,5 @@
-/* Whether guarded memory works on this machine: blocks that do not fit together are written, leave, and come back as they were. */
+/* Test whether guarded memory works on this machine: blocks that do not fit together are written, evicted, and come back
+ * unchanged. */
 #include "guard.h"
 
 #define BLOCKS 8
@@ -8,7 +9,8 @@
 
 static uint64_t value_at(size_t block, size_t index) { return (block + 1) * 0x9E3779B97F4A7C15u ^ index; }
 
-/* Return how many words came back with another value; -1 where a block could not be had. To be called in a process of its own. */
+/* Return how many words came back with another value; -1 if a block could not be allocated. To be called in a process of
+ * its own. */
 EXPORT long port_guard_try(void) {
     volatile uint64_t *blocks[BLOCKS];
     size_t words = BLOCK_BYTES / sizeof **blocks;
@@ -28,7 +30,7 @@ EXPORT long port_guard_try(void) {
         for (size_t at = 0; at < words; at++)
             wrong += blocks[i][at] != value_at(i, at);
     for (size_t i = 0; i < BLOCKS; i++) {
-        blocks[i][0] += 1; /* what is clean becomes dirty */
+        blocks[i][0] += 1; /* a clean block becomes dirty */
         wrong += !guard_evict((const void *)blocks[i]) || blocks[i][0] != value_at(i, 0) + 1;
     }
     for (size_t i = 0; i < BLOCKS; i++)

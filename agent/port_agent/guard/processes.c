@@ -12,8 +12,8 @@
 
 #include "processes.h"
 
-#define SHARED_MARGIN ((uint64_t)8 << 20) /* of each process that has tensors: small allocations come between two measurements */
-#define LATE_BYTES ((uint64_t)24 << 20)   /* of tensors, which may be back while memory that was asked for is being filled */
+#define SHARED_MARGIN ((uint64_t)8 << 20) /* for each process with tensors: small allocations between two measurements */
+#define LATE_BYTES ((uint64_t)24 << 20)   /* of tensors, which may return while requested memory is being filled */
 
 static struct processes *all_;
 static struct process_slot *own_;
@@ -62,7 +62,7 @@ size_t processes_own_part(uint32_t pid, size_t resident_bytes) {
     return part && part < resident_bytes ? part : resident_bytes;
 }
 
-/* Return the parent of a process that lives; 0 where it is gone, or waits for being asked how it ended. */
+/* Return the parent of a living process; 0 if it is gone, or waits for its parent to collect its status. */
 static uint32_t parent_of(uint32_t pid) {
     char text[512];
     const char *end = read_of(pid, "stat", text, sizeof text) > 0 ? strrchr(text, ')') : NULL;
@@ -108,7 +108,7 @@ static bool claim(struct process_slot *slot, uint32_t from, uint32_t pid) {
     return true;
 }
 
-/* Take an empty slot; where there is none, that of a process that ended, an unguarded one's last. NULL: all live. */
+/* Take an empty slot or, if there is none, that of an ended process, guarded ones first. NULL: all processes are alive. */
 static struct process_slot *take_slot(uint32_t pid) {
     for (int i = 0; i < PROCESS_SLOTS; i++)
         if (claim(&all_->slots[i], NO_PROCESS, pid))
@@ -144,7 +144,7 @@ struct start_note processes_note_start(uint32_t pid, char *const *words) {
     return note;
 }
 
-/* Note one that was started already, which may have said so itself by now. */
+/* Record a process that has already been started and may have reported itself by now. */
 void processes_note_spawned(uint32_t pid, char *const *words) {
     if (living(pid))
         return;
@@ -192,7 +192,7 @@ static struct processes *map_file(const char *path) {
     return NULL;
 }
 
-/* Take an entry from the beginning of a variable that is a list, and the variable with its last one. */
+/* Remove an entry from the beginning of a list variable, and the variable itself with its last entry. */
 static void take_from_list(const char *variable, const char *entry) {
     const char *value = *entry ? getenv(variable) : NULL;
     size_t length = strlen(entry);
@@ -227,7 +227,7 @@ struct processes *processes_attach(int count, char **words) {
     take_from_list("LD_LIBRARY_PATH", all_->library_path);
     uint32_t pid = (uint32_t)getpid();
     own_ = living(pid);
-    if (own_ && atomic_load(&own_->state) == GUARDED) { /* another's, whose number this process has now */
+    if (own_ && atomic_load(&own_->state) == GUARDED) { /* another process's, whose number this one has now */
         end_slot(own_);
         own_ = NULL;
     }
@@ -271,7 +271,7 @@ void processes_in_child(bool guarded) {
     begin_own(guarded);
 }
 
-/* Where the program became another, nobody in it knows what it took: have that said. */
+/* After the program replaced itself (execve), nothing in it knows its use: have it reported. */
 static void account(void) {
     if (!processes_is_first() || !atomic_load(&all_->replaced) || atomic_exchange(&all_->accounted, 1) || !*all_->accounting)
         return;
@@ -299,8 +299,8 @@ bool processes_has_company(void) {
     return false;
 }
 
-/* Return the level up to which each may fill, so that all together take no more than `room`: who needs less leaves the rest to
- * the others. `wanted` is used up. */
+/* Return the level up to which each process may fill, so that all together take no more than `room`: a process that
+ * needs less leaves the rest to the others. Overwrites `wanted`. */
 static uint64_t level_of(uint64_t *wanted, uint64_t count, uint64_t room) {
     for (bool changed = true; changed;) {
         changed = false;
@@ -381,7 +381,7 @@ void processes_say_need(void) {
     if (!processes_is_first() || all_->followed)
         return;
     uint64_t needed = atomic_load(&all_->needed_bytes), rest = atomic_load(&all_->rest_bytes);
-    if (!atomic_load(&all_->peak_tensor_bytes)) /* libraries are being loaded: what they take in the end is not known */
+    if (!atomic_load(&all_->peak_tensor_bytes)) /* libraries are still being loaded: what they will take is not known */
         return;
     if (!needed || rest + SHARED_MARGIN <= all_->ram_bytes || needed < said + said / 2)
         return;
@@ -415,8 +415,8 @@ static void look_at(struct process_slot *slot) {
 
 #define STRANGERS 64
 
-/* Note a process that nobody saw starting, where a process inside the budget is its parent. One that was not there the last time
- * may be about to say so itself. */
+/* Record a process whose start was not observed, if its parent is inside the budget. One that was not there the last
+ * time may be about to report itself. */
 static void note_unknown(uint32_t pid, const uint32_t *before, uint32_t *strangers, int *count) {
     uint32_t parent = living(pid) ? 0 : parent_of(pid);
     if (!parent || !living(parent))

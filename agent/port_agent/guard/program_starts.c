@@ -1,5 +1,5 @@
-/* Programs that a process inside a budget starts: what they need to be inside it, too, is added to their environment here, whatever
- * that is, and taken away again by their own library before they look. So no program sees it, and none loses it. */
+/* Programs started by a process inside a budget: what they need to be inside it, too, is added to their environment
+ * here. Their own library removes it again before they look, so no program sees it, and none loses it. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -57,7 +57,7 @@ static size_t count_of(words_t environment) {
     return count;
 }
 
-/* Return the length of an entry that puts `first` before what a list holds; 0 where nothing is to be added. */
+/* Return the length of an entry that puts `first` before the contents of a list; 0 if nothing is to be added. */
 static size_t entry_bytes(words_t environment, const char *name, const char *first) {
     const char *value = value_of(environment, name);
     return *first ? strlen(name) + strlen(first) + (value ? strlen(value) : 0) + 3 : 0;
@@ -68,7 +68,7 @@ static void write_entry(char *entry, size_t bytes, words_t environment, const ch
     snprintf(entry, bytes, "%s=%s%s%s", name, first, value && *value ? ":" : "", value ? value : "");
 }
 
-/* Write the entries of `environment` to `with`, and `added` in place of those of the same name. */
+/* Write the entries of `environment` to `with`, with `added` in place of those with the same name. */
 static void merge(char **with, words_t environment, char *const added[3]) {
     for (words_t entry = environment; entry && *entry; entry++) {
         bool replaced = false;
@@ -83,7 +83,7 @@ static void merge(char **with, words_t environment, char *const added[3]) {
     *with = NULL;
 }
 
-/* On the stack of the caller: in a child that shares its parent's memory nothing else may be written. */
+/* On the caller's stack: a child that shares its parent's memory may write nothing else. */
 #define WITH_OURS(with, environment)                                                                       \
     const struct processes *all = processes_all();                                                         \
     size_t preload_bytes = entry_bytes(environment, "LD_PRELOAD", all->preload);                           \
@@ -148,7 +148,7 @@ EXPORT int execveat(int directory, const char *path, words_t words, words_t envi
     return not_replaced(note, real_execveat_(directory, path, words, with, flags));
 }
 
-/* Collect the words of a call that lists them, up to a NULL. */
+/* Collect the words of a variadic call, up to a NULL. */
 #define LISTED(words, first, arguments)                              \
     va_list arguments, counted;                                      \
     va_start(arguments, first);                                      \
@@ -221,7 +221,8 @@ void starts_run(char **words) {
         status_of(pid);
 }
 
-/* glibc's own starts the shell past posix_spawn. As POSIX has it: who waits for the command ignores Ctrl-C, which is the command's. */
+/* glibc's own version starts the shell without posix_spawn. As in POSIX: while waiting for the command, the caller
+ * ignores Ctrl-C, which is meant for the command. */
 EXPORT int system(const char *command) {
     static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
     static int waiting;

@@ -1,4 +1,4 @@
-/* A thread of a process inside a budget: it measures while no fault and no allocation does, and makes room for what it finds. */
+/* A thread of a process inside a budget: it measures while no fault or allocation does, and makes room for what it finds. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -21,15 +21,15 @@
 #define PATIENCE_TICKS 10
 #define ANSWER_BYTES 512
 #define LINES_BYTES 2000
-#define MEASURE_SHARE 200 /* looking takes at most this part of the time */
+#define MEASURE_SHARE 200 /* share of the time that looking may take, as a divisor */
 
 static _Atomic bool runs_;
-static _Atomic int line_ = -1; /* to who says when the program runs */
+static _Atomic int line_ = -1; /* to whoever decides when the program runs */
 static char answers_[RELEASED + 1][ANSWER_BYTES];
-static _Atomic bool being_obeyed_; /* what is on the line, by who listens */
-static _Atomic uint32_t owed_; /* what is said when that is reached; RUNS: nothing */
+static _Atomic bool being_obeyed_; /* whether the listener obeys what is on the line */
+static _Atomic uint32_t owed_; /* the state to report when it is reached; RUNS: nothing */
 
-/* Look at others, and at what is shared with them; return when to look again. */
+/* Measure other processes and what is shared with them; return when to measure again. */
 static uint64_t look(void) {
     uint64_t begin = guard_now_ns();
     processes_look_around();
@@ -48,7 +48,7 @@ void service_resume(void) {
     processes_want_pause(RUNS);
 }
 
-/* Return what the last of some lines commands (`port_agent.worker.protocol`): a program that is to clean up or to go on runs. */
+/* Return what the last of some lines commands (`port_agent.worker.protocol`): a program that must clean up or resume runs. */
 static enum pause_state commanded(const char *lines) {
     const char *last = NULL;
     for (const char *next = lines; (next = strstr(next, "\"cmd\":\"")); next++) /* no quoted text can hold these quotes */
@@ -58,8 +58,8 @@ static enum pause_state commanded(const char *lines) {
     return last && !strncmp(last, "release\"", 8) ? RELEASED : RUNS;
 }
 
-/* Obey what is said on the line and nobody reads: the one that listens may want the interpreter's lock from a thread that computes with
- * it, or waits with it for the end of this very pause. */
+/* Obey commands on the line that nothing reads. The listener may wait for the interpreter's lock, held by a thread that
+ * computes, or may wait with such a thread for the end of this very pause. */
 static void obey_line(enum pause_state reached) {
     static unsigned unread;
     char lines[LINES_BYTES];
@@ -71,7 +71,7 @@ static void obey_line(enum pause_state reached) {
     enum pause_state wanted = commanded(lines);
     if (length < 0)
         unread = 0;
-    else if (wanted == RUNS) /* or the line has ended: without it nobody could go on */
+    else if (wanted == RUNS) /* or the line has ended: otherwise the program could never resume */
         service_resume();
     else if (!atomic_load(&being_obeyed_) && ++unread == PATIENCE_TICKS)
         service_pause_and_say(wanted);

@@ -1,7 +1,8 @@
-/* The page file of guarded blocks: unnamed, its space allocated before it is used, every page checked when it comes back.
+/* The page file of guarded blocks: unnamed, allocated before it is used, with a checksum verified whenever a page comes
+ * back.
  *
- * A forked child reads its parent's file and writes one of its own; while a child may read it, the parent overwrites nothing that
- * was there at the fork (an era ends with the last process that holds its pipe).
+ * A forked child reads its parent's file and writes one of its own. While a child may read it, the parent overwrites
+ * nothing that was there at the fork; an era ends with the last process that holds its pipe.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -28,14 +29,14 @@ struct hole {
 };
 
 static int files_[MOST_FILES];
-static uint64_t *sums_[MOST_FILES]; /* of each chunk in a file, by the granule in which it begins */
-static size_t sums_bytes_;          /* of the newest's, what can be used */
+static uint64_t *sums_[MOST_FILES]; /* of each chunk in a file, by the granule where it begins */
+static size_t sums_bytes_;          /* usable bytes of the newest's */
 static int file_count_;
 static char directory_[4096];
 static bool direct_ = true;
 static off_t used_, reserved_;
 static size_t promised_;
-static struct hole holes_[1 << 16]; /* given back; what does not fit is lost to the file until the process ends */
+static struct hole holes_[1 << 16]; /* freed places; those that do not fit here are lost until the process ends */
 static uint32_t hole_count_;
 static uint64_t era_ = 1;
 static struct {
@@ -45,7 +46,7 @@ static struct {
 static int reader_count_;
 static int fork_pipe_[2] = {-1, -1};
 
-/* What a block takes in a file: whole granules, so that each of its chunks has a checksum of its own. */
+/* The bytes of a block in a file: whole granules, so that each of its chunks has its own checksum. */
 static size_t place_of(size_t bytes) { return (bytes + GRANULE - 1) & ~(GRANULE - 1); }
 
 static int open_file(void) {
@@ -55,7 +56,7 @@ static int open_file(void) {
         direct_ = false;
         descriptor = (int)syscall(SYS_openat, AT_FDCWD, directory_, flags, 0600);
     }
-    if (descriptor >= 0 && descriptor < 64) { /* out of the way of programs that count on small numbers */
+    if (descriptor >= 0 && descriptor < 64) { /* away from the small numbers that programs count on */
         int higher = fcntl(descriptor, F_DUPFD_CLOEXEC, 64);
         if (higher >= 0) {
             close(descriptor);
@@ -89,7 +90,7 @@ static bool grow_file(off_t bytes) {
     return true;
 }
 
-/* The file is never smaller than all blocks that are in use and what was given back: a full medium shows when a block is asked for. */
+/* The file is never smaller than all blocks in use plus the freed places: a full medium shows when a block is allocated. */
 bool store_reserve(size_t bytes) {
     size_t more = place_of(bytes);
     promised_ += more;
@@ -123,7 +124,7 @@ static bool may_be_read_by_a_child(uint64_t era) {
     return read;
 }
 
-/* Find a place among what was given back: the smallest that fits. */
+/* Find a freed place: the smallest that fits. */
 static bool take_hole(struct block *block) {
     size_t bytes = place_of(block->bytes);
     struct hole *best = NULL;
@@ -143,7 +144,7 @@ static bool take_hole(struct block *block) {
     return true;
 }
 
-/* Keep what was given back in order of place, neighbours joined. */
+/* Keep freed places sorted by position, with neighbours merged. */
 static void give_hole(struct hole hole) {
     uint32_t low = 0, high = hole_count_;
     while (low < high) {
@@ -174,7 +175,7 @@ bool store_may_overwrite(const struct block *block) {
     return own && !(block->era < era_ && may_be_read_by_a_child(block->era));
 }
 
-/* Give a block a place in the file, another than it has where a child may read that. */
+/* Give a block a place in the file, a different one if a child may read the old one. */
 bool store_take(struct block *block) {
     if (store_may_overwrite(block))
         return true;
@@ -225,7 +226,7 @@ static void transfer_all(const struct block *block, size_t start, uintptr_t addr
             errno = EIO;
             guard_die("the page file ended early", block);
         } else if (errno == EINVAL && direct_) {
-            direct_ = false; /* the medium takes no direct transfers after all */
+            direct_ = false; /* the medium does not support direct transfers after all */
             for (int i = 0; i < file_count_; i++)
                 fcntl(files_[i], F_SETFL, fcntl(files_[i], F_GETFL) & ~O_DIRECT);
         } else if (errno != EINTR) {
@@ -240,7 +241,7 @@ static uint64_t *sum_at(const struct block *block, size_t start) {
     return &sums_[block->file][((size_t)block->offset + start) / GRANULE];
 }
 
-/* Whole pages are transferred: what is not aligned, or ends within one, goes by a buffer of its own. */
+/* Whole pages are transferred; anything unaligned, or ending within a page, goes through a separate buffer. */
 static void *bounce_for(uintptr_t address, size_t bytes, const struct block *block) {
     if (!((address | bytes) & (guard_page - 1)))
         return NULL;
@@ -296,7 +297,7 @@ void store_before_fork(void) {
 
 void store_after_fork(void) {
     if (fork_pipe_[1] < 0) {
-        /* nobody tells when this child ends: what is in the file now stays as it is */
+        /* the end of this child will not be noticed: the present contents of the file are kept */
         readers_[reader_count_ < MOST_ERAS ? reader_count_++ : MOST_ERAS - 1].era = era_++;
         readers_[reader_count_ - 1].pipe = -1;
         return;

@@ -1,5 +1,5 @@
-/* Memory that was given and that nobody has touched yet. The kernel holds none of it, and will: what a measurement of the process finds
- * is too little by as much. */
+/* Memory that was allocated but not yet touched. The kernel holds no pages for it yet, but will, so a measurement of the
+ * process is too low by that much. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -11,10 +11,11 @@
 #define BLOCKS 2048
 #define ALLOCATIONS 32
 #define PAGES_AT_ONCE 65536
-#define LOOK_SHARE 20          /* looking takes at most this part of the time */
-#define PATIENCE_NS 100000000u /* of the process's own time, in which an allocation that is being filled grows */
+#define LOOK_SHARE 20          /* share of the time that looking may take, as a divisor */
+#define PATIENCE_NS 100000000u /* of the process's CPU time: an allocation that is being filled grows within it */
 
-/* What the program allocated beside tensors. Nobody says that it is never filled: who does not go on filling it is not waited for. */
+/* What the program allocated besides tensors. Nothing reports that an allocation will never be filled, so one that stops
+ * growing is not waited for. */
 struct allocation {
     struct span span;
     size_t untouched;
@@ -25,7 +26,7 @@ static uint32_t blocks_[BLOCKS];
 static unsigned block_count_;
 static struct allocation allocations_[ALLOCATIONS];
 static unsigned allocation_count_;
-static struct untouched untouched_; /* at the last look, and what was given since then */
+static struct untouched untouched_; /* at the last look, plus allocations since then */
 static uint64_t next_look_ns_;
 
 static uint64_t own_time_ns(void) {
@@ -49,7 +50,7 @@ void untouched_expect(uintptr_t address, size_t bytes) {
     allocations_[allocation_count_++] = (struct allocation){{address, bytes}, bytes, own_time_ns()};
 }
 
-/* Return how much of such addresses has no pages; 0 where they are nobody's any more, or the kernel does not say. */
+/* Return how much of such addresses has no pages; 0 if they are no longer allocated, or the kernel does not report it. */
 static size_t without_pages(struct span span) {
     static unsigned char pages[PAGES_AT_ONCE];
     size_t untouched = 0;

@@ -1,6 +1,6 @@
-"""Slices, splits, zero padding and permuted channels as convolutions that only choose: each output is one input, or zero.
+"""Slices, splits, zero padding and permuted channels as convolutions that only select: each output is one input, or zero.
 
-What a call of torch chooses is read off torch: of a tensor whose values are the places of its elements.
+What a call selects is found by running it in torch on a tensor whose values are the positions of its elements.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from port_planner.mcu.ir import KernelCall, OpKind, Shape
 from port_planner.mcu.torch_axes import GRAPH_AXES, TorchAxes
 
 Places = tuple[int, ...]
-"""Along one axis: which place of the input each place of the output is; PAD: zero."""
+"""Along one axis: the input position of each output position; PAD: zero."""
 PAD = -1
 BATCH = 2
 
 
 @dataclass(frozen=True, slots=True)
 class AxisChoice:
-    """What a call chooses: places along each axis of its input, and which of these axes each axis of the output is.
+    """What a call selects: positions along each axis of its input, and the input axis of each output axis.
 
-    None for an output axis of extent 1 that no axis of the input is.
+    None for an output axis of extent 1 that corresponds to no input axis.
     """
 
     places: tuple[Places, ...]
@@ -35,9 +35,9 @@ class AxisChoice:
 
 
 def read_choice(call: Callable[[torch.Tensor], torch.Tensor], extents: Sequence[int]) -> AxisChoice | None:
-    """Return what a call chooses of samples of these extents; None where it does more than choose along each axis.
+    """Return what a call selects from samples of these extents; None if it does more than select along each axis.
 
-    `call` is given a batch of two.
+    `call` receives a batch of two.
     """
     size = prod(extents)
     ids = torch.arange(1, BATCH * size + 1, dtype=torch.float64).reshape(BATCH, *extents)
@@ -83,7 +83,7 @@ def _varies(along: NDArray[np.int64], real: NDArray[np.bool_], axis: int) -> boo
 
 
 def _claim_still_axes(axes: list[int | None], shape: tuple[int, ...], extents: tuple[int, ...]) -> None:
-    """Give axes of the output along which nothing moves to axes of the input that are there as often, in order."""
+    """Assign output axes along which nothing moves to input axes of the same extent, in order."""
     if len(shape) != len(extents):
         return
     for axis, owner in enumerate(axes):
@@ -92,7 +92,7 @@ def _claim_still_axes(axes: list[int | None], shape: tuple[int, ...], extents: t
 
 
 def _ids(choice: AxisChoice, extents: tuple[int, ...]) -> NDArray[np.int64]:
-    """Return what a choice gives of ids that count from 1."""
+    """Return the result of a choice on ids counted from 1."""
     owned = [owner for owner in choice.axes if owner is not None]
     lists = [choice.places[owner] for owner in owned]
     grid = np.meshgrid(*(np.array(places) for places in lists), indexing="ij") if lists else []
@@ -106,9 +106,9 @@ def _ids(choice: AxisChoice, extents: tuple[int, ...]) -> NDArray[np.int64]:
 
 
 def choosing_ops(choice: AxisChoice, source: str, seen: TorchAxes) -> tuple[list[KernelCall], TorchAxes] | None:
-    """Return the ops of a choice, each without a name and reading the one before, and what torch sees of the last.
+    """Return the ops of a choice, unnamed, each reading the one before, and what torch sees of the last.
 
-    None where an axis of torch is several of the graph, or the places are no window of it.
+    None if an axis of torch corresponds to several of the graph, or the positions do not form a window.
     """
     whole = {name: tuple(range(extent)) for name, extent in zip("CHW", _extents(seen.shape), strict=True)}
     chosen = dict(whole)
@@ -184,7 +184,7 @@ def _channels(source: str, shape: Shape, chosen: Places) -> KernelCall:
 
 
 def identity_layer(source: str, seen: TorchAxes) -> KernelCall:
-    """Return the linear layer that gives the values of a tensor as torch sees it, one axis, as they are."""
+    """Return the linear layer that passes the values of a tensor with one axis in torch through unchanged."""
     (axis,), elements = seen.axes, seen.shape.elements
     extents = [dict(zip(GRAPH_AXES, _extents(seen.shape), strict=True))[name] for name in axis]
     order = (0, *(1 + axis.index(name) for name in "HWC" if name in axis))

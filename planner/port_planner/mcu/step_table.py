@@ -1,9 +1,9 @@
 """The step table: every kernel call of one training sample with the places of its operands, recomputation included.
 
-A program (`port_planner.mcu.autodiff`) names tensors; a table names *residencies*. A tensor that is kept has one, called as
-the tensor. One that is dropped after the forward part and computed again has a second, `conv3@2`, which may lie elsewhere
-in the arena, and the row of its operator stands in the table twice. One that was paged out comes back to a second residency
-too (`port_planner.mcu.pages`).
+A program (`port_planner.mcu.autodiff`) names tensors; a table names *residencies*. A tensor that is kept has one, named like
+the tensor. One that is dropped after the forward part and recomputed has a second, `conv3@2`, which may lie elsewhere in
+the arena, and its operator's row appears twice in the table. One that was paged out also comes back to a second residency
+(`port_planner.mcu.pages`).
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from port_planner.mcu.tiles import GroupRows, TileGroup, TileVerifier, group_row
 
 @dataclass(frozen=True, slots=True)
 class RepeatedOps:
-    """Which tensors are computed again, in order, before which step of the program; parameters are read again."""
+    """The tensors that are recomputed before each step of the program, in order; parameters are read again."""
 
     before: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
 
@@ -51,7 +51,7 @@ class RepeatedOps:
 
 
 class TableError(PortError):
-    """A step table that does not compute what its program does: a defect of the planner, with the row it shows at."""
+    """A step table that does not compute what its program does: a defect of the planner, with the row where it shows."""
 
     def __init__(self, index: int, row: TableRow, problem: str) -> None:
         super().__init__(f"row {index} ({row.kind.name} {row.op}): {problem}; report this, the planner is wrong")
@@ -60,14 +60,14 @@ class TableError(PortError):
 
 
 def home(graph: Graph, tensor: str) -> str:
-    """Return the tensor whose memory this one has: the classifier's gradient lies where its logits were."""
+    """Return the tensor whose memory this one uses: the classifier's gradient lies where its logits were."""
     last = graph.ops[-1].name
     return last if tensor == gradient_of(last) else tensor
 
 
 @dataclass(frozen=True, slots=True)
 class StepTable:
-    """Rows, and the bytes of the buffers that exist in bands only."""
+    """Rows, and the bytes of the buffers that exist only in bands."""
 
     rows: tuple[TableRow, ...]
     sizes: dict[str, int] = field(default_factory=dict)
@@ -84,9 +84,9 @@ def table_rows(
 ) -> StepTable:
     """Return the table of a fused program in which `repeated` runs again, `groups` run in bands and `paging` moves pages.
 
-    `chooses`: weight updates are dynamic, with room for what each group of channels matters.
+    `chooses`: weight updates are dynamic, with scratch for the norms of the channel groups.
 
-    Raises TableError, TileError or BoardPageError where that does not compute what the program does.
+    Raises TableError, TileError or BoardPageError if the table does not compute what the program does.
     """
     wanted, moved = repeated or RepeatedOps(), paging or BoardPaging()
     place, starts = _Residencies(program, simd, moved, chooses), {group.start: group for group in groups}
@@ -115,7 +115,7 @@ def table_rows(
 
 
 def _ends_where_it_began(rows: Sequence[TableRow], page: str) -> list[TableRow]:
-    """Return the rows in which the last residency of carried parameters is that of their first reading, which is marked."""
+    """Return the rows in which the last residency of carried parameters is that of their first read, which is marked."""
     read = [index for index, row in enumerate(rows) if row.kind is StepKind.PAGE_IN and row.page == page]
     first, last = (rows[index].output for index in (read[0], read[-1]))
 
@@ -135,7 +135,7 @@ def _ends_where_it_began(rows: Sequence[TableRow], page: str) -> list[TableRow]:
 
 
 class _Residencies:
-    """The current residency of every tensor, while rows are written."""
+    """The current residency of every tensor while rows are written."""
 
     def __init__(self, program: SampleProgram, simd: bool, paging: BoardPaging, chooses: bool) -> None:
         self.graph, self.simd, self.paging, self.chooses = program.graph, simd, paging, chooses
@@ -154,7 +154,7 @@ class _Residencies:
         return self.current[tensor]
 
     def transfers(self, index: int) -> list[TableRow]:
-        """Return the page rows before a step: first what it waits for, then what starts."""
+        """Return the page rows before a step: first the waits, then the transfers that start."""
         waits, starts = [], []
         for move in self.paging.moves:
             if move.out is not None and move.out[1] == index:
@@ -181,7 +181,7 @@ class _Residencies:
         return self.load(parameter_name(step.op)) if step.kind is StepKind.FORWARD and step.op in self.updates else []
 
     def stores(self, step: Step) -> list[TableRow]:
-        """Return the rows that write a layer's parameters behind its last update."""
+        """Return the rows that write a layer's parameters after its last update."""
         if step.kind not in UPDATES or step.op not in self.updates:
             return []
         self.updates[step.op] -= 1
@@ -255,8 +255,8 @@ def tensor_of(residency: str) -> str:
 def verify_table(program: SampleProgram, rows: Sequence[TableRow], groups: Sequence[TileGroup] = ()) -> None:
     """Raise TableError, TileError, BoardPageError unless the rows do what the program does, operand for operand.
 
-    Both are run on symbols. What a row reads must be the tensor that the program's step reads, written as often;
-    an operator that runs again must read what it read the first time, with weights that were not updated since.
+    Both are run on symbols. A row must read the tensor that the program's step reads, after the same number of writes. An
+    operator that runs again must read what it read the first time, with weights that were not updated since.
     """
     starts = {group.start: group for group in groups}
     wanted: dict[str, int] = {program.graph.input_name: 1}
@@ -306,7 +306,7 @@ def _verify_group(
     wanted: dict[str, int],
     held: dict[str, Contents],
 ) -> int:
-    """Check the rows of a group, which may be followed by those of another; return the row behind them."""
+    """Verify the rows of a group, which may be followed by another group's; return the row after them."""
     updates = sum(s.kind in (StepKind.WEIGHT, StepKind.BIAS) for s in program.steps[group.start : group.stop])
     index = span[0]
     while index < span[1] and updates:
@@ -342,7 +342,7 @@ def _verify_step(
         name = home(graph, tensor)
         if held.get(operands[name]) != (name, wanted[name]):
             raise TableError(
-                index, row, f"reads {operands[name]}, which holds {held.get(operands[name])}, not {name} as it is"
+                index, row, f"reads {operands[name]}, which holds {held.get(operands[name])}, not the current {name}"
             )
     for tensor in writes(graph, step):
         name = home(graph, tensor)

@@ -1,10 +1,10 @@
-"""Backward in bands of lines: the gradients between two operators exist a few lines at a time.
+"""The backward pass in bands of lines: the gradients between two operators exist a few lines at a time.
 
-A gradient is fp32 and as large as its activation, so that two of them, not what is kept, decide how much RAM a training
-step needs. A group of neighbouring convolutions is therefore run line by line: one band of the lowest gradient, and for
-it the lines of every gradient above that it depends on (a halo where kernels overlap). Sums over pixels are suspended
-after one band and resumed in the next, in the order of the whole, so that every bit is that of the undivided step.
-MCUNetV2 (arXiv 2110.15352) does the like for inference.
+A gradient is fp32 and as large as its activation, so two gradients, not the kept tensors, decide how much RAM a training
+step needs. So a group of neighbouring convolutions runs line by line: one band of the lowest gradient, and for it the lines
+of every gradient above that it depends on (a halo where kernels overlap). Sums over pixels are suspended after one band and
+resumed in the next, in the order of the whole, so that every bit is that of the undivided step. MCUNetV2 (arXiv 2110.15352)
+does the same for inference.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Span = tuple[int, int]
 class TileGroup:
     """Operators `ops`, lowest first, whose inner gradients exist in bands of about `lines` lines of the lowest.
 
-    `forward`: their inner activations are computed again band by band too. `start`, `stop`: the steps it stands for.
+    `forward`: their inner activations are recomputed band by band, too. `start`, `stop`: the steps that the group replaces.
     """
 
     ops: tuple[str, ...]
@@ -38,7 +38,7 @@ class TileGroup:
 
 
 def tile_groups(program: SampleProgram) -> list[tuple[str, ...]]:
-    """Return the longest runs of operators that a group may take a part of, lowest operator first."""
+    """Return the longest runs of operators of which a group may take a part, lowest operator first."""
     graph = program.graph
     readers: dict[str, int] = {}
     for op in graph.ops:
@@ -58,7 +58,7 @@ def tile_groups(program: SampleProgram) -> list[tuple[str, ...]]:
 
 
 def make_group(program: SampleProgram, ops: tuple[str, ...], lines: int, forward: bool) -> TileGroup | None:
-    """Return the group of these operators; None where the program does not differentiate through all of them."""
+    """Return the group of these operators; None if the program does not differentiate through all of them."""
     inside = set(ops)
     top = ops[-1]
     first = next((i for i, s in enumerate(program.steps) if s.kind is StepKind.INPUT and s.op == top), None)
@@ -92,7 +92,7 @@ def lines_read(op: KernelCall, out: Span) -> Span:
 
 
 def lines_reached(op: KernelCall, inputs: Span) -> Span:
-    """Return the output lines that depend on these input lines: those whose gradient theirs needs."""
+    """Return the output lines that depend on these input lines, whose gradients these lines' gradient needs."""
     first = -(-(inputs[0] + op.padding[0] - op.kernel[0] + 1) // op.stride[0])
     last = (inputs[1] - 1 + op.padding[0]) // op.stride[0] + 1
     first = min(max(first, 0), op.out_shape.height)
@@ -149,7 +149,7 @@ class _Writer:
             yield tile
 
     def _activations(self, tile: _Tile, top: KernelCall) -> None:
-        """Fill in the lines of each inner activation that this band reads, from the top down."""
+        """Set the lines of each inner activation that this band reads, from the top down."""
         above: Span | None = None
         for op, reader in zip(reversed(self.ops[:-1]), reversed(self.ops[1:]), strict=True):
             spans = [tile.windows[op.name]]
@@ -245,7 +245,7 @@ class _Writer:
         self.resumed.add(sums)
 
     def _finish(self) -> Iterator[TableRow]:
-        """The updates, in the order in which the program draws its random numbers."""
+        """Yield the updates, in the order in which the program draws its random numbers."""
         for step in self.steps.values():
             if step.kind not in (StepKind.WEIGHT, StepKind.BIAS):
                 continue
@@ -273,7 +273,7 @@ def _sums(kind: StepKind, op: str) -> str:
 
 
 def group_tensors(program: SampleProgram, group: TileGroup) -> tuple[list[str], list[str]]:
-    """Return the whole tensors that a group reads and those it writes."""
+    """Return the whole tensors that a group reads, and those it writes."""
     graph: Graph = program.graph
     inner = set(group.ops[:-1])
     inside = {*inner} if group.forward else set()
@@ -294,7 +294,7 @@ def group_tensors(program: SampleProgram, group: TileGroup) -> tuple[list[str], 
 
 
 class TileError(PortError):
-    """A group of bands that does not compute what its operators do: a defect of the planner, with the row it shows at."""
+    """A group of bands that does not compute what its operators do: a defect of the planner, with the row where it shows."""
 
     def __init__(self, index: int, row: TableRow, problem: str) -> None:
         super().__init__(f"band row {index} ({row.kind.name} {row.op}): {problem}; report this, the planner is wrong")
@@ -303,14 +303,14 @@ class TileError(PortError):
 
 
 Content = tuple[str, int, bool]
-"""A tensor's line as it stands in a buffer, and whether it is ready to be read: computed, and masked if a gradient."""
+"""A tensor's line in a buffer, and whether it may be read: computed and, if it is a gradient, masked."""
 
 
 class TileVerifier:
-    """Runs the rows of one group on symbols, line by line: believes no span that the writer stated."""
+    """Runs the rows of one group on symbols, line by line, without trusting the spans that the writer stated."""
 
     def __init__(self, program: SampleProgram, group: TileGroup, whole: dict[str, str]) -> None:
-        """`whole`: which tensor each residency holds that the group may read."""
+        """`whole`: the tensor in each residency that the group may read."""
         self.graph, self.group, self.whole = program.graph, group, whole
         self.steps = program.steps[group.start : group.stop]
         self.gradients = {s.op: s.gradient for s in self.steps}
@@ -348,7 +348,7 @@ class TileVerifier:
 
     def _lacks(self, buffer: str, tensor: str, origin: int, span: Span) -> str:
         if self.whole.get(buffer) == tensor:
-            return "" if origin == 0 else f"{buffer} is whole, its line 0 is not {origin}"
+            return "" if origin == 0 else f"{buffer} is whole, so its line 0 cannot be {origin}"
         held = self.buffers.get(buffer, {})
         missing = [line for line in range(*span) if held.get(line - origin) != (tensor, line, True)]
         return f"lines {missing} of {tensor} are not in {buffer}" if missing else ""
@@ -376,7 +376,7 @@ class TileVerifier:
         span, held = row.span or (0, op.out_shape.height), self.buffers.get(row.gradient, {})
         for line in range(*span):
             if held.get(line - row.lines.gradient) != (gradient_of(row.op), line, False):
-                return f"line {line} of the gradient is not there, or masked already"
+                return f"line {line} of the gradient is missing, or already masked"
             held[line - row.lines.gradient] = (gradient_of(row.op), line, True)
         return self._lacks(row.output, row.op, row.lines.output, span)
 
@@ -390,7 +390,7 @@ class TileVerifier:
             if (first, last) != (0, op.out_shape.height):
                 return f"updates with lines {first} to {last} only"
         elif self.summed.get(row.scratch, 0) != first or row.resumes != (first > 0):
-            return f"sums from line {first}, {self.summed.get(row.scratch, 0)} are summed"
+            return f"sums from line {first}, but {self.summed.get(row.scratch, 0)} lines are summed"
         self.summed[row.scratch] = last
         problem = self._lacks(row.gradient, self.gradients[op.name], row.lines.gradient, (first, last))
         if not problem and row.source:

@@ -1,7 +1,7 @@
-"""What the axes of a torch tensor are in the compiler's graph, whose tensors are [height][width][channel].
+"""Which axes of a torch tensor are which axes of the compiler's graph, whose tensors are [height][width][channel].
 
-Views (flatten, squeeze, permute, reshape) move no data on a board: they only change which axis of the graph an axis of torch
-means. The next layer that computes reads it from here, or refuses.
+Views (flatten, squeeze, permute, reshape) move no data on a board. They only change which axis of the graph an axis of torch
+means. The next layer that computes reads it from here, or is rejected.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ import torch
 from port_planner.mcu.ir import Shape
 
 GRAPH_AXES = "CHW"
-"""In torch's order. An axis of the graph is named by one of these letters."""
+"""Axes in torch's order. An axis of the graph is named by one of these letters."""
 
 TorchAxis = str
-"""The axes of the graph, of extents above 1, that an axis of torch is the row-major product of; "" for an extent of 1."""
+"""The graph's axes with extents above 1 whose row-major product is an axis of torch; "" for an extent of 1."""
 
 
 def extent(shape: Shape, axis: TorchAxis) -> int:
@@ -28,7 +28,7 @@ def extent(shape: Shape, axis: TorchAxis) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TorchAxes:
-    """The axes behind the batch of one torch tensor, and the shape of the graph's tensor that it is."""
+    """The axes after the batch of one torch tensor, and the shape of its tensor in the graph."""
 
     shape: Shape
     axes: tuple[TorchAxis, ...]
@@ -49,7 +49,7 @@ class TorchAxes:
         return "".join(self.axes)
 
     def reshaped(self, extents: Sequence[int]) -> TorchAxes | None:
-        """Return the axes of a view of these extents; None where it would divide an axis of the graph."""
+        """Return the axes of a view with these extents; None if it would divide an axis of the graph."""
         left, found = list(self.order), []
         for wanted in extents:
             axis = ""
@@ -67,7 +67,7 @@ class TorchAxes:
     def image(self, dimensions: int) -> tuple[str, ...] | None:
         """Return which axes of the graph the last `dimensions` axes are.
 
-        None where the tensor is not channels followed by so many axes, each an axis of the graph.
+        None unless the tensor is channels followed by this many axes, each of which is an axis of the graph.
         """
         if len(self.axes) != dimensions + 1 or self.axes[0] not in ("", "C"):
             return None

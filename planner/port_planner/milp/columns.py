@@ -1,7 +1,4 @@
-"""The columns of the planning model.
-
-What is decided about each gap, under the letters of FORMULATION.md.
-"""
+"""The columns of the planning model: the decisions about each gap, with the letters of FORMULATION.md."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -16,10 +13,10 @@ Term = tuple[int, float]
 """A column and its factor in a row."""
 
 LARGE_TRANSFER_PERCENT = 1.0
-"""Percent of the budget above which a tensor's transfer hides whole or not at all."""
+"""Percent of the budget above which a tensor's transfer is hidden as a whole or not at all."""
 
 DEAD_HOP = 0.2
-"""A chain of rematerializations may pass this share of a level per tensor without later use (batch-norm outputs, views' copies)."""
+"""A chain may pass this share of a level per tensor without later use (batch-norm outputs, views' copies)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,15 +33,15 @@ class Breadth:
     paging: bool = True
     recompute: bool = True
     inputs: bool = True
-    """Rematerializations need their inputs; without this row and with window 0 the model is a small relaxation of all others."""
+    """Rematerializations need their inputs; without this and with window 0, the model is a small relaxation of all others."""
     sources: bool = False
     """For bounds without `inputs`: rematerializations need their inputs somewhere in their gap."""
     exact_stages: bool = False
     """Free intermediates within a stage after their last use, instead of holding all of a stage together."""
     timeless: bool = False
-    """Transfers only as a whole: their sum against the step's length. What is left is a valid bound."""
+    """Transfers only as a whole: their sum against the step's length. The result is still a valid bound."""
     optimistic: bool = False
-    """For bounds: a rematerialization costs its own share only, and a stage needs no more than its fullest operator."""
+    """For bounds: a rematerialization costs only its own share, and a stage needs no more than its fullest operator."""
 
 
 @dataclass(slots=True)
@@ -64,7 +61,7 @@ class GapColumns:
     write_behind: dict[int, int] = field(default_factory=dict)
     packed_read_ahead: dict[int, int] = field(default_factory=dict)
     packed_write_behind: dict[int, int] = field(default_factory=dict)
-    """As `read_ahead` and `write_behind`, of packed forms."""
+    """Like `read_ahead` and `write_behind`, for packed forms."""
 
     def packing(self) -> list[int]:
         """Return the columns under which the tensor is packed through the gap."""
@@ -79,30 +76,30 @@ class Columns:
     """
 
     def __init__(self, problem: Problem, breadth: Breadth, include: Schedule | None = None) -> None:
-        """Build the model; whatever `include` decides is offered too, outside the breadth as well."""
+        """Build the model; it also offers whatever `include` decides, even outside the breadth."""
         self.problem, self.breadth = problem, breadth
         self.include = include if include is not None else Schedule()
         chosen = dict(self.include.variants)
         self.known_variants = {(c, chosen.get(c, 0)) for c in range(len(problem.groups) if include is not None else 0)}
-        """(group, alternative) of what `include` decides."""
+        """(group, alternative) in the decisions of `include`."""
         self.model = LinearModel()
         self.gaps: dict[int, GapColumns] = {}
         self.intermediates: dict[tuple[int, int], int] = {}
         self.sources: dict[int, int] = {}
-        """Gap -> the column that counts how often its tensor is rematerialized in it for others alone, in bounds."""
+        """Gap -> in bounds, the column that counts how often its tensor is rematerialized in it only for others."""
         self.page_out: dict[tuple[int, int, int], int] = {}
         self.slices: dict[int, int] = {}
         self.variants: dict[tuple[int, int], int] = {}
         """By group and alternative."""
         self.savings: dict[tuple[int, int, int], int] = {}
-        """By group, alternative and number of its saving: the column that says how much of it there is."""
+        """By group, alternative and number of its saving: the column with the amount saved."""
         self.stalls: dict[int, int] = {}
         self.bucket_stalls: dict[tuple[int, int], int] = {}
         """By link and piece of the step."""
         self.exposed: dict[int, list[Term]] = {}
         """By link."""
         self.hiding: set[int] = set()
-        """Integral columns that follow from the decisions: whether a large transfer hides."""
+        """Integral columns that follow from the decisions: whether a large transfer is hidden."""
         self.byte_scale = (problem.ram_bytes or sum(t.nbytes for t in problem.tensors) or 1) / 100.0
         self.joule_scale = _joule_scale(problem)
         self.second_scale = problem.base_seconds / 100.0 or 1.0
@@ -112,11 +109,9 @@ class Columns:
         self.slack = np.inf if problem.deadline_s is None else max(problem.deadline_s - fastest_s, 0.0)
 
     def hiding_column(self, name: str, nbytes: int) -> int:
-        """Create the column that says whether a transfer hides behind compute.
+        """Create the column that says whether a transfer is hidden behind compute or, for a small tensor, how much of it.
 
-        Of a small tensor: how much of it.
-
-        A transfer under way holds its whole buffer; only of small tensors a share is near enough.
+        A running transfer holds its whole buffer; only for small tensors a fraction is accurate enough.
         """
         large = nbytes / self.byte_scale > LARGE_TRANSFER_PERCENT
         column = self.model.column(name, integral=large)
@@ -125,7 +120,7 @@ class Columns:
         return column
 
     def page_out_key(self, g: int, target: int) -> tuple[int, int, int]:
-        """Return under which a gap's page-out stands in `page_out`: by contents, or by gap where each is written anew."""
+        """Return a gap's key in `page_out`: by contents, or by gap if each gap writes them again."""
         gap = self.problem.gaps[g]
         tensor = self.problem.tensors[gap.tensor]
         if not self.problem.rewritten(gap.tensor, target):
@@ -152,10 +147,7 @@ class Columns:
         return rematerialization if seconds <= self.slack * (1 + 1e-12) else None
 
     def presence(self, tensor: int, version: int, stage: int) -> list[Term] | None:
-        """Return the columns whose sum says that a version of a tensor is there.
-
-        When `stage` starts; None: always.
-        """
+        """Return the columns whose sum says whether a version of a tensor is there when `stage` starts; None: always."""
         problem = self.problem
         info = problem.tensors[tensor]
         if stage in self.access_sets[tensor]:
@@ -205,10 +197,7 @@ class Columns:
 
 
 def _joule_scale(problem: Problem) -> float:
-    """Return the joules of a typical decision.
-
-    With raw joules, solvers stop at gaps above the whole overhead.
-    """
+    """Return the joules of a typical decision: with raw joules, solvers stop at gaps above the whole overhead."""
     sizes = [p.joules_in + p.joules_out for t in problem.tensors for p in t.paging[:1]]
     sizes = sizes or [r.joules for t in problem.tensors for r in t.rematerializations if r is not None]
     positive = [s for s in sizes if s > 0]
@@ -216,9 +205,9 @@ def _joule_scale(problem: Problem) -> float:
 
 
 def _fixed_gaps(problem: Problem) -> set[int]:
-    """Return the gaps that nothing but keeping can bridge, or that cover no stage where memory is short.
+    """Return the gaps that can only be kept, or that cover no stage where memory is short.
 
-    A gap next to a short stage counts as covering it if its tensor may be streamed there in slices, or lies there in pieces.
+    A gap next to a short stage counts as covering it if its tensor may be streamed there in slices, or is there in tiles.
     """
     size = problem.size
     load = np.zeros(size)
@@ -255,7 +244,7 @@ def _fixed_gaps(problem: Problem) -> set[int]:
 
 
 def kept_bytes(problem: Problem, gaps: Iterable[int]) -> Vector:
-    """Return, by stage, what tensors take that are kept through these gaps."""
+    """Return, by stage, the bytes of tensors that are kept through these gaps."""
     changes = np.zeros(2 * problem.size + 1)
     for g in gaps:
         gap = problem.gaps[g]
@@ -278,7 +267,7 @@ def _max_by_variants(problem: Problem) -> Vector:
 
 
 def define_returns(f: Columns) -> None:
-    """Create k, x, y, q, p of every gap that may be bridged otherwise than by keeping."""
+    """Create k, x, y, q, p of every gap that may be bridged in other ways than keeping."""
     included = {c.gap: c for c in f.include.choices}
     for g, gap in enumerate(f.problem.gaps):
         if gap.dead or g in f.fixed_gaps:
@@ -328,10 +317,7 @@ def _define_packed_pages(f: Columns, g: int, columns: GapColumns, packing: Packi
 
 
 def define_intermediates(f: Columns) -> None:
-    """Create c[i, s] where a rematerialization at stage s may need tensor i while it is gone.
-
-    Also after its last access.
-    """
+    """Create c[i, s] where a rematerialization at stage s may need tensor i while it is gone, also after its last access."""
     problem = f.problem
     reach: list[dict[int, float]] = [{} for _ in problem.tensors]
     for g, columns in f.gaps.items():
@@ -354,7 +340,7 @@ def define_intermediates(f: Columns) -> None:
 
 
 def _offer_intermediate(f: Columns, i: int, s: int, depth: float, limit: int | None, reach: dict[int, float]) -> bool:
-    """Create c[i, s] if it makes sense there; say whether its own inputs must be looked at (again)."""
+    """Create c[i, s] if it is useful there; return whether its own inputs must be examined (again)."""
     g = f.problem.gap_at(i, s)
     if g is None or (g not in f.gaps and not f.problem.gaps[g].dead):
         return False

@@ -1,7 +1,4 @@
-"""Which rows make a model infeasible, and by how much.
-
-An elastic phase over the limits that a user can move.
-"""
+"""Which rows make a model infeasible, and by how much: an elastic phase over the limits that a user can change."""
 
 import enum
 from array import array
@@ -14,11 +11,11 @@ from port_planner.milp.columns import Columns
 from port_planner.milp.highs import HighsSession, LinearModel, SolverStatus
 
 LEAST = 1e-6
-"""A row that is missed by less, in the model's units (percent of its budget), counts as met."""
+"""In the model's units (percent of its budget): a row missed by less counts as met."""
 
 
 class Limit(enum.Enum):
-    """What a row limits; the value is how the row's name begins."""
+    """What a row limits; the value is the prefix of the row's name."""
 
     MEMORY_BEFORE = "eq5_memory_before"
     MEMORY_IN_STAGE = "eq5_in_stage"
@@ -41,12 +38,10 @@ class Shortfall:
 
 
 def shortfalls(f: Columns, time_limit_s: float) -> tuple[Shortfall, ...]:
-    """Return the limits that the relaxed model misses, the worst first.
+    """Return the limits that the relaxed model misses, the worst first; their sum is as small as possible.
 
-    It misses as little as it can in sum.
-
-    Empty where the relaxation meets them all, or where the time was too short to tell: then whole decisions or what
-    lowering adds are to blame, and no row can be named. One LP.
+    Empty if the relaxation meets them all, or if the time was too short. Then whole decisions, or what lowering adds, are the
+    cause, and no row can be named. Solves one LP.
     """
     elastic, slack_of = _elastic(f.model)
     run = HighsSession(elastic, relaxed=True).run(time_limit_s)
@@ -62,10 +57,7 @@ def shortfalls(f: Columns, time_limit_s: float) -> tuple[Shortfall, ...]:
 
 
 def _elastic(model: LinearModel) -> tuple[LinearModel, dict[str, int]]:
-    """Return the model with every limit missed at a price, and the column that misses each.
-
-    All else is free.
-    """
+    """Return the model with every limit missed at a price and all else free, and the column that misses each limit."""
     elastic = replace(
         model, names=model.names.copy(), cost=[0.0] * model.columns, lower=model.lower.copy(),
         upper=model.upper.copy(), integral=model.integral.copy(), row_start=[0], index=array("i"), value=array("d"),

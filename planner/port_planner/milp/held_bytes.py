@@ -1,7 +1,7 @@
-"""What decisions hold in each stage, noted by what changes from one stage to the next, and the rows that limit it.
+"""The bytes that decisions hold in each stage, kept as changes from stage to stage, and the rows that limit them.
 
-Of hundreds of tensors that are idle in a stage, few come or go before the next: the recursion of the bytes in memory U of POET (Patil
-et al. 2022) and Checkmate (Jain et al. 2020). What the rows say is the sum all the same.
+Few of the hundreds of idle tensors of a stage come or go before the next. This is the recursion of the bytes in memory U of
+POET (Patil et al. 2022) and Checkmate (Jain et al. 2020); the rows still state the full sum.
 """
 
 from array import array
@@ -13,18 +13,18 @@ from port_planner.milp.columns import Term
 from port_planner.milp.highs import LinearModel
 
 _ROUNDING = 1e-12
-"""Relative: of sums that reach a limit and do not pass it."""
+"""Relative: for sums that reach a limit without exceeding it."""
 
 
 class HeldBytes:
-    """Bytes that columns stand for, by stage. The step goes round: stage `size` is the first one of the next step."""
+    """Bytes that columns stand for, by stage. The step is cyclic: stage `size` is the first of the next step."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._changes: list[defaultdict[int, int]] = [defaultdict(int) for _ in range(size + 1)]
 
     def add(self, column: int, nbytes: int, first: int, end: int) -> None:
-        """Note that a column stands for bytes from stage `first` to the one before `end`, at most once around."""
+        """Record that a column stands for bytes from stage `first` to the one before `end`, at most once around."""
         if first >= end or not nbytes:
             return
         turns = first // self._size * self._size
@@ -36,14 +36,14 @@ class HeldBytes:
         self._changes[end][column] -= nbytes
 
     def changes(self, stage: int) -> list[tuple[int, int]]:
-        """Return the columns that stand for more bytes, or fewer, in a stage than in the one before, and how many."""
+        """Return the columns that stand for more or fewer bytes than in the stage before, and the differences."""
         return [(column, nbytes) for column, nbytes in self._changes[stage].items() if nbytes]
 
 
 class HeldRows:
-    """Writes rows: what is held in a stage, with further terms and what is fixed, is at most the limit; bytes are scaled.
+    """Writes rows: the bytes held in a stage, plus further terms and a fixed load, are at most the limit; bytes are scaled.
 
-    Of rows with the same terms only the one with the highest fixed load says something, and none that cannot be broken does.
+    Of rows with the same terms, only the one with the highest fixed load matters. Rows that cannot be broken are left out.
     """
 
     def __init__(self, model: LinearModel, byte_scale: float, limit: float) -> None:
@@ -54,11 +54,11 @@ class HeldRows:
 
     @property
     def held(self) -> list[Term]:
-        """What is held in the stage that rows are offered for."""
+        """The terms held in the stage for which rows are offered."""
         return [(column, nbytes / self._byte_scale) for column, nbytes in self._held.items()]
 
     def advance(self, changes: list[tuple[int, int]]) -> None:
-        """Go on to a stage before which this changes; rows of the stages before are written."""
+        """Go to a stage before which this changes; rows of earlier stages are written."""
         if not changes:
             return
         self.write()
@@ -70,13 +70,13 @@ class HeldRows:
                 del self._held[column]
 
     def offer(self, name: str, further: list[Term], load: float) -> None:
-        """Offer the row of what is held and `further` terms beside a fixed load."""
+        """Offer the row of the held and `further` terms, with a fixed load."""
         key = tuple(further)
         if key not in self._offered or self._offered[key][0] < load:
             self._offered[key] = load, name
 
     def write(self) -> None:
-        """Write what was offered since something changed last."""
+        """Write the rows offered since the last change."""
         columns = np.fromiter(self._held, np.int32, len(self._held))
         factors = np.fromiter(self._held.values(), np.float64, len(self._held)) / self._byte_scale
         held = array("i", columns.tobytes()), array("d", factors.tobytes())

@@ -1,8 +1,6 @@
-"""A linear model with named columns and rows, and its solution by HiGHS.
+"""A linear model with named columns and rows, and its solution by HiGHS: one thread, deterministic, with progress.
 
-One thread, deterministic, with progress.
-
-Names keep to the LP format (parentheses, no brackets): HiGHS replaces others by c0, c1, ... when it writes a file.
+Names follow the LP format (parentheses, no brackets): HiGHS replaces others by c0, c1, ... when it writes a file.
 """
 
 import enum
@@ -23,7 +21,7 @@ from port_planner.base.errors import ExitCode, PortError
 
 Vector = npt.NDArray[np.float64]
 Progress = Callable[[float, float], None]
-"""Called with (incumbent joules, bound joules) while a solver runs; infinite where there is none."""
+"""Called with (incumbent joules, bound joules) while a solver runs; infinite if there is none yet."""
 
 INFINITY = float("inf")
 
@@ -35,7 +33,7 @@ class ModelFileError(PortError):
 
 
 class SolverStatus(enum.Enum):
-    """How a run of the solver ended."""
+    """How a solver run ended."""
 
     OPTIMAL = "optimal"
     FEASIBLE = "feasible"
@@ -56,14 +54,14 @@ class LinearModel:
     row_start: list[int] = field(default_factory=lambda: [0])
     index: "array[int]" = field(default_factory=lambda: array("i"))
     value: "array[float]" = field(default_factory=lambda: array("d"))
-    """Of each row's terms: column and factor. There are many more than columns or rows."""
+    """Each row's terms: column and factor. There are many more of them than columns or rows."""
     row_lower: list[float] = field(default_factory=list)
     row_upper: list[float] = field(default_factory=list)
     row_names: list[str] = field(default_factory=list)
     impossible: dict[str, float] = field(default_factory=dict)
     """Rows without variables that cannot hold, and by how much they are missed."""
     offset: float = 0.0
-    """Of the cost: what is decided already."""
+    """Constant part of the cost: what is already decided."""
 
     def column(self, name: str, cost: float = 0.0, upper: float = 1.0, *, integral: bool = False) -> int:
         """Add a column in [0, upper] and return its index."""
@@ -85,7 +83,7 @@ class LinearModel:
     ) -> None:
         """Add lower <= sum of terms, and of `columns` with their `factors`, <= upper.
 
-        Columns may repeat in `terms`; those of `columns` are there once and not in `terms`, with factors that are not 0.
+        Columns may repeat in `terms`. Those of `columns` appear once, not in `terms`, and with factors other than 0.
         """
         merged: dict[int, float] = {}
         for column, factor in terms:
@@ -115,7 +113,7 @@ class LinearModel:
 
 @dataclass(slots=True)
 class SolverRun:
-    """What one run of HiGHS gave, in the model's own units."""
+    """The result of one run of HiGHS, in the model's own units."""
 
     status: SolverStatus
     objective: float
@@ -123,9 +121,9 @@ class SolverRun:
     values: Vector | None
     seconds: float
     reduced_costs: Vector | None = None
-    """Of a relaxed run: what raising each column from its bound would cost."""
+    """For a relaxed run: the cost of raising each column from its bound."""
     iterations: int = 0
-    """Of the simplex method, in all."""
+    """Iterations of the simplex method in total."""
 
 
 _OPTIONS: dict[str, bool | int] = {
@@ -134,7 +132,11 @@ _OPTIONS: dict[str, bool | int] = {
     "random_seed": 0,
     "mip_heuristic_run_feasibility_jump": False,
 }
-"""Feasibility jumps took 3 of the 5 seconds that a large step's joint model has, for solutions that were 24 % costlier than those which rounding finds at once."""
+"""Options of HiGHS.
+
+Feasibility jumps took 3 of the 5 seconds that a large step's joint model has, for solutions that were 24 % costlier than
+those that rounding finds at once.
+"""
 
 _SUB_MODELS = ("rins", "rens", "root_reduced_cost")
 """Heuristics of HiGHS that solve a smaller model (options `mip_heuristic_run_*`)."""
@@ -143,7 +145,7 @@ _SUB_MODELS = ("rins", "rens", "root_reduced_cost")
 class HighsSession:
     """A model loaded into HiGHS. Column bounds may be changed between runs.
 
-    `sub_models`: HiGHS may look for solutions in smaller copies of the model, which take memory beside it.
+    `sub_models`: HiGHS may search for solutions in smaller copies of the model, which take additional memory.
     """
 
     def __init__(self, model: LinearModel, *, relaxed: bool = False, sub_models: bool = True) -> None:
@@ -178,7 +180,7 @@ class HighsSession:
     def write(self, path: Path, legend: Iterable[str] = ()) -> None:
         """Write the model in the LP format, `legend` above it as comments. Raises ModelFileError.
 
-        Names take hundreds of megabytes in a large model and are given to HiGHS here alone.
+        Names take hundreds of megabytes in a large model, so HiGHS receives them only here.
         """
         for column, name in enumerate(self.model.names):
             self.highs.passColName(column, name)
@@ -202,7 +204,7 @@ class HighsSession:
             self.highs.changeColsBounds(len(index), index, lower.astype(float), upper.astype(float))
 
     def start_from(self, values: dict[int, float]) -> None:
-        """Offer columns as the incumbent of the next run; HiGHS finds values for the others."""
+        """Use columns as the start of the next run; HiGHS finds values for the others."""
         index = np.fromiter(values, dtype=np.int32, count=len(values))
         self.highs.setSolution(len(values), index, np.fromiter(values.values(), dtype=float, count=len(values)))
 
@@ -215,10 +217,10 @@ class HighsSession:
         progress: Progress | None = None,
         node_limit: int | None = None,
     ) -> SolverRun:
-        """Solve within `time_limit_s` and return what was found."""
+        """Solve within `time_limit_s` and return the result."""
         if self.model.impossible:
             return SolverRun(SolverStatus.INFEASIBLE, INFINITY, INFINITY, None, 0.0)
-        if not self.model.columns:  # nothing to decide, which HiGHS calls an empty model
+        if not self.model.columns:  # nothing to decide; HiGHS would report an empty model
             return SolverRun(SolverStatus.OPTIMAL, self.model.offset, self.model.offset, np.zeros(0), 0.0, np.zeros(0))
         highs, begin = self.highs, time.perf_counter()
         highs.setOptionValue("time_limit", max(time_limit_s, 0.01))

@@ -1,7 +1,4 @@
-"""The rows of the model that are about memory.
-
-Bytes before and after each stage, in-stage order, sliced updates.
-"""
+"""The memory rows of the model: bytes before and after each stage, in-stage order, sliced updates."""
 
 from collections import defaultdict
 
@@ -17,10 +14,7 @@ from port_planner.problem.replay import gaps_around, page_out_ready, read_window
 
 
 def eq5_eq6_memory(f: Columns) -> None:
-    """Bytes before and after a stage's output exists, both within the budget.
-
-    Before it, intermediates count too.
-    """
+    """Bytes before and after a stage's output exists, both within the budget; before it, intermediates count too."""
     problem = f.problem
     fixed, born, work = _fixed_loads(f)
     held = _gap_loads(f)
@@ -59,9 +53,9 @@ def eq5_eq6_memory(f: Columns) -> None:
 
 
 def eq6_target_memory(f: Columns) -> None:
-    """Bytes of the pages that lie in a target that is memory, within what it has for them.
+    """Bytes of the pages in a target that is memory, within its capacity.
 
-    A page takes its room from the stage at whose end it leaves until it is back, a persistent tensor's copy in all stages.
+    A page takes space from the stage at whose end its tensor leaves until it is back; a persistent tensor's copy, in all stages.
     """
     problem = f.problem
     held: dict[tuple[int, int], list[Term]] = defaultdict(list)
@@ -83,8 +77,8 @@ def eq6_target_memory(f: Columns) -> None:
 def eq6_copies(f: Columns) -> dict[int, tuple[int, float]]:
     """copies[d] >= sum of m n[i,d]; n[i,d] >= sum of the page-ins of each gap of i from d, <= 1 - those from elsewhere.
 
-    For persistent tensors and targets that are memory. Returns, by target, the column of the bytes of all copies there, and the
-    most that they can be.
+    For persistent tensors and targets that are memory. Returns, by target, the column with the bytes of all copies there, and
+    their maximum.
     """
     problem = f.problem
     gaps_of: dict[int, list[int]] = defaultdict(list)
@@ -125,11 +119,9 @@ def _rematerialization_workspaces(f: Columns) -> dict[int, int]:
 
 
 def eq5_in_stage(f: Columns, stage: int, base: list[Term], fixed: float, limit: float) -> None:
-    """Bytes after each rematerialization of a stage.
+    """Bytes after each rematerialization of a stage, when later ones do not exist yet and used-up intermediates are gone.
 
-    What comes later is not there yet, used-up intermediates are gone again.
-
-    l[q,j] >= c[q] + v[k] - 1: intermediate q lives on at position j while any later rematerialization k reads it.
+    l[q,j] >= c[q] + v[k] - 1: intermediate q is alive at position j while any later rematerialization k reads it.
     """
     todo = _stage_rematerializations(f, stage)
     names, late = f.model.names, _saved_later(f, stage, todo)
@@ -158,7 +150,7 @@ def eq5_in_stage(f: Columns, stage: int, base: list[Term], fixed: float, limit: 
 
 
 def _saved_later(f: Columns, stage: int, todo: list[tuple[int, Rematerialization, int]]) -> dict[int, list[Term]]:
-    """Create e[r,b] >= r + b - 1: what b saves of a tensor that r rematerializes at a stage, which is not to be taken off before r has run."""
+    """Create e[r,b] >= r + b - 1: what b saves of a tensor that r rematerializes, which must not be deducted before r has run."""
     saved, found = spared_terms(f), dict[int, list[Term]]()
     for i, _, column in todo:
         for b, nbytes in saved.get((i, stage), []) if f.intermediates.get((i, stage)) != column else ():
@@ -170,11 +162,9 @@ def _saved_later(f: Columns, stage: int, todo: list[tuple[int, Rematerialization
 
 
 def _stage_rematerializations(f: Columns, stage: int) -> list[tuple[int, Rematerialization, int]]:
-    """Return (tensor, rematerialization, column) of all that may be rematerialized at `stage`.
+    """Return (tensor, rematerialization, column) of all that may be rematerialized at `stage`, in order of computation.
 
-    In the order of their computation.
-
-    A tensor that may be both an intermediate and come back appears twice: only one of the two is ever chosen.
+    A tensor that may both be an intermediate and come back appears twice: only one of the two is ever chosen.
     """
     order: list[tuple[int, int, Rematerialization, int]] = []
     for i, s, rematerialization, v in f.rematerialization_columns():
@@ -189,7 +179,7 @@ def _stage_rematerializations(f: Columns, stage: int) -> list[tuple[int, Remater
 
 
 def _fixed_loads(f: Columns) -> tuple[Vector, Vector, Vector]:
-    """Return scaled bytes per stage: held whatever is decided, thereof born there, workspace."""
+    """Return scaled bytes per stage: held whatever is decided, the part of them created there, and workspace."""
     problem, size = f.problem, f.problem.size
     fixed, born = np.zeros(size), np.zeros(size)
     for tensor in problem.tensors:
@@ -203,10 +193,7 @@ def _fixed_loads(f: Columns) -> tuple[Vector, Vector, Vector]:
 
 
 def _gap_loads(f: Columns) -> HeldBytes:
-    """Return what decisions hold in each stage.
-
-    Kept, back early, packed, landing, being written.
-    """
+    """Return the bytes that decisions hold in each stage: kept, back early, packed, landing, being written."""
     problem, held = f.problem, HeldBytes(f.problem.size)
     for g, columns in f.gaps.items():
         gap, tensor = problem.gaps[g], problem.tensors[problem.gaps[g].tensor]
@@ -226,7 +213,7 @@ def _gap_loads(f: Columns) -> HeldBytes:
 
 
 def _packing_loads(f: Columns) -> tuple[list[list[Term]], list[list[Term]]]:
-    """Return, per stage, what packed forms take beside the tensors while those are packed after it, and unpacked before it."""
+    """Return, per stage, the bytes of packed forms besides their tensors: packed after it, and unpacked before it."""
     size = f.problem.size
     packing: list[list[Term]] = [[] for _ in range(size)]
     unpacking: list[list[Term]] = [[] for _ in range(size)]

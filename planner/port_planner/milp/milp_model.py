@@ -27,7 +27,7 @@ class Formulation(Columns):
     """The model of `problem` at one breadth, and the way back from its solutions to schedules."""
 
     def __init__(self, problem: Problem, breadth: Breadth, include: Schedule | None = None) -> None:
-        """Build the model; whatever `include` decides is offered too, outside the breadth as well."""
+        """Build the model; it also offers whatever `include` decides, even outside the breadth."""
         super().__init__(problem, breadth, include)
         self._build()
 
@@ -64,7 +64,7 @@ class Formulation(Columns):
         eq12_tiled(self)
 
     def schedule(self, values: Vector) -> Schedule:
-        """Return the decisions behind a solution; intermediates that nothing uses are left out."""
+        """Return the decisions behind a solution, without intermediates that nothing uses."""
         choices = []
         for g, columns in self.gaps.items():
             decision = next((s for s, v in columns.recompute.items() if values[v] > 0.5), None)
@@ -86,19 +86,16 @@ class Formulation(Columns):
 
     @property
     def deadline_row(self) -> int | None:
-        """The row of the deadline, where there is one that may be missed."""
+        """The row of the deadline, if there is one that may be missed."""
         name = eq8_deadline.__name__  # rows are named after their functions
         return self.model.row_names.index(name) if name in self.model.row_names else None
 
     def decisions(self) -> list[int]:
-        """Return the integral columns that are decided; those of `hiding` follow."""
+        """Return the integral columns that are decided; those of `hiding` follow from them."""
         return [c for c, flag in enumerate(self.model.integral) if flag and c not in self.hiding]
 
     def start_values(self, schedule: Schedule) -> dict[int, float] | None:
-        """Return the integral columns of decisions under `schedule`.
-
-        None if the model does not offer one of them.
-        """
+        """Return the integral columns of decisions under `schedule`; None if the model does not offer one of them."""
         values = dict.fromkeys(self.decisions(), 0.0)
         chosen = {c.gap: c for c in schedule.choices}
         for g, columns in self.gaps.items():

@@ -1,7 +1,7 @@
-"""A model some of whose columns are decided, without what that decides: the same optimum in far fewer rows and columns.
+"""A model with some decided columns, without everything they determine: the same optimum with far fewer rows and columns.
 
-A solver's own presolve finds this too, but goes through the whole model for it each time. Three rules, until none applies:
-a column whose bounds are equal is a number, a row in one column is a bound, and a row that its columns' bounds keep is none.
+A solver's own presolve finds this too, but goes through the whole model each time. Three rules, until none applies: a column
+with equal bounds is a number, a row in one column is a bound, and a row implied by its columns' bounds is dropped.
 """
 
 from array import array
@@ -17,36 +17,36 @@ TOLERANCE = 1e-9
 """By how much a row may be missed, in the model's units: rounding in its sum. HiGHS allows 1e-6."""
 
 BROKEN = 1e-6
-"""What a bound of an integral column may be off a whole number, as HiGHS has it."""
+"""How far a bound of an integral column may be from a whole number, as in HiGHS."""
 
 _BLOCK = 1 << 18
-"""Entries at a time, of millions of which most are decided: copies of all of them took 90 MiB."""
+"""Entries at a time, out of millions, most of them decided: copies of all of them took 90 MiB."""
 
 _Columns = npt.NDArray[np.intp]
 
 
 @dataclass(frozen=True, slots=True)
 class RestrictedModel:
-    """What is left to decide: `model`, whose columns are `columns` of the whole one; the others have their `values`."""
+    """The undecided part: `model`, whose columns are `columns` of the whole one; the others have their `values`."""
 
     model: LinearModel
     columns: _Columns
     values: Vector
 
     def start(self, values: dict[int, float]) -> dict[int, float]:
-        """Return, of values of the whole model's columns, those of columns that are left."""
+        """Return the values of the remaining columns, from values of the whole model's columns."""
         places = {int(column): place for place, column in enumerate(self.columns)}
         return {places[column]: value for column, value in values.items() if column in places}
 
     def whole(self, values: Vector) -> Vector:
-        """Return the values of the whole model's columns, from those of columns that are left."""
+        """Return the values of the whole model's columns, from those of the remaining ones."""
         found = self.values.copy()
         found[self.columns] = values
         return found
 
 
 class Restriction:
-    """A model as arrays, of which parts are taken in turn."""
+    """A model as arrays, from which parts are taken in turn."""
 
     def __init__(self, model: LinearModel) -> None:
         starts = np.asarray(model.row_start, dtype=np.int32)
@@ -60,18 +60,18 @@ class Restriction:
         self._impossible = dict(model.impossible)
 
     def limit_row(self, row: int, upper: float) -> float:
-        """Give a row another upper limit, and return the one it had."""
+        """Set a row's upper limit and return the previous one."""
         had = float(self._row_upper[row])
         self._row_upper[row] = upper
         return had
 
     def row_value(self, row: int, values: Vector) -> float:
-        """Return what a row comes to."""
+        """Return the value of a row."""
         own = self._row == row
         return float(self._factor[own] @ values[self._column[own]])
 
     def bounded(self, columns: Sequence[int], lower: Vector, upper: Vector) -> RestrictedModel:
-        """Return what is left of the model where `columns` have these bounds and the others their own."""
+        """Return the rest of the model if `columns` have these bounds and the others their own."""
         part = _Part(
             self._row,
             self._column,
@@ -90,7 +90,7 @@ class Restriction:
     def _left(self, part: "_Part") -> RestrictedModel:
         used = np.zeros(len(self._cost), dtype=bool)
         used[part.column] = True
-        # Columns in no row take their cheapest value; one without a cheapest is left for the solver to say so.
+        # Columns in no row take their cheapest value; one without a cheapest is left for the solver to report.
         cheapest = np.where(self._cost < 0, part.upper, part.lower)
         used |= ~np.isfinite(cheapest)
         columns, rows = np.flatnonzero(used), np.unique(part.row)
@@ -113,7 +113,7 @@ class Restriction:
 
 
 class _Part:
-    """The entries of rows and columns that are not decided, and their bounds."""
+    """The entries of undecided rows and columns, and their bounds."""
 
     def __init__(
         self, row: npt.NDArray[np.int32], column: npt.NDArray[np.int32], factor: Vector, lower: Vector, upper: Vector,
@@ -123,10 +123,10 @@ class _Part:
         self.lower, self.upper = lower, upper
         self.row_lower, self.row_upper, self.integral = row_lower, row_upper, integral
         self.missed: dict[int, float] = {}
-        """Rows that no values within the bounds keep, and by how much they are missed."""
+        """Rows that no values within the bounds satisfy, and by how much they are missed."""
 
     def reduced(self) -> bool:
-        """Apply the rules once; say whether there may be more to find."""
+        """Apply the rules once; return whether there may be more to find."""
         decided = self.upper - self.lower <= TOLERANCE
         self._substitute(decided)
         rows = len(self.row_lower)
@@ -145,7 +145,7 @@ class _Part:
         return not self.missed and bool((self.upper - self.lower <= TOLERANCE)[self.column].any())
 
     def _substitute(self, decided: npt.NDArray[np.bool_]) -> None:
-        """Take decided columns out of the rows."""
+        """Remove decided columns from the rows."""
         known, number = decided[self.column], np.zeros(len(self.row_lower))
         for begin in range(0, len(known), _BLOCK):
             part = slice(begin, begin + _BLOCK)
@@ -155,12 +155,12 @@ class _Part:
         self._keep(~known)
 
     def _bound(self, entries: npt.NDArray[np.bool_]) -> None:
-        """Make bounds of rows that have these entries alone."""
+        """Turn rows that have only these entries into bounds."""
         row, column, factor = self.row[entries], self.column[entries], self.factor[entries]
         ends = self.row_lower[row] / factor, self.row_upper[row] / factor
         np.maximum.at(self.lower, column, np.minimum(*ends))
         np.minimum.at(self.upper, column, np.maximum(*ends))
-        whole = column[self.integral[column]]  # HiGHS calls other than the best optimal where these have broken bounds
+        whole = column[self.integral[column]]  # with fractional bounds, HiGHS reports other than the best as optimal
         self.lower[whole], self.upper[whole] = np.ceil(self.lower[whole] - BROKEN), np.floor(self.upper[whole] + BROKEN)
         for row_number, short in zip(row.tolist(), (self.lower - self.upper)[column].tolist(), strict=True):
             if short > TOLERANCE:

@@ -1,8 +1,8 @@
 """For bounds: a rematerialization needs its inputs somewhere in its gap (eq3_sources).
 
-A bound may not say when in its gap a tensor is rematerialized. But each input is there at that moment: it is used in between, kept
-through its own gap, back from then on (which takes memory until that gap ends), or rematerialized itself, for joules and with
-inputs of its own. This is left of `eq3_inputs` where return stages are not modelled.
+A bound may not state when in its gap a tensor is rematerialized. But each input is there at that moment: it is used in between,
+kept through its own gap, or back from then on (which takes memory until that gap ends). Otherwise it is rematerialized itself,
+for joules and with inputs of its own. This is what remains of `eq3_inputs` if return stages are not modelled.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from port_planner.milp.columns import Columns, Term
 from port_planner.problem.problem import Rematerialization
 
 MAX_POINTS = 4
-"""Stages of a gap from which on it may be back early: more make the relaxation larger, and hardly higher."""
+"""Stages of a gap from which it may be back early: more of them enlarge the relaxation and hardly raise it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class _Idle:
 
 @dataclass(slots=True)
 class _RematInput:
-    """An input that a rematerialization finds in none but these gaps."""
+    """An input that a rematerialization finds unless it is idle in one of these gaps."""
 
     tensor: int
     idle: list[_Idle]
@@ -79,7 +79,7 @@ def eq3_sources(f: Columns) -> None:
 
 
 def _widen(needs: list[_RematInput], spans: dict[int, _Span], waiting: list[int]) -> None:
-    """Note in which stages tensors may be wanted as intermediates, and which of them must be looked at (again)."""
+    """Record in which stages tensors may be needed as intermediates, and which must be examined (again)."""
     for idle in (idle for need in needs for idle in need.idle):
         known = spans.get(idle.gap)
         wider = idle.span if known is None else known.hull(idle.span)
@@ -89,13 +89,16 @@ def _widen(needs: list[_RematInput], spans: dict[int, _Span], waiting: list[int]
 
 
 def _needs(f: Columns, how: Rematerialization, span: _Span) -> list[_RematInput]:
-    """Return the inputs that are not there anyway at one stage of a span at least."""
+    """Return the inputs that may be missing in at least one stage of a span."""
     found = ((u, _idle(f, u, version, span)) for u, version in how.inputs)
     return [_RematInput(u, idle) for u, idle in found if idle is not None]
 
 
 def _idle(f: Columns, tensor: int, version: int, span: _Span) -> list[_Idle] | None:
-    """Return the gaps in which a version of a tensor is idle in a span; None where it is there at one of its stages whatever is decided."""
+    """Return the gaps in which a version of a tensor is idle in a span.
+
+    None if it is there at one of the span's stages whatever is decided.
+    """
     problem, info = f.problem, f.problem.tensors[tensor]
     used = info.accesses[bisect_left(info.accesses, span.first) : bisect_right(info.accesses, span.last)]
     if any(s != info.birth and problem.found_versions[tensor][s] == version for s in used):
@@ -116,7 +119,7 @@ def _idle(f: Columns, tensor: int, version: int, span: _Span) -> list[_Idle] | N
 def _define_presence(f: Columns, idle: list[_Idle]) -> dict[tuple[int, int], int]:
     """Create a[h,s]: back from a stage s on at which a rematerialization may read it, k <= a[h,s] <= a[h,s'] <= k + x + sum of y.
 
-    Return by gap and stage what says whether it is back there; where stages are many, whether it is a little later.
+    Return by gap and stage the column that says whether it is back there or, if there are many stages, a little later.
     """
     found: dict[tuple[int, int], int] = {}
     points: dict[int, set[int]] = defaultdict(set)

@@ -1,8 +1,9 @@
-"""A model whose long rows are told by what changes from one to the next: the same solutions in far fewer terms.
+"""A model whose long rows are expressed by what changes from one to the next: the same solutions with far fewer terms.
 
-What a step holds is a sum of hundreds of tensors in each of thousands of stages, and from one stage to the next few come or go. A
-column for that sum, which is the one before it with what changed, takes the place of the row: the recursion of the bytes in memory
-U[t] = U[t-1] + born - freed of POET (Patil et al. 2022) and Checkmate (Jain et al. 2020), found in rows that were written out.
+What a step holds is a sum of hundreds of tensors in each of thousands of stages, and few change from one stage to the next. A
+column for that sum, which is the previous one plus the changes, replaces the row. This is the recursion of the bytes in
+memory U[t] = U[t-1] + born - freed of POET (Patil et al. 2022) and Checkmate (Jain et al. 2020), found in rows that were
+written out.
 """
 
 from dataclasses import replace
@@ -12,14 +13,14 @@ import numpy as np
 from port_planner.milp.highs import INFINITY, HighsSession, LinearModel, SolverRun
 
 _MIN_TERMS = 32
-"""Of a row: shorter ones are as fast as they are, and a solver finds cuts in them."""
+"""Terms of a row: shorter ones are fast enough, and a solver finds cuts in them."""
 
 _CHANGED = 1 / 2
-"""Of a row's terms, at most: a row that has less in common with the one before is written out."""
+"""Largest share of a row's terms that may change: a row with less in common with the previous one is written out."""
 
 
 def run_relaxed(model: LinearModel, time_limit_s: float) -> SolverRun:
-    """Solve a model as if no column were integral; return what was found, for its own columns."""
+    """Solve a model as if no column were integral; return the result for its own columns."""
     run = HighsSession(telescoped(model), relaxed=True).run(time_limit_s)
     own = slice(model.columns)
     return replace(
@@ -30,7 +31,7 @@ def run_relaxed(model: LinearModel, time_limit_s: float) -> SolverRun:
 
 
 def telescoped(model: LinearModel) -> LinearModel:
-    """Return the same model with such rows; its own columns come first, and further ones are not integral."""
+    """Return the same model with such rows; its own columns come first, and additional ones are not integral."""
     summed = LinearModel(
         list(model.names),
         list(model.cost),
@@ -64,7 +65,7 @@ def _terms(model: LinearModel, row: int) -> list[tuple[int, float]]:
 
 
 def _changes(model: LinearModel) -> dict[int, tuple[int, list[tuple[int, float]]]]:
-    """Return, of each long row that has most in common with the long row before it, which that is, and what changed since."""
+    """Return, for each long row that shares most terms with the previous long row, that row and the changes since."""
     index, value = np.frombuffer(model.index, np.int32), np.frombuffer(model.value)
     found = dict[int, tuple[int, list[tuple[int, float]]]]()
     before, before_columns = -1, np.zeros(0, np.int32)

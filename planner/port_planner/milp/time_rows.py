@@ -1,10 +1,8 @@
-"""The rows of the model that are about time.
+"""The time rows of the model: transfers beside compute, stalls, static power, the deadline.
 
-Transfers beside compute, stalls, static power, the deadline.
-
-Two versions. REAL: a transfer has fixed windows, its buffer is charged there, and what compute does not cover stalls the
-stage. ELASTIC: how much of a transfer hides behind compute is a decision; what is hidden needs its buffer and a share
-of the compute time around it, what is not stalls.
+There are two versions. REAL: a transfer has fixed windows, its buffer is charged there, and what compute does not cover
+stalls the stage. ELASTIC: how much of a transfer hides behind compute is a decision. The hidden part needs its buffer and a
+share of the compute time around it; the rest stalls.
 """
 
 from collections import defaultdict
@@ -19,7 +17,7 @@ from port_planner.problem.problem import Gap, Paging, Problem
 from port_planner.problem.replay import read_window, write_window
 
 BUCKETS = 32
-"""The step is cut into this many pieces of equal compute time; within one, transfers may take any order."""
+"""Pieces of equal compute time that the step is cut into; within one, transfers may take any order."""
 
 MAX_AHEAD_STAGES = 64
 
@@ -58,7 +56,7 @@ def _packed_pages(problem: Problem, gap: Gap, columns: GapColumns) -> Iterator[t
 
 
 def _on_link(place: int, link: int) -> str:
-    """Return what stands in the name of a row about one link at a place; link 0 is not said."""
+    """Return the suffix of a row's name for one link at a place; link 0 is omitted."""
     return f"{place},{link}" if link else f"{place}"
 
 
@@ -105,10 +103,7 @@ def _packed_bytes(problem: Problem, gap: Gap) -> int:
 
 
 def _hidden(problem: Problem, gap: Gap, columns: GapColumns) -> Iterator[tuple[int, list[tuple[int, float]], int]]:
-    """Yield the columns h, w, hp and wp of a gap.
-
-    Each with the (stage, seconds) shares behind which its transfer hides, and its link.
-    """
+    """Yield the columns h, w, hp and wp of a gap, each with its link and the (stage, seconds) shares that hide its transfer."""
     for paging, _ in _packed_pages(problem, gap, columns):
         if paging.target in columns.packed_read_ahead:
             link = problem.link(paging.target)
@@ -166,10 +161,7 @@ def eq7_bucket_stall(f: Columns) -> None:
 
 
 def eq7_total_stall(f: Columns) -> None:
-    """The step's stall covers all transfers of each link that compute does not.
-
-    And what is exposed or does not fit a piece.
-    """
+    """The step's stall covers all transfers of each link that compute does not, exposed ones and those too long for a piece."""
     problem = f.problem
     stall = f.stalls[-1] = f.model.column("stall", _stall_cost(f), np.inf)
     total: dict[int, list[Term]] = defaultdict(lambda: [(stall, 1.0)])
@@ -210,7 +202,7 @@ def eq7_total_stall(f: Columns) -> None:
 
 
 def _of_link(link: int) -> str:
-    """Return what follows the name of a row that there is once for each link; nothing for link 0."""
+    """Return the suffix of the name of a row that exists once per link; "" for link 0."""
     return f"({link})" if link else ""
 
 

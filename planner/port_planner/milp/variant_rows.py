@@ -1,4 +1,4 @@
-"""Alternatives of groups of stages: one of them is chosen (eq11), and what runs in pieces is there in pieces (eq12)."""
+"""Alternatives of groups of stages: one of them is chosen (eq11), and what runs in tiles is there in tiles (eq12)."""
 
 from dataclasses import dataclass, field
 
@@ -10,7 +10,7 @@ from port_planner.problem.variants import undominated
 
 @dataclass(frozen=True, slots=True)
 class VariantLoads:
-    """Bytes at one stage that hang on alternatives, more (negative: less) than the stage says.
+    """Bytes at one stage that depend on alternatives, more than the stage states (negative: fewer).
 
     Before its output exists, once it does, and then with the workspace.
     """
@@ -21,7 +21,10 @@ class VariantLoads:
 
 
 def define_variants(f: Columns) -> None:
-    """Create v[c, k] of every alternative that no other dominates, and of those of `include`; b[c, k, n] where a saving hangs on gaps."""
+    """Create v[c, k] of every alternative that no other dominates, and of those in `include`.
+
+    Also create b[c, k, n] if a saving depends on gaps.
+    """
     for c, group in enumerate(f.problem.groups):
         for k in sorted({*undominated(f.problem, group), *(k for known, k in f.known_variants if known == c)}):
             one = group.alternatives[k]
@@ -41,7 +44,10 @@ def eq11_one_variant(f: Columns) -> None:
 
 
 def eq12_tiled(f: Columns) -> None:
-    """b[c, k, n] <= v[c, k] and <= sum of x and y at the end of each of its gaps: their product, of which memory rows take more is better."""
+    """b[c, k, n] <= v[c, k] and <= sum of x and y at the end of each of its gaps.
+
+    So b is at most their product, and memory rows gain by making it large.
+    """
     for (c, k, n), b in f.savings.items():
         if b == f.variants[c, k]:
             continue
@@ -55,7 +61,7 @@ def eq12_tiled(f: Columns) -> None:
 
 
 def spared_terms(f: Columns) -> dict[tuple[int, int], list[Term]]:
-    """Return, by tensor and stage, what it takes less there, scaled."""
+    """Return, by tensor and stage, how many scaled bytes fewer it takes there."""
     found: dict[tuple[int, int], list[Term]] = {}
     for (c, k, n), column in f.savings.items():
         saving = f.problem.groups[c].alternatives[k].savings[n]

@@ -106,8 +106,8 @@ def profile_operators(
     Operators with a cost in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do those that
     another machine of this kind measured (`shared`), once its costliest were measured here and agree; these are not kept.
     `resident`: measure what operators leave resident; otherwise operators of known cost do not run. `elsewhere`: the graphs
-    were recorded on another device than they name. Operators that do not run here are then `MeasuredCosts.absent`, cost
-    nothing, and leave nothing resident. `ram_bytes`: an operator that does not fit into it, this process included, runs on
+    were recorded on another device than they name. Operators that do not run here are then `MeasuredCosts.absent` and
+    cost nothing, and resident memory is not measured. `ram_bytes`: an operator that does not fit into it, this process included, runs on
     a part of its rows; its cost is scaled up and not kept.
     """
     graphs, resident = tuple(graphs), resident and not elsewhere  # absent operators cannot run here

@@ -1,1 +1,1 @@
-"""What a board trains: what each layer's training gains, the best sets within its memory, and which one pays per joule."""
+"""Choose what a board trains: each layer's gain from training, the best sets within its memory, and the best per joule."""

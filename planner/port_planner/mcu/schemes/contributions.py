@@ -1,10 +1,8 @@
-"""The sparse update found by measuring.
+"""Find the sparse update by measurement: contribution analysis, and an exact choice over the planner's real bytes.
 
-Contribution analysis, and an exact choice over real planner bytes.
-
-arXiv 2206.15472 section 2.3 with two differences: the gains are measured on the user's own task with the firmware's
-engine; and the choice is exact (`port_planner.sparse.choose.choose_best`) over the arena and parameter bytes this compiler
-really plans, not an evolutionary search over an assumed memory model.
+arXiv 2206.15472 section 2.3 with two differences. The gains are measured on the user's own task with the firmware's engine.
+The choice is exact (`port_planner.sparse.choose.choose_best`) over the arena and parameter bytes that this compiler really
+plans, not an evolutionary search over an assumed memory model.
 """
 
 from __future__ import annotations
@@ -30,17 +28,14 @@ DRAWS = 3
 Measure = Callable[[SparseScheme, Sequence[int]], Sequence[float]]
 """Accuracies after a short adaptation with this scheme, in [0, 1], one per draw.
 
-A draw stands for the samples that train and judge and for their order; equal draws are equal for every scheme, so that
+A draw determines the samples for training and evaluation, and their order. Equal draws are equal for every scheme, so that
 differences between schemes are paired.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one choice gained over the same biases without it.
-
-    The choice: the weights of `rows` channels of `layer`.
-    """
+    """The gain of training the weights of `rows` channels of `layer`, over the same biases without it."""
 
     layer: str
     rows: int
@@ -49,9 +44,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class ContributionTable:
-    """Measured accuracies.
-
-    Untrained, with the biases of the last k layers for each k, and every weight choice's gain.
+    """Measured accuracies: untrained, with the biases of the last k layers for each k, and the gain of every weight choice.
 
     `error` is the standard error of a weight choice's gain, pooled over all of them.
     """
@@ -80,14 +73,11 @@ class ContributionTable:
         return {name: tuple(c for c in self.weights if c.layer == name) for name in names}
 
     def optimistic(self) -> ContributionTable:
-        """Return the table with every weight gain one standard error larger: what may gain is given a chance."""
+        """Return the table with every weight gain one standard error larger, to give uncertain choices a chance."""
         return replace(self, weights=tuple(replace(c, gain=c.gain + self.error) for c in self.weights))
 
     def predict(self, graph: Graph, scheme: SparseScheme) -> float:
-        """Return the accuracy that adding up the gains gives.
-
-        Between measured channel counts they are interpolated.
-        """
+        """Return the accuracy predicted by adding the gains, interpolated between measured channel counts."""
         layers, choices = graph.weighted(), self.by_layer
         frozen = next(
             (k for k, op in enumerate(reversed(layers)) if op.trains_bias and not scheme.of(op.name).bias), len(layers)
@@ -103,10 +93,7 @@ class ContributionTable:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What a step may cost.
-
-    Static RAM in bytes, backward multiply-accumulates, and seconds or joules where measured.
-    """
+    """Limits of a step: static RAM in bytes, backward multiply-accumulates, and seconds or joules if measured."""
 
     ram_bytes: int
     backward_macs: int | None = None
@@ -127,7 +114,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class SchemeChoice:
-    """The chosen scheme, what it is predicted to reach, and what it needs."""
+    """The chosen scheme, its predicted accuracy, and its needs."""
 
     scheme: SparseScheme
     predicted: float
@@ -136,7 +123,7 @@ class SchemeChoice:
     proven: bool
 
     def describe(self) -> str:
-        """Return the choice in a few lines, for people."""
+        """Return the choice in a few lines for users."""
         proof = "optimal for these gains" if self.proven else "best found, not proven optimal"
         return (
             f"{self.scheme.describe()}\npredicted {100 * self.predicted:.1f} %; {self.ram_bytes} B of RAM, "
@@ -153,11 +140,10 @@ def analyse_contributions(
     depth: int | None = None,
     draws: int = DRAWS,
 ) -> ContributionTable:
-    """Return what biases and weights gain.
+    """Return the gains of biases and weights.
 
-    `layers` limits whose weights are measured, `depth` how far biases go.
-
-    Costs `draws` short adaptations per depth and per layer and ratio.
+    `layers` limits whose weights are measured, `depth` how far back biases go. Takes `draws` short adaptations per depth, and per
+    layer and ratio.
     """
     weighted = graph.weighted()
     deepest = len(weighted) if depth is None else min(depth, len(weighted))
@@ -189,10 +175,7 @@ def _pooled_error(samples: Iterable[NDArray[np.float64]], draws: int) -> float:
 
 
 class Needs:
-    """What schemes need of this graph, as the compiler plans it.
-
-    Infinite beyond the limit of backward work.
-    """
+    """What schemes of this graph need, as the compiler plans them; infinite beyond the limit of backward work."""
 
     def __init__(self, graph: Graph, limits: Limits, q88: bool, simd: bool) -> None:
         self.graph, self.limits, self.q88, self.simd = graph, limits, q88, simd
@@ -204,7 +187,7 @@ class Needs:
         return self._ram(scheme, self._planned, lambda s: plan_memory(self.graph, s, simd=self.simd).arena.peak_bytes)
 
     def min_ram(self, scheme: SparseScheme) -> float:
-        """Return a bound on them that no larger scheme is below, without planning the arena."""
+        """Return a lower bound on these bytes for all larger schemes, without planning the arena."""
         return self._ram(scheme, self._bounded, lambda s: _arena_bound(self.graph, s, self.simd))
 
     def fits(self, scheme: SparseScheme) -> bool:
@@ -227,11 +210,9 @@ class Needs:
 def find_scheme(
     graph: Graph, table: ContributionTable, limits: Limits, *, q88: bool = False, simd: bool = True
 ) -> SchemeChoice:
-    """Return the scheme of the largest predicted accuracy within the limits.
+    """Return the scheme with the largest predicted accuracy within the limits, by exact search over planner bytes.
 
-    An exact search over planner bytes.
-
-    Raises BudgetError when not even inference fits. Raises ArenaBudgetError where no scheme fits.
+    Raises BudgetError if not even inference fits, ArenaBudgetError if no scheme fits.
     """
     problem, scheme_of = choice_problem(table, Needs(graph, limits, q88, simd))
     choice = choose(problem)

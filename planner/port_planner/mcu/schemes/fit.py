@@ -1,4 +1,4 @@
-"""Fits a compiled model to its training samples: the sparse update that suits them best."""
+"""Fit a compiled model to its training samples: find the sparse update that suits them best."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ from port_planner.mcu.schemes.race import MAX_FINALISTS, Finalist, find_finalist
 
 @dataclass(frozen=True, eq=False)
 class EngineMeasure:
-    """Accuracy after a short adaptation with the firmware's own engine.
+    """Accuracy after a short adaptation with the firmware's own engine, by repeated cross-validation; a `Measure`.
 
-    By repeated cross-validation; a `Measure`.
-
-    So many draws in a row as there are folds judge every sample once; each fold is judged by a model that trained on the
-    others, from its initial parameters.
+    As many consecutive draws as there are folds evaluate every sample once. Each fold is evaluated by a model that trained on
+    the others, from its initial parameters.
     """
 
     model: QuantizedGraph
@@ -62,14 +60,14 @@ class EngineMeasure:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class FittedModel:
-    """A model compiled again for the scheme that measured best on its own task, and what that rests on."""
+    """A model compiled again for the scheme that measured best on its own task, and the measurements behind it."""
 
     model: CompiledModel
     table: ContributionTable
     optimum: SchemeChoice
     """The knapsack's answer, before anything but single contributions was measured."""
     finalists: tuple[Finalist, ...]
-    """In the order of the race; the first is what `model` trains."""
+    """In the order of the race; `model` trains the first."""
 
     @property
     def best(self) -> Finalist:
@@ -86,12 +84,10 @@ def fit_scheme(
     options: UpdateOptions = UpdateOptions(),  # noqa: B008 - frozen
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> FittedModel:
-    """Return `model` compiled for the best scheme within `limits`.
+    """Return `model` compiled for the best scheme within `limits`, found on samples that it will be adapted to.
 
-    It is found on samples that the model will be adapted to.
-
-    Contribution analysis, knapsack and race, all by cross-validation within the samples; `epochs` and `options` should
-    be those of the job. `progress` is given adaptations, done and in all. Raises BudgetError when not even inference fits.
+    Contribution analysis, knapsack and race, all by cross-validation within the samples. `epochs` and `options` should be those
+    of the job. `progress` receives the number of adaptations done and their total. Raises BudgetError if not even inference fits.
     """
     graph, done = model.quantized.graph, 0
     q88 = options.rule is UpdateRounding.Q88

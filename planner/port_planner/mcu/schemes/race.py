@@ -1,8 +1,6 @@
-"""The race of the schemes that look best by the sum of measured gains.
+"""The race: the schemes with the largest sums of measured gains are trained themselves, and the one that measures best wins.
 
-They are trained themselves, and the one that measures best wins.
-
-Measured gains are noisy and do not quite add up; so the knapsack's best few answers run beside last-k schemes.
+Measured gains are noisy and do not quite add up, so the knapsack's best few answers race against last-k schemes.
 """
 
 from __future__ import annotations
@@ -26,20 +24,17 @@ from port_planner.mcu.schemes.contributions import (
 from port_planner.sparse.choose import choose_best
 
 ROUNDS = 3
-"""Each halves the field and doubles the draws."""
+"""Rounds: each halves the field and doubles the draws."""
 
 RUNNERS_UP = 3
-"""Answers of the knapsack that enter, for the gains as measured and as many for optimistic ones."""
+"""Answers of the knapsack that enter: this many for the gains as measured, and as many for optimistic ones."""
 
 MAX_FINALISTS = 2 * (2 * RUNNERS_UP + 2)
 
 
 @dataclass(frozen=True, slots=True)
 class Finalist:
-    """A scheme of the race: how it was found, what it needs, and its accuracies.
-
-    One for each draw that it stayed in for.
-    """
+    """A scheme of the race: how it was found, what it needs, and its accuracies, one for each draw that it took part in."""
 
     origin: str
     scheme: SparseScheme
@@ -59,8 +54,8 @@ def find_finalists(
 ) -> tuple[Finalist, ...]:
     """Return the distinct schemes within the limits that are worth measuring.
 
-    These are the knapsack's best answers of different layers, for the gains as measured and for optimistic ones; the
-    deepest last-k schemes, with their own biases and with all; and each of them with the bytes filled that it leaves.
+    These are the knapsack's best answers with different layers, for measured and for optimistic gains, and the deepest last-k
+    schemes, with their own biases and with all. Each of them also enters with the bytes filled that it leaves free.
     """
     needs = Needs(graph, limits, q88, simd)
     candidates = []
@@ -82,7 +77,7 @@ def find_finalists(
 
 
 def _runners_up(table: ContributionTable, needs: Needs) -> list[SparseScheme]:
-    """Return the knapsack's best answers, one of each set of layers whose weights are trained."""
+    """Return the knapsack's best answers, one for each set of layers whose weights are trained."""
     problem, scheme_of = choice_problem(table, needs)
     distinct: dict[frozenset[str], SparseScheme] = {}
     for choice in choose_best(problem, 16 * RUNNERS_UP):
@@ -92,10 +87,7 @@ def _runners_up(table: ContributionTable, needs: Needs) -> list[SparseScheme]:
 
 
 def _filled(graph: Graph, table: ContributionTable, scheme: SparseScheme, needs: Needs) -> SparseScheme:
-    """Return the scheme with more channels of the layers that gain, as far as they fit.
-
-    Those that gain most per byte go first.
-    """
+    """Return the scheme with more channels of the layers that gain, as far as they fit, those with the most gain per byte first."""
     best = (max(choices, key=lambda c: c.gain) for choices in table.by_layer.values())
     gaining = sorted((c for c in best if c.gain > 0), key=lambda c: -c.gain / (c.rows * row_bytes(graph.op(c.layer))))
     for contribution in gaining:
@@ -113,12 +105,10 @@ def _filled(graph: Graph, table: ContributionTable, scheme: SparseScheme, needs:
 def race(
     field: Sequence[Finalist], measure: Measure, *, draws: int = DRAWS, rounds: int = ROUNDS
 ) -> tuple[Finalist, ...]:
-    """Return the finalists with their measured accuracies, the winner first.
+    """Return the finalists with their measured accuracies, the winner first (successive halving, arXiv 1502.07943).
 
-    Successive halving (arXiv 1502.07943).
-
-    All are measured on the same draws; the better half stays and is measured on as many again. The winner's accuracy is
-    that of the best of several, so it is a little more than the scheme would reach on new draws.
+    All are measured on the same draws; the better half stays and is measured on as many again. The winner's accuracy is the
+    best of several, so it is slightly higher than the scheme would reach on new draws.
     """
     ranking: list[Finalist] = []
     start, stop = 0, draws

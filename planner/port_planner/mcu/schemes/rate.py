@@ -1,4 +1,4 @@
-"""The learning rate that suits a model's own samples, measured on samples that are held out of each training."""
+"""Choose the learning rate that suits a model's own samples, measured on samples held out of each training."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FOLDS = 3
 
 @dataclass(frozen=True, slots=True)
 class MeasuredRate:
-    """A learning rate, and the accuracy on each fold that its training did not see."""
+    """A learning rate, and its accuracy on each fold that its training did not see."""
 
     rate: float
     accuracies: tuple[float, ...]
@@ -33,14 +33,14 @@ class MeasuredRate:
 
 @dataclass(frozen=True, slots=True)
 class RateChoice:
-    """The rates that were measured, and the accuracy without any training on the same folds."""
+    """The rates that were measured, and the accuracy without training on the same folds."""
 
     measured: tuple[MeasuredRate, ...]
     untrained: float
 
     @property
     def best(self) -> MeasuredRate:
-        """The most accurate; of equals the slowest, which forgets least."""
+        """The most accurate rate; among equals the slowest, which forgets least."""
         return max(self.measured, key=lambda found: (found.accuracy, -found.rate))
 
     @property
@@ -59,9 +59,9 @@ def choose_rate(
     rates: Sequence[float] = RATES,
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> RateChoice:
-    """Return what each rate reaches on samples that it did not train on; the same each time.
+    """Return the accuracy of each rate on samples that it did not train on; deterministic.
 
-    `epochs` and `options` should be those of the job. `progress` is given rates, done and in all.
+    `epochs` and `options` should be those of the job. `progress` receives the number of rates done and their total.
     """
     judge = EngineMeasure(model.quantized, inputs, labels, epochs, options, FOLDS)
     draws = range(FOLDS)

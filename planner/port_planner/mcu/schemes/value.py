@@ -1,8 +1,9 @@
-"""Training less or paging more: candidates are planned for the same RAM and trained on the samples that they are for.
+"""Train less or page more: candidates are planned for the same RAM, and trained on the samples that they are for.
 
-The rule: of those whose measured accuracy is within one standard error of the best one's (of the difference, paired over the
-trainings; the one-standard-error rule of Breiman et al., Classification and Regression Trees, 1984), the one that gains most
-accuracy per joule. Joules are those of the whole job by the board's file, so that work saved counts as much as pages saved.
+The rule: among candidates whose measured accuracy is within one standard error of the best one's, the one with the most
+accuracy per joule wins. The error is that of the difference, paired over the trainings. This is the one-standard-error rule
+of Breiman et al., Classification and Regression Trees, 1984. Joules are those of the whole job by the board's file, so that
+saved work counts as much as saved pages.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from port_planner.mcu.quantize import Int8Array
 from port_planner.mcu.schemes.fit import EngineMeasure
 
 TRAININGS = 12
-"""Of each candidate: four cross-validations of three folds."""
+"""Trainings of each candidate: four cross-validations of three folds."""
 
 SHARES = (0.25, 0.5, 0.75)
-"""Of a network's layers that the candidates between nothing and everything train, from the last one backward."""
+"""Of a network's layers: where candidates between nothing and everything begin, from the last layer backward."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ValuedCandidate:
-    """A candidate within the limits: its plan, its accuracies, one for each training, and the joules of the whole job."""
+    """A candidate within the limits: its plan, its accuracies, one per training, and the joules of the whole job."""
 
     origin: str
     scheme: SparseScheme
@@ -53,14 +54,14 @@ class ValuedCandidate:
         return (self.accuracy - self.untrained) / self.job_joules
 
     def behind(self, other: ValuedCandidate) -> tuple[float, float]:
-        """Return by how much this one's accuracy is below the other's, and the standard error of that."""
+        """Return how far this one's accuracy is below the other's, and the standard error of that difference."""
         differences = np.subtract(other.accuracies, self.accuracies)
         return float(differences.mean()), float(differences.std(ddof=1)) / len(differences) ** 0.5
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedCandidate:
-    """A candidate that no plan fits, and why."""
+    """A candidate that no plan fits, and the reason."""
 
     origin: str
     reason: str
@@ -68,7 +69,7 @@ class RefusedCandidate:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Valuation:
-    """What was measured. `best` is the most accurate candidate, `model` is compiled for the one chosen."""
+    """The measurements. `best` is the most accurate candidate, `model` is compiled for the chosen one."""
 
     model: CompiledModel
     best: ValuedCandidate
@@ -78,7 +79,7 @@ class Valuation:
 
 
 def value_candidates(graph: Graph, own: Mapping[str, SparseScheme]) -> dict[str, SparseScheme]:
-    """Return schemes from a few layers to all by origin, those of `own` first; the same scheme stands once."""
+    """Return schemes from a few layers to all by origin, those of `own` first; equal schemes appear once."""
     count = len(graph.weighted())
     found = dict(own)
     for layers in sorted({max(1, round(share * count)) for share in SHARES} - {count}):
@@ -101,10 +102,10 @@ def value_schemes(
     options: UpdateOptions = UpdateOptions(),  # noqa: B008 - frozen
     progress: Callable[[int, int], None] = lambda done, total: None,
 ) -> Valuation:
-    """Return what each candidate reaches and takes within `fit`, and the model of the one chosen; the same each time.
+    """Return accuracy and cost of each candidate within `fit`, and the model of the chosen one; deterministic.
 
-    `epochs` and `options` should be those of the job. `progress` is given candidates, done and in all. Raises
-    ArenaBudgetError or BoardDeadlineError, that of the first candidate, where none fits.
+    `epochs` and `options` should be those of the job. `progress` receives the number of candidates done and their total. Raises
+    the first candidate's ArenaBudgetError or BoardDeadlineError if none fits.
     """
     judge = EngineMeasure(model.quantized, inputs, labels, epochs, options)
     draws = range(TRAININGS)
@@ -132,7 +133,7 @@ def value_schemes(
 
 
 def max_per_joule(valued: Sequence[ValuedCandidate], best: ValuedCandidate) -> ValuedCandidate:
-    """Return the one that gains most per joule among those within one standard error of `best`."""
+    """Return the candidate with the most gain per joule among those within one standard error of `best`."""
     near = [candidate for candidate in valued if _is_near(candidate, best)]
     return max(near, key=lambda candidate: (candidate.gain_per_joule, -candidate.job_joules))
 

@@ -17,7 +17,7 @@ MOVED = {
         "--recording-gpu-ram", "--prune 0.8", "--sparse-update", "--flash-life 3y", "profile --ops", "Gradient checkpointing",
     ),
     "docs/how-to/fine-tune.md": (
-        "--accumulate", "16 MiB", "--base nf4", "--explain", "--dpo", "--orpo", "--dora", "--borders", "convert_hf_to_gguf", "--settings",
+        "--accumulate", "16 MiB", "--base nf4", "--explain", "--dpo", "--orpo", "--dora", "--borders", "export --gguf", "convert_hf_to_gguf", "--settings",
     ),
     "docs/how-to/run-the-service.md": ("why --since yesterday", "doctor", "within 100 ms", "plans\nagain beside the training"),
     "docs/how-to/several-devices.md": ("recall job", "--solve-on any", "--require-secure", "1.8 MB", "introducer", "--min-share"),

@@ -20,6 +20,7 @@ AREAS: Mapping[str, tuple[str, ...]] = {
     "exec": ("exec",),
     "finetune.command": ("finetune",),
     "finetune.merge": ("merge",),
+    "finetune.export": ("export",),
     "chat.command": ("chat",),
     "plan.command": ("plan",),
     "plan.show": ("show",),

@@ -52,7 +52,7 @@ BART) takes "prompt" and "completion" only. An encoder (BERT, RoBERTa, DistilBER
 each time; with a "label" beside each text, it learns to choose one: labels.json in DIR has them in the order of its logits.
 
 what comes out: an adapter directory that peft's PeftModel.from_pretrained loads, the tokenizer with it; with --full a model
-directory. For llama.cpp, convert it with its convert_lora_to_gguf.py or convert_hf_to_gguf.py.
+directory. For llama.cpp: `port-agent export --gguf`, or its own convert_lora_to_gguf.py and convert_hf_to_gguf.py.
 
 --base keeps the weights on a grid in MODEL/.port-agent, computed once; the adapter belongs to that model, and works as well
 as any adapter of QLoRA does on the model that it was made of.

@@ -17,7 +17,8 @@ time and one layer's adapter product in 32 bits, besides Python, torch and trans
 An adapter that was trained with --base nf4 or int8 belongs to the weights as they lay on the grid: these are what is merged
 into, and what the layers without adapters have too; the file is as large as the base's.
 
-to go on with llama.cpp (its converter is a Python script in its sources, llama-quantize one of its programs):
+to go on with llama.cpp: `port-agent export --gguf` writes Llama and Qwen; for other kinds (its converter is a Python
+script in its sources, llama-quantize one of its programs):
   python convert_hf_to_gguf.py MERGED --outfile model.gguf --outtype bf16
   llama-quantize model.gguf model-q4.gguf Q4_K_M
 or, without merging, the adapter alone beside a GGUF of its base:

@@ -1,8 +1,8 @@
 """From a step graph and its costs to an abstract problem of a few hundred stages, and back to a plan.
 
-The coarsening is exact about memory: small storages are never decided about and are charged as they are, storages that
-live inside one stage are charged as its workspace, and a stage holds at most one operator that touches large storages
-(update groups, which run as one, excepted).
+The coarsening is exact about memory. Small storages are never decided about and are charged as they are. Storages that live
+inside one stage are charged as its workspace. A stage holds at most one operator that touches large storages (except update
+groups, which run as one).
 """
 
 import itertools
@@ -33,10 +33,10 @@ from port_planner.problem.problem import (
 )
 
 MAX_REMATERIALIZATION_OPS = 8
-"""A storage with more writers than this is not worth rematerializing (an accumulated gradient, say)."""
+"""A storage with more writers than this is not worth rematerializing (an accumulated gradient, for example)."""
 
 PLANNED_SHARE = 15 / 16
-"""Share of the host's memory for pages that plans are made for: what is left may be lost between them (`host_pages`)."""
+"""Share of the host's memory for pages that plans may use: the rest may be lost between pages (`host_pages`)."""
 
 Counts = npt.NDArray[np.int64]
 
@@ -50,7 +50,7 @@ _ACTIONS = {
 
 @dataclass(frozen=True)
 class Coarse:
-    """A problem and where its stages and tensors come from.
+    """A problem, and where its stages and tensors come from.
 
     `graph`, `costs`: in plan order. `ranges`: first and last op of each stage. `storages`: storage of each tensor.
     """
@@ -64,7 +64,7 @@ class Coarse:
     slice_groups: tuple[tuple[int, int], ...]
 
     def plan(self, schedule: Schedule, ram_bytes: int, strategy: str) -> Plan:
-        """Return the op-level plan of `schedule`, its figures still empty."""
+        """Return the op-level plan of `schedule`, without its figures."""
         decisions = [*self._choice_decisions(schedule), *self._intermediate_decisions(schedule)]
         sliced = tuple(self.slice_groups[k] for k in schedule.sliced)
         return Plan(tuple(sorted(decisions)), self.order, sliced, ram_bytes=ram_bytes, strategy=strategy)
@@ -106,7 +106,7 @@ def coarsen(
 ) -> Coarse:
     """Return the problem of planning `graph` within `ram_bytes`, the worker's base included.
 
-    `order`: in which its ops run.
+    `order`: the order in which its ops run.
     """
     if order:
         graph = graph.reordered(order)
@@ -125,10 +125,7 @@ def _round_trip(d: int, target: Flash, nbytes: int) -> Paging:
 
 
 class _CoarseBuilder:
-    """Builds one Coarse.
-
-    Stages, then which storages are tensors, then their rematerializations and the fixed load.
-    """
+    """Builds one Coarse: stages, then which storages are tensors, then their rematerializations and the fixed load."""
 
     def __init__(self, graph: StepGraph, costs: CostTable, order: tuple[int, ...], min_bytes: int) -> None:
         self.graph, self.costs, self.order = graph, costs, order
@@ -165,7 +162,7 @@ class _CoarseBuilder:
             self.storages.append(s)
 
     def _choose_tensors(self) -> None:
-        """Large storages that live through more than one stage, and what their rematerializations need."""
+        """Choose large storages that live through more than one stage, and what their rematerializations need."""
         graph = self.graph
         for s, uses in enumerate(graph.uses):
             if uses and self.large[s] and not self._inside_one_stage(s):
@@ -235,7 +232,7 @@ class _CoarseBuilder:
         )  # fmt: skip
 
     def _pagings(self, storage: Storage) -> tuple[Paging, ...]:
-        """Return what a round trip to each target costs that may hold the storage."""
+        """Return the cost of a round trip to each target that may hold the storage."""
         targets = self.costs.device.targets
         return tuple(
             _round_trip(d, target, storage.nbytes)
@@ -244,7 +241,7 @@ class _CoarseBuilder:
         )
 
     def _packings(self, s: int, writes: tuple[int, ...]) -> tuple[Packing | None, ...]:
-        """Return what packing the contents after each stage that writes `s` takes; nothing where nothing was measured."""
+        """Return the cost of packing the contents after each stage that writes `s`; empty if nothing was measured."""
         watts = self.costs.device.static_watts
         counts = [sum(w <= self.ranges[stage][1] for w in self.graph.writers[s]) for stage in writes]
         found = [self.packing.get((s, count)) for count in counts]
@@ -258,7 +255,7 @@ class _CoarseBuilder:
         )
 
     def _packed_pagings(self, cost: PackingCost) -> tuple[Paging, ...]:
-        """Return what a round trip of a packed form to each medium costs; what does not come back is read where it is."""
+        """Return the cost of a packed form's round trip to each medium; contents that do not come back are read in place."""
         if not cost.codec.comes_back:
             return ()
         media = ((d, t) for d, t in enumerate(self.costs.device.targets) if t.capacity_bytes is None)
@@ -294,7 +291,7 @@ class _CoarseBuilder:
         )
 
     def _rematerialized_by(self, op: int) -> int:
-        """Return how many tensors that lie idle somewhere running `op` again may help to rematerialize."""
+        """Return how many tensors that are idle somewhere could use a second run of `op` for their rematerialization."""
         touched = {*self.graph.creates[op], *self.graph.ops[op].writes}
         return max(sum(s in self.tensor_of and self._lies_idle(s) for s in touched), 1)
 
@@ -304,7 +301,7 @@ class _CoarseBuilder:
         return self.large[s] and any(b > a + 1 for a, b in itertools.pairwise(stages))
 
     def _joules(self, ops: Iterable[int]) -> float:
-        """Return the joules of running `ops`, static power meanwhile included."""
+        """Return the joules of running `ops`, including static power during it."""
         watts = self.costs.device.static_watts
         return sum(self.costs.ops[i].joules + watts * self.costs.ops[i].seconds for i in ops)
 
@@ -352,11 +349,9 @@ class _CoarseBuilder:
         return found
 
     def _touched(self, stage: int) -> dict[int, tuple[int, int]]:
-        """Return the tensors' storages used in `stage`.
+        """Return the tensors' storages used in `stage`, with the first and last op there at which they are resident.
 
-        With the first and last op there at which they are resident.
-
-        What is older than the stage is back when its first op runs, and may leave after its last use.
+        A storage that is older than the stage is back when its first op runs, and may leave after its last use.
         """
         first, last = self.ranges[stage]
         found: dict[int, tuple[int, int]] = {}
@@ -368,7 +363,7 @@ class _CoarseBuilder:
         return found
 
     def _fixed_load(self) -> tuple[Counts, Counts]:
-        """Return bytes per op that no decision moves: held across stages, and living inside one stage."""
+        """Return the bytes per op that no decision changes: held across stages, and living inside one stage."""
         if self.loads is None:
             self.loads = self._count_fixed_load()
         return self.loads

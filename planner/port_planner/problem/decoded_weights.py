@@ -1,7 +1,7 @@
-"""Steps whose frozen weights are codes and scales, decoded by operators ahead of each use: temporaries that live for one operator.
+"""Steps whose frozen weights are codes and scales, decoded before each use into temporaries that live for one operator.
 
-What is on a grid is a level times its block's scale in 32 bits, so these operators give back the weights' own bits. The codes are
-storages like other weights: a plan keeps them in RAM, or on flash.
+A quantized weight is a level times its block's scale in 32 bits, so these operators return the weights' own bits. The codes
+are storages like other weights: a plan keeps them in RAM or on flash.
 """
 
 from collections.abc import Iterable, Mapping
@@ -25,14 +25,14 @@ PAIRS = "pairs of levels"
 """Name of the table that a byte of two codes is looked up in, shared by all weights of a graph."""
 _PAIRS_SHAPE = (256, 2)
 _PARTS = ("codes", "scales")
-"""What a weight is kept as: storages by its name and these."""
+"""What a weight is stored as: storages with its name plus one of these."""
 
 
 @dataclass(frozen=True, slots=True)
 class CodedWeight:
-    """How a frozen weight is kept. `dtype`: its own, bfloat16 or float32; `block`: items that share a scale.
+    """How a frozen weight is stored. `dtype`: its own, bfloat16 or float32; `block`: items that share a scale.
 
-    `paired`: each byte of its codes is two, looked up in `PAIRS`; else codes are whole numbers of a byte.
+    `paired`: each byte of its codes is two codes, looked up in `PAIRS`; otherwise each code is a byte.
     """
 
     name: str
@@ -58,13 +58,16 @@ class CodedWeight:
 
 
 def with_decoded(graph: StepGraph, weights: Mapping[str, CodedWeight]) -> StepGraph:
-    """Return the graph with these weights, by their storages' keys, decoded; its other storages, values and operators as they are."""
+    """Return the graph with these weights decoded; they are given by their storages' keys.
+
+    All other storages, values and operators stay.
+    """
     made = _WeightDecoder(graph, weights)
     return made.graph()
 
 
 def decoded_bytes(graph: StepGraph) -> dict[str, tuple[int, int]]:
-    """Return the weights that a graph decodes, by name, with the bytes that each takes decoded and as codes and scales."""
+    """Return the weights that a graph decodes, by name, with the bytes of each when decoded and as codes and scales."""
     stored = {s.name: s.nbytes for s in graph.storages if s.role is Role.BUFFER}
     found = {}
     for storage in graph.storages:
@@ -83,7 +86,7 @@ class _WeightDecoder:
             list(graph.ops),
         )
         self.ahead: dict[int, list[Op]] = {}
-        """Operator -> what runs ahead of it."""
+        """Operator -> the operators that run before it."""
         self.pairs: int | None = None
         for s, storage in enumerate(graph.storages):
             if storage.persistent and graph.uses[s] and storage.key in weights:
@@ -114,7 +117,7 @@ class _WeightDecoder:
             self.ops[use] = self._reading(self.ops[use], s, target)
 
     def _reading(self, op: Op, s: int, target: int) -> Op:
-        """Return an operator that reads another storage in place of one."""
+        """Return an operator with one storage in its operands replaced by another."""
         moved: dict[int, int] = {}
         for v in operands(op):
             if self.values[v].storage == s and v not in moved:
@@ -124,7 +127,7 @@ class _WeightDecoder:
         return with_operands(op, lambda v: moved.get(v, v))
 
     def _decode_for(self, use: int, s: int, weight: CodedWeight, codes: int, scales: int) -> None:
-        """Let storage `s` be made of codes and scales ahead of an operator."""
+        """Decode storage `s` from codes and scales before an operator."""
         rows, columns = weight.codes_shape
         own = weight.dtype == "float32"
         target = s if own else self._storage(4 * weight.items, Role.TEMPORARY, "")

@@ -4,10 +4,7 @@ from port_planner.problem.problem import Choice, GapDecision, Problem, Schedule
 
 
 def prune_intermediates(problem: Problem, choices: tuple[Choice, ...], wanted: set[tuple[int, int]]) -> Schedule:
-    """Return the schedule without intermediates that nothing needs.
-
-    They are resident anyway, or no rematerialization of their stage reads them.
-    """
+    """Return the schedule without intermediates that are resident anyway or that no rematerialization of their stage reads."""
     chosen = {choice.gap: choice for choice in choices}
     todo = [
         (problem.gaps[c.gap].tensor, problem.gaps[c.gap].version, c.stage % problem.size)
@@ -27,10 +24,7 @@ def prune_intermediates(problem: Problem, choices: tuple[Choice, ...], wanted: s
 
 
 def _present(problem: Problem, chosen: dict[int, Choice], tensor: int, stage: int) -> bool:
-    """Return whether a tensor is resident at `stage`.
-
-    In use there, kept through an idle gap, or back already.
-    """
+    """Return whether a tensor is resident at `stage`: used there, kept through an idle gap, or already back."""
     if stage in problem.found_versions[tensor]:
         return stage != problem.tensors[tensor].birth
     g = problem.gap_at(tensor, stage)

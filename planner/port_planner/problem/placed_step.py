@@ -1,8 +1,8 @@
 """A step whose operators run on several kinds of devices: the recorded one with transfers between their memories.
 
-Every storage lies where it is written, and all that write it run there. What runs elsewhere reads a copy, which is made before
-its first reader and holds until the storage is written again. Numbers are those of the operators on the devices they run on:
-transfers change none.
+A storage lies where it is written, and all operators that write it run there. Operators elsewhere read a copy, which is made
+before its first reader and stays valid until the storage is written again. Results are those of the operators on their
+devices: transfers do not change them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,7 +27,7 @@ from port_planner.ir.graph import (
 
 @dataclass(frozen=True, slots=True)
 class PlacedStep:
-    """A step on several kinds of devices; `origin` has, per operator, its index in the recorded step, None for a transfer."""
+    """A step on several kinds of devices; `origin`: each operator's index in the recorded step, None for a transfer."""
 
     graph: StepGraph
     origin: tuple[int | None, ...]
@@ -40,10 +40,10 @@ def on_kind(graph: StepGraph, kind: str) -> StepGraph:
 
 
 def homes_of(graph: StepGraph, kinds: Sequence[str], known: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the kind of device that each storage lies on where operators run on these `kinds`, one per operator.
+    """Return the kind of device that each storage lies on if operators run on these `kinds`, one per operator.
 
-    `known`: of what lasts, by key, where other graphs have put it. Raises GraphError where a storage is written on two kinds, or
-    elsewhere than where it is known to lie.
+    `known`: where other graphs have put lasting storages, by key. Raises GraphError if a storage is written on two kinds, or on
+    another than the known one.
     """
     found = []
     for s, storage in enumerate(graph.storages):
@@ -60,12 +60,12 @@ def homes_of(graph: StepGraph, kinds: Sequence[str], known: Mapping[str, str]) -
 
 
 def placed_step(graph: StepGraph, kinds: Sequence[str], known: Mapping[str, str] = {}) -> PlacedStep:
-    """Return a step whose operators run on these `kinds` of devices, one per operator; `known` and errors as of `homes_of`."""
+    """Return a step whose operators run on these `kinds` of devices, one per operator; `known` and errors as in `homes_of`."""
     return _TransferPlacer(graph, kinds, homes_of(graph, kinds, known)).placed()
 
 
 class _TransferPlacer:
-    """Goes through a step and puts a transfer before each operator that needs what lies elsewhere."""
+    """Goes through a step and adds a transfer before each operator that needs contents from elsewhere."""
 
     def __init__(self, graph: StepGraph, kinds: Sequence[str], homes: Sequence[str]) -> None:
         self.graph, self.kinds, self.homes = graph, kinds, homes
@@ -74,7 +74,7 @@ class _TransferPlacer:
         self.ops: list[Op] = []
         self.origin: list[int | None] = []
         self.copies: dict[tuple[int, str], int] = {}
-        """Storage and kind -> the storage there that has its present contents."""
+        """Storage and kind -> the storage there with its current contents."""
         self.seen: dict[tuple[int, int], int] = {}
         """Value and storage of a copy -> the value on the copy."""
 
@@ -101,7 +101,7 @@ class _TransferPlacer:
         self.origin.append(origin)
 
     def _copy(self, s: int, kind: str, reader: Op) -> int:
-        """Return the storage on a kind of device that has a storage's present contents; a transfer makes it where none has."""
+        """Return the storage on a kind of device with the current contents of a storage, adding a transfer if there is none."""
         if (s, kind) not in self.copies:
             nbytes = self.graph.storages[s].nbytes
             self.copies[s, kind] = made = len(self.storages)
@@ -121,7 +121,7 @@ class _TransferPlacer:
 
 
 def _made_there(op: Op, kind: str) -> Op:
-    """Return an operator that says of a tensor it makes that it lies on this kind of device, where it says so at all."""
+    """Return an operator that creates its tensor on this kind of device, if it names a device at all."""
 
     def other(argument: Argument) -> Argument:
         named = isinstance(argument, Named) and argument.kind == "device"

@@ -21,23 +21,25 @@ class ProblemError(PortError):
 
 
 class Semantics(enum.Enum):
-    """Which physics a plan is judged by."""
+    """The physics by which a plan is judged."""
 
     POET = "poet"
     """Transfers take no time and need no buffer; no static power (POET, ICML 2022)."""
     REAL = "real"
     """Transfers overlap with compute or stall it, need landing buffers, and the device burns static watts."""
     ELASTIC = "elastic"
-    """As REAL, but a read or write that finds no room for its buffer waits instead of breaking the budget: what
-    `port_planner.ir.lowering.lower` does with captured steps."""
+    """Like REAL, but a transfer without space for its buffer waits instead of exceeding the budget.
+
+    This is what `port_planner.ir.lowering.lower` does with captured steps.
+    """
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
     """One step of the fixed order. `fixed_bytes` are held at this stage whatever the plan decides.
 
-    `overcount_bytes`: by how much fixed bytes, workspace and accesses together may overstate what the stage needs, where
-    it stands for several operators. A schedule does without that room; a bound may not.
+    `overcount_bytes`: by how much fixed bytes, workspace and accesses together may overstate the stage's need, if it stands for
+    several operators. A schedule gives up that memory; a bound must not.
     """
 
     name: str
@@ -63,10 +65,10 @@ class Paging:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Lossless packing through a gap: bytes while packed, seconds and joules of both directions together.
+    """Lossless packing through a gap: bytes while packed, and seconds and joules of both directions together.
 
-    Packed form and tensor are both there at the gap's two ends: when the stage before it is done, and before the stage after it
-    starts. `paging`: round trips of the packed form to media, for a gap that it passes there.
+    The packed form and the tensor coexist at the gap's two ends: after the stage before it, and before the stage after it.
+    `paging`: round trips of the packed form to media, for a gap that it spends there.
     """
 
     packed_bytes: int
@@ -75,7 +77,7 @@ class Packing:
     paging: tuple[Paging, ...] = ()
 
     def paging_to(self, target: int) -> Paging | None:
-        """Return what the packed form's round trip to a target costs; None where it does not go there."""
+        """Return the cost of the packed form's round trip to a target; None if it cannot go there."""
         return next((p for p in self.paging if p.target == target), None)
 
 
@@ -83,8 +85,8 @@ class Packing:
 class Rematerialization:
     """How to compute one version of a tensor again: cost, and the (tensor, version) pairs it reads.
 
-    `own_share`: where its operators rematerialize other tensors in passing, the part of the cost that is left if each of them
-    pays the same. A bound may count no more; a schedule that rematerializes only this tensor pays all of it.
+    `own_share`: its operators may also rematerialize other tensors; this is the part of the cost that is left if each of them pays
+    an equal part. A bound may count no more; a schedule that rematerializes only this tensor pays everything.
     """
 
     seconds: float
@@ -98,9 +100,9 @@ class Rematerialization:
 class Tensor:
     """A block of memory with its accesses.
 
-    `accesses` are the stages that create, read or write it, ascending; `writes` the subset that changes its contents
-    (its birth included). `rematerializations[v]` rematerializes the contents after the v-th write, `packings[v]` packs them; None where
-    that is not possible.
+    `accesses` are the stages that create, read or write it, ascending; `writes` are those that change its contents, its creation
+    included. `rematerializations[v]` restores the contents after the v-th write, `packings[v]` packs them; None where that is
+    impossible.
     """
 
     name: str
@@ -115,29 +117,23 @@ class Tensor:
     """Always kept between its accesses; after the last one it may come back as an intermediate."""
 
     def rematerialization(self, version: int) -> Rematerialization | None:
-        """Return how to compute a version again; None where that is not possible."""
+        """Return how to compute a version again; None if that is impossible."""
         return self.rematerializations[version] if 0 <= version < len(self.rematerializations) else None
 
     def packing(self, version: int) -> Packing | None:
-        """Return what packing a version takes; None where that is not possible."""
+        """Return the cost of packing a version; None if that is impossible."""
         return self.packings[version] if 0 <= version < len(self.packings) else None
 
     def version_after(self, stage: int) -> int:
-        """Return how many writes have happened once `stage` has run, minus one.
-
-        -1: contents from before the step.
-        """
+        """Return how many writes have happened once `stage` has run, minus one; -1: contents from before the step."""
         return sum(w <= stage for w in self.writes) - 1
 
     def version_before(self, stage: int) -> int:
-        """Return the version that `stage` finds when it starts."""
+        """Return the version at the start of `stage`."""
         return sum(w < stage for w in self.writes) - 1
 
     def contents(self, version: int) -> int:
-        """Return which contents a version holds.
-
-        A persistent tensor starts a step with those of the last write.
-        """
+        """Return the contents of a version: a persistent tensor starts a step with those of the last write."""
         return version % len(self.writes) if self.persistent and self.writes else version
 
     @property
@@ -150,8 +146,8 @@ class Tensor:
 class Gap:
     """Stages `after` < s < `before` in which `tensor` is idle.
 
-    A gap of a persistent tensor that wraps around the step's end has `before` >= number of stages. `dead` gaps follow
-    the last access of a temporary tensor: nothing needs it any more, but rematerializations of others may.
+    A gap of a persistent tensor that wraps around the step's end has `before` >= number of stages. `dead` gaps follow the last
+    access of a temporary tensor: only rematerializations of other tensors may still need it.
     """
 
     tensor: int
@@ -163,12 +159,10 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """An update that may run slice by slice.
+    """An update that may run slice by slice, if the persistent `members` are paged in before and out after it.
 
-    Once the persistent `members` are paged in before and out after it.
-
-    Then neither the members nor `saved_bytes` of the stage's workspace are resident, only `buffer_bytes`. `other_bytes`
-    (the gradient) may pass in slices too if it is paged there; only a bound counts on that.
+    Neither the members nor `saved_bytes` of the stage's workspace are then resident, only `buffer_bytes`. `other_bytes` (the
+    gradient) may also pass in slices if it is paged there; only a bound relies on that.
     """
 
     stage: int
@@ -191,9 +185,9 @@ class StageChange:
 
 @dataclass(frozen=True, slots=True)
 class TileSaving:
-    """`nbytes` of a tensor that an alternative does without at some of its accesses, `stages`: it is there piece by piece.
+    """`nbytes` of a tensor that an alternative does not need at some of its accesses, `stages`, where it exists tile by tile.
 
-    Only where none of the tensor's `gaps` has it whole: each is paged or rematerialized through, and comes back at its end.
+    It applies only if none of the tensor's `gaps` keeps it whole: each pages or rematerializes it until the gap's end.
     """
 
     tensor: int
@@ -204,7 +198,7 @@ class TileSaving:
 
 @dataclass(frozen=True, slots=True)
 class Alternative:
-    """One way to run the stages of a group: other kernels, or a chain of operators in so many pieces."""
+    """One way to run the stages of a group: other kernels, or a chain of operators in some number of tiles."""
 
     name: str
     changes: tuple[StageChange, ...] = ()
@@ -212,18 +206,18 @@ class Alternative:
 
     @property
     def seconds(self) -> float:
-        """Seconds of all stages more than those of the first alternative."""
+        """Seconds of all stages beyond those of the first alternative."""
         return sum(change.seconds for change in self.changes)
 
     @property
     def joules(self) -> float:
-        """Joules of all stages more than those of the first alternative, static power of its own seconds included."""
+        """Joules of all stages beyond those of the first alternative, static power of its own seconds included."""
         return sum(change.joules for change in self.changes)
 
 
 @dataclass(frozen=True, slots=True)
 class StageGroup:
-    """Stages that run by exactly one of the alternatives; the first is what the stages themselves say."""
+    """Stages that run by exactly one of the alternatives; the first is the stages' own."""
 
     name: str
     alternatives: tuple[Alternative, ...]
@@ -248,28 +242,31 @@ class Problem:
     slicings: tuple[Slicing, ...] = ()
     name: str = ""
     target_bytes: tuple[int | None, ...] = ()
-    """Per target: what its pages may take at once. One with such a bound is memory, the host's say: it wears nothing, and
-    keeps a page no longer than its gap; of a persistent tensor it has a copy all the time, and no other target has a page of that
-    one then. None, or not said: a medium with room for all."""
+    """Per target: the most bytes that its pages may take at once.
+
+    A target with such a bound is memory, for example the host's. It does not wear, and keeps a page no longer than its gap. It
+    has a copy of a paged persistent tensor all the time, and no other target then has a page of that tensor. None, or absent: a
+    medium with space for all pages.
+    """
     links: tuple[int, ...] = ()
-    """Per target: what moves its pages; those of one link go one after the other. Not said: all by link 0."""
+    """Per target: the link that moves its pages; pages on one link move one after the other. Absent: all by link 0."""
     groups: tuple[StageGroup, ...] = ()
-    """Stages with alternatives. Transfers are booked behind the seconds of the first ones, whichever are chosen."""
+    """Stages with alternatives. Transfers overlap the seconds of the first ones, whichever are chosen."""
 
     @cached_property
     def size(self) -> int:
         return len(self.stages)
 
     def limit_bytes(self, target: int) -> int | None:
-        """Return what pages may take at once of a target that is memory; None of a medium."""
+        """Return the most bytes that pages may take at once in a target that is memory; None for a medium."""
         return self.target_bytes[target] if target < len(self.target_bytes) else None
 
     def rewritten(self, tensor: int, target: int) -> bool:
-        """Return whether a tensor's contents are written to a target anew for each gap; else once, and read as often as needed."""
+        """Return whether contents are written to a target again for each gap; otherwise once, and read as often as needed."""
         return self.limit_bytes(target) is not None and not self.tensors[tensor].persistent
 
     def link(self, target: int) -> int:
-        """Return the number of what moves a target's pages."""
+        """Return the number of the link that moves a target's pages."""
         return self.links[target] if target < len(self.links) else 0
 
     @cached_property
@@ -296,15 +293,15 @@ class Problem:
         return tuple(map(tuple, lists))
 
     def gap_at(self, tensor: int, stage: int) -> int | None:
-        """Return the gap in which a tensor is idle at a stage; None where it is not."""
+        """Return the gap in which a tensor is idle at a stage; None if it is not."""
         bounds, gaps = self._idle[tensor]
         return gaps[bisect_right(bounds, stage)]
 
     @cached_property
     def _idle(self) -> tuple[tuple[tuple[int, ...], tuple[int | None, ...]], ...]:
-        """Per tensor: the stages from which on another gap covers it or none does, and before and from each of them the gap, if any.
+        """Per tensor: the stages at which its gap, if any, changes, and its gap before and from each of them.
 
-        Of thousands of tensors and stages, a table of all of them takes hundreds of megabytes.
+        With thousands of tensors and stages, a full table would take hundreds of megabytes.
         """
         found: list[tuple[list[int], list[int | None]]] = [([], [None]) for _ in self.tensors]
         for g, gap in enumerate(self.gaps):
@@ -319,7 +316,7 @@ class Problem:
 
     @cached_property
     def found_versions(self) -> tuple[Mapping[int, int], ...]:
-        """Per tensor: stage that creates, reads or writes it -> the version that it finds when it starts."""
+        """Per tensor: stage that creates, reads or writes it -> its version at the start of that stage."""
         return tuple({stage: tensor.version_before(stage) for stage in tensor.accesses} for tensor in self.tensors)
 
     def _gaps_of(self, i: int) -> list[Gap]:
@@ -376,10 +373,10 @@ def _verify_groups(problem: Problem) -> None:
 
 def _verify_change(problem: Problem, one: Alternative, change: StageChange) -> None:
     if not 0 <= change.stage < problem.size or sum(c.stage == change.stage for c in one.changes) > 1:
-        raise ProblemError(f"alternative {one.name} changes stage {change.stage} twice, or there is none")
+        raise ProblemError(f"alternative {one.name} changes stage {change.stage} twice, or a stage that does not exist")
     stage = problem.stages[change.stage]
     if min(stage.seconds + change.seconds, stage.workspace_bytes + change.workspace_bytes) < 0:
-        raise ProblemError(f"alternative {one.name} leaves stage {change.stage} less than no time or workspace")
+        raise ProblemError(f"alternative {one.name} leaves stage {change.stage} with negative time or workspace")
 
 
 def _verify_saving(problem: Problem, one: Alternative, saving: TileSaving) -> None:
@@ -419,10 +416,7 @@ class GapDecision(enum.Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Choice:
-    """A gap that is not simply kept.
-
-    Its fate, the stage at whose start the tensor is back, the paging target.
-    """
+    """A gap that is not simply kept: its decision, the stage at whose start the tensor is back, and the paging target."""
 
     gap: int
     stage: int
@@ -434,10 +428,9 @@ class Choice:
 class Schedule:
     """Decisions for a problem; gaps that do not appear are kept.
 
-    `intermediates` are (tensor, stage) pairs.
-
-    Return stages of wrapping gaps may exceed the number of stages; those of intermediates do not. `sliced`: indices of
-    the slicings in use. `variants`: (group, alternative) of the groups that do not run by their first.
+    `intermediates` are (tensor, stage) pairs. Return stages of wrapping gaps may exceed the number of stages; those of
+    intermediates do not. `sliced`: indices of the slicings in use. `variants`: (group, alternative) of the groups that do not
+    run by their first.
     """
 
     choices: tuple[Choice, ...] = ()

@@ -1,6 +1,6 @@
-"""What of a forward pass runs again in a backward pass that is cut into pieces, as gradient checkpointing does.
+"""Which operators of a forward pass run again in a backward pass that is cut into segments, as in gradient checkpointing.
 
-A piece begins with what was waiting at a cut of the forward pass and makes again what its operators need beyond that.
+A segment begins with the tensors that were kept at a cut of the forward pass, and recomputes what its operators need beyond.
 """
 
 import itertools
@@ -15,7 +15,7 @@ _AS_THEY_WERE = frozenset({Role.PARAMETER, Role.CONSTANT, Role.BATCH})
 """Roles of storages that no forward pass changes."""
 
 _INDICES = frozenset({"int32", "int64"})
-"""Dtypes of what may be an index: an operator that takes it on trust wants the tensor that another one has checked."""
+"""Dtypes of possible indices: an operator that trusts its index needs the tensor that another operator has checked."""
 
 _NEVER: Mapping[str, int] = {}
 
@@ -39,7 +39,7 @@ class Remade:
         self._cuts = self._find_cuts()
 
     def before(self) -> dict[int, tuple[int, ...]]:
-        """Return, by operator of the backward pass, the operators of the forward pass that run again before it, ascending."""
+        """Return, for each operator of the backward pass, the forward operators that run again before it, ascending."""
         found: dict[int, tuple[int, ...]] = {}
         done: dict[int, set[int]] = {}
         for i in self._backward:
@@ -51,7 +51,7 @@ class Remade:
         return found
 
     def _needed_by(self, op: int, there: set[int]) -> set[int]:
-        """Return what must run again before `op`; `there` is made anew in its piece already, and grows."""
+        """Return what must run again before `op`; `there`: what was already recomputed in its segment, extended here."""
         again: set[int] = set()
         waiting = [s for s in self._graph.reads[op] if self._missing(s, op)]
         while waiting:
@@ -66,13 +66,13 @@ class Remade:
         return again
 
     def _missing(self, s: int, op: int) -> bool:
-        """Return whether a tensor of another piece's forward pass is made again for `op` rather than waiting for it."""
+        """Return whether a tensor of another segment's forward pass is recomputed for `op` rather than kept."""
         if not self._can[s] or self._tile_of[self._graph.uses[s][0]] == self._tile_of[op]:
             return False
         return self._rank_of[op] <= self._valid_until[s] and not self._waits(s, self._cuts)
 
     def _last_place(self, s: int) -> float:
-        """Return the last place before which running the writers of a storage again gives what it was."""
+        """Return the last place before which running the writers of a storage again restores its contents."""
         read = (self._graph.storages[u] for w in self._graph.writers[s] for u in effective_operands(self._graph, w))
         return min((self._updated.get(storage.key, math.inf) for storage in read), default=math.inf)
 
@@ -83,10 +83,10 @@ class Remade:
         return bisect_right(cuts, first) < bisect_right(cuts, last)
 
     def _find_cuts(self) -> list[int]:
-        """Return the forward operators before which something waits: where pieces begin, and where those of the backward pass end.
+        """Return the forward operators before which tensors are kept, as boundaries of segments.
 
-        What a piece of the backward pass needs begins somewhere; of the places before that, back to where the next piece's
-        begins, the one is taken at which least waits.
+        What a segment of the backward pass needs begins somewhere. Of the places before that, back to where the next segment's
+        begins, the one with the least kept bytes is taken.
         """
         graph = self._graph
         waiting = self._waiting_bytes()
@@ -105,7 +105,7 @@ class Remade:
         return sorted(cuts)
 
     def _waiting_bytes(self) -> list[int]:
-        """Return, before every operator, the bytes that the forward pass has made and will use."""
+        """Return, before every operator, the bytes that the forward pass has computed and will still use."""
         graph = self._graph
         change = [0] * (len(graph.ops) + 1)
         for s, storage in enumerate(graph.storages):
@@ -126,7 +126,7 @@ class Remade:
         return all(graph.storages[u].role in _AS_THEY_WERE or self._settled(u) for u in needed)
 
     def _settled(self, s: int) -> bool:
-        """Return whether what reads a temporary finds what it is in the end, its writers excepted."""
+        """Return whether all readers of a temporary, except its writers, find its final contents."""
         graph = self._graph
         if graph.storages[s].role is not Role.TEMPORARY or s in graph.kept:
             return False

@@ -1,9 +1,7 @@
-"""Reorders a step before it is planned.
+"""Reorder a step before it is planned: updates as early as possible, the branch that frees most first.
 
-Updates as early as possible, the branch that frees most first.
-
-Only operators that do not depend on each other change places, so every number stays the same to the bit: reads wait
-for the last write of what they read, writes for all reads of what they change, random operators keep their sequence.
+Only operators that do not depend on each other change places, so every number stays the same to the bit. Reads wait for the
+last write of what they read, writes for all reads of what they change, and random operators keep their sequence.
 """
 
 import heapq
@@ -18,7 +16,7 @@ from port_planner.ir.lowering.update_slices import update_groups
 def dependencies(graph: StepGraph) -> list[set[int]]:
     """Return, per op, the ops that must have run before it.
 
-    Where random ops draw in an order of their own, the first of them runs first: it finds out where the others begin.
+    If random ops draw in an order of their own, the first of them runs first: it determines where the others begin.
     """
     before: list[set[int]] = [set() for _ in graph.ops]
     writer: dict[int, int] = {}
@@ -58,7 +56,7 @@ def _follows(order: tuple[int, ...], dependent: list[set[int]]) -> bool:
 
 
 def peak_bytes(graph: StepGraph) -> int:
-    """Return the most bytes that are resident while an op runs, everything kept until its last use."""
+    """Return the most bytes resident while an op runs, if everything is kept until its last use."""
     return graph.once(_recorded_peak)
 
 
@@ -69,8 +67,8 @@ def _recorded_peak(graph: StepGraph) -> int:
 def reorder(graph: StepGraph) -> tuple[int, ...]:
     """Return an order with a lower peak than the recorded one; empty if this search finds none.
 
-    List scheduling: of the ops that are ready, the one that frees most bytes net runs first; the forward phase stays as
-    it is recorded (everything it makes waits for the backward phase anyway). Update groups move as one piece.
+    List scheduling: of the ops that are ready, the one that frees most bytes net runs first. The forward phase stays as recorded,
+    because everything it computes waits for the backward phase anyway. Update groups move as one piece.
     """
     return graph.once(_reorder)
 
@@ -115,7 +113,7 @@ def _schedule(graph: StepGraph, tiles: list[list[int]], before: list[set[int]]) 
     while ready:
         key, p = heapq.heappop(ready)
         now = _net(graph, tiles[p], left)
-        if now != key:  # others have run since: what this one frees has changed
+        if now != key:  # other ops have run since and changed what this one frees
             heapq.heappush(ready, (now, p))
             continue
         done.append(tiles[p])

@@ -1,7 +1,4 @@
-"""Replays a schedule of an abstract problem and measures it.
-
-Written without the solver, so it can judge one.
-"""
+"""Replay a schedule of an abstract problem and measure it; written without the solver, so that it can judge one."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -19,7 +16,7 @@ MAX_PREFETCH_STAGES = 12
 
 @dataclass(slots=True)
 class ScheduleCost:
-    """What a schedule costs. `errors` is empty exactly if it is valid, budgets included."""
+    """The cost of a schedule. `errors` is empty exactly if it is valid, budgets included."""
 
     joules: float = 0.0
     overhead_joules: float = 0.0
@@ -40,12 +37,10 @@ class ScheduleCost:
 
 
 def transfer_window(problem: Problem, stage: int, seconds: float, step: int) -> list[tuple[int, float]]:
-    """Return (stage, seconds) shares of a transfer.
+    """Return (stage, seconds) shares of a transfer that ends before `stage` (step -1) or starts at it (step +1).
 
-    It ends before `stage` (step -1) or starts at it (step +1).
-
-    A read fills the compute time of the stages before its use, nearest first; a write fills the stages after. What
-    does not fit within MAX_PREFETCH_STAGES stalls the stage nearest to the use.
+    A read fills the compute time of the stages before its use, nearest first; a write fills the stages after. The part that does
+    not fit within MAX_PREFETCH_STAGES stalls the stage nearest to the use.
     """
     size, left = problem.size, seconds
     s = (stage - 1 if step < 0 else stage) % size
@@ -74,7 +69,7 @@ def write_window(problem: Problem, gap: Gap, seconds: float) -> list[tuple[int, 
 
 
 def transfers_fit(problem: Problem, gap: Gap, paging: Paging, stage: int) -> bool:
-    """Return whether a tensor can be written and read back by `stage` with its buffer free in between."""
+    """Return whether a tensor can be written and read back by `stage`, with its buffer free in between."""
     if problem.semantics is not Semantics.REAL:
         return True
     reads = {s for s, _ in read_window(problem, gap, stage, paging.seconds_in)}
@@ -91,25 +86,19 @@ def _inside(problem: Problem, gap: Gap, shares: list[tuple[int, float]]) -> list
 
 
 def replay(problem: Problem, schedule: Schedule) -> ScheduleCost:
-    """Return what `schedule` costs and every rule it breaks.
-
-    Rematerialization inputs, memory, deadline, wear.
-    """
+    """Return the cost of `schedule` and every rule it breaks: rematerialization inputs, memory, deadline, wear."""
     return _Replay(problem, schedule).run()
 
 
 class _Replay:
-    """One replay.
-
-    Residency per tensor and stage first, then rematerializations stage by stage, then time and energy.
-    """
+    """One replay: residency per tensor and stage, then rematerializations stage by stage, then time and energy."""
 
     def __init__(self, problem: Problem, schedule: Schedule) -> None:
         self.problem, self.schedule = problem, schedule
         self.result = ScheduleCost()
         count, size = len(problem.tensors), problem.size
         self.resident = np.zeros((count, size), dtype=bool)
-        """Resident when a stage starts, rematerializations of that stage done."""
+        """Resident at the start of a stage, once its rematerializations are done."""
         self.extra = np.zeros(size)
         """Bytes of landing buffers, unfinished writes, packed tensors and compressed pages."""
         self.rematerializations: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
@@ -126,15 +115,15 @@ class _Replay:
         self.copies: set[tuple[int, int]] = set()
         """Persistent tensors with a copy in a target that is memory."""
         self.packing, self.unpacking = np.zeros(size), np.zeros(size)
-        """Bytes of packed forms beside their tensors, once a stage is done and before it starts."""
+        """Bytes of packed forms besides their tensors, after a stage and before it starts."""
         self.extra_seconds = 0.0
         self.extra_joules = 0.0
         self.seconds = np.array([stage.seconds for stage in problem.stages])
         self.work = np.array([stage.workspace_bytes for stage in problem.stages], dtype=float)
         self.fixed = np.array([stage.fixed_bytes for stage in problem.stages], dtype=float)
-        """Of each stage, as its alternative has it."""
+        """Of each stage, as its chosen alternative has it."""
         self.saved: dict[tuple[int, int], int] = {}
-        """(tensor, stage) -> bytes that are not there, for it comes in pieces."""
+        """(tensor, stage) -> bytes that are not resident because the tensor comes in tiles."""
 
     def run(self) -> ScheduleCost:
         self._place_accesses()
@@ -261,7 +250,7 @@ class _Replay:
             self._charge_transfers(gap, choice, tensor.nbytes, cost.seconds_in, cost.seconds_out if first else None)
 
     def _sync(self, i: int, target: int) -> None:
-        """Give a persistent tensor its copy in a target that is memory, unless it has one; no other target may have pages of it."""
+        """Give a persistent tensor its copy in a target that is memory, unless it has one; other targets then have no page of it."""
         home = self.homes.setdefault(i, target)
         if home != target and not {home, target}.isdisjoint(self.paged_bytes):
             self._fail(
@@ -305,12 +294,14 @@ class _Replay:
             members = sum(self.problem.tensors[i].nbytes for i in slicing.members)
             around = [gaps_around(self.problem, i, slicing.stage) for i in slicing.members]
             if any(not sides or not paged.issuperset(sides) for sides in around):
-                self._fail(f"the update at stage {slicing.stage} is sliced, but not all it streams is paged around it")
+                self._fail(
+                    f"the update at stage {slicing.stage} is sliced, but not all that it streams is paged around it"
+                )
             self.spared[slicing.stage] += members + slicing.saved_bytes - slicing.buffer_bytes
             self.spared_before[slicing.stage] += members
 
     def _place_variants(self) -> None:
-        """Change the stages of each group to those of its alternative, and note what that holds in pieces."""
+        """Replace the stages of each group by those of its alternative, and record what that holds in tiles."""
         groups, gaps = self.problem.groups, self.problem.gaps
         moved = (GapDecision.PAGE, GapDecision.RECOMPUTE)
         apart = {c.gap for c in self.schedule.choices if c.decision in moved and c.stage == gaps[c.gap].before}
@@ -318,7 +309,7 @@ class _Replay:
             self._fail("a group of stages is decided twice")
         for c, k in self.schedule.variants:
             if not (0 <= c < len(groups) and 0 <= k < len(groups[c].alternatives)):
-                self._fail(f"there is no alternative {k} of group {c}")
+                self._fail(f"group {c} has no alternative {k}")
                 continue
             chosen = groups[c].alternatives[k]
             self.extra_joules += chosen.joules
@@ -352,10 +343,7 @@ class _Replay:
         self.result.peak_bytes = round(float(self.result.load_bytes[self.result.peak_stage]))
 
     def _rematerialize_stage(self, stage: int, load: float) -> float:
-        """Run the rematerializations of one stage; return their peak bytes.
-
-        In the order of their first computation.
-        """
+        """Run the rematerializations of one stage in the order of their first computation; return their peak bytes."""
         tensors = self.problem.tensors
         todo = self._in_order(self.rematerializations[stage])
         if len(todo) < len(self.rematerializations[stage]):
@@ -396,7 +384,7 @@ class _Replay:
         ordered: dict[int, tuple[int, int, bool]] = {}
         seen: set[int] = (
             set()
-        )  # an in-place write can make two rematerializations need each other: caught as a missing input
+        )  # after an in-place write, two rematerializations may need each other: reported as a missing input
 
         def visit(i: int) -> None:
             seen.add(i)
@@ -426,7 +414,7 @@ class _Replay:
         if problem.semantics is Semantics.REAL:
             result.stall_seconds = float(np.maximum(self.transfers.max(axis=0) - self.seconds, 0.0).sum())
         compute_seconds = float(self.seconds.sum()) + result.recompute_seconds + self.extra_seconds
-        if problem.semantics is Semantics.ELASTIC:  # at best: a program decides what really overlaps
+        if problem.semantics is Semantics.ELASTIC:  # a lower bound: a program decides what really overlaps
             result.stall_seconds = max(float(self.transfer_total.max()) - compute_seconds, 0.0)
         result.seconds = compute_seconds + result.stall_seconds
         result.static_joules = problem.static_watts * result.stall_seconds
@@ -465,8 +453,8 @@ def _rematerialized_at(problem: Problem, gap: Gap, chosen: dict[int, Choice]) ->
 def page_out_ready(problem: Problem, gap: Gap, rematerialized_at: int | None) -> int:
     """Return the earliest stage at which a tensor written out after `gap.after` can be back.
 
-    POET writes a tensor only in a stage at whose start it is in RAM. One that appears in stage `gap.after` itself
-    (born or rematerialized there) must therefore stay one stage longer.
+    POET writes a tensor only in a stage at whose start it is in RAM. A tensor that appears in stage `gap.after` itself, by
+    creation or rematerialization, must therefore stay one stage longer.
     """
     tensor = problem.tensors[gap.tensor]
     if problem.semantics is Semantics.POET and gap.after in (tensor.birth, rematerialized_at):

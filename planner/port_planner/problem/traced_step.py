@@ -1,9 +1,7 @@
-"""From a step as it was seen to run to an abstract problem.
+"""From an observed step to an abstract problem, and from a schedule to what is evicted after which operator.
 
-And back from a schedule to what leaves after which operator.
-
-No graph of values is needed: operators with their seconds, and the storages that each reads, writes and makes. The order
-is the program's own, so nothing is reordered and no update is sliced.
+No graph of values is needed: only operators with their seconds, and the storages that each reads, writes and creates. The
+order is the program's own, so nothing is reordered and no update is sliced.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,17 +24,17 @@ from port_planner.problem.problem import (
 )
 
 SMALLEST_DECIDED_BYTES = 64 * 1024
-"""Smaller storages are charged as they are: transfers below 1 MiB lose most of the bandwidth, and nothing is gained."""
+"""Smaller storages are charged as they are: transfers below 1 MiB lose most of the bandwidth and gain nothing."""
 
 MERGED_SHARE = 32
-"""Consecutive operators are one stage while the storages they touch take no more than this part of the budget."""
+"""Consecutive operators are one stage while their storages take no more than this part of the budget."""
 
 Counts = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class TracedProblem:
-    """A problem and where it comes from: the ops of each stage, the storage of each tensor."""
+    """A problem and its origin: the ops of each stage, the storage of each tensor."""
 
     step: TracedStep
     device: DeviceCosts
@@ -46,10 +44,7 @@ class TracedProblem:
     _uses: tuple[tuple[int, ...], ...]
 
     def without_intermediates(self, schedule: Schedule) -> Schedule:
-        """Return the schedule in which what would need intermediates is paged.
-
-        A followed program has dropped those.
-        """
+        """Return the schedule in which tensors that would need intermediates are paged: a program under `exec` has dropped those."""
         wanted = set(schedule.intermediates)
         choices = []
         for choice in schedule.choices:
@@ -63,7 +58,7 @@ class TracedProblem:
         return Schedule(tuple(choices))
 
     def moved_seconds(self, schedule: Schedule, written_bytes: int) -> float:
-        """Return how long reading and writing pages takes: what remains of a storage is not read again."""
+        """Return how long reading and writing pages takes; the remains of a storage are not read again."""
         flash, read_bytes = self.device.flash, 0
         for choice in schedule.choices:
             tensor = self.problem.tensors[self.problem.gaps[choice.gap].tensor]
@@ -72,7 +67,7 @@ class TracedProblem:
         return read_bytes / flash.read_bytes_per_s + written_bytes / flash.write_bytes_per_s
 
     def departures(self, schedule: Schedule) -> tuple[Departure, ...]:
-        """Return what leaves after which operator, in the order of the operators."""
+        """Return what is evicted after which operator, in the order of the operators."""
         found = []
         for choice in schedule.choices:
             if choice.decision is GapDecision.KEEP:
@@ -92,12 +87,12 @@ def traced_problem(
     deadline_s: float | None = None,
     write_limit_bytes: float | None = None,
 ) -> TracedProblem:
-    """Return the problem of running `step` with `tensor_bytes` of its storages resident."""
+    """Return the problem of running `step` with at most `tensor_bytes` of its storages resident."""
     return _TraceBuilder(step, device, tensor_bytes).run(deadline_s, write_limit_bytes)
 
 
 class _TraceBuilder:
-    """Builds one problem: stages, tensors, what the rest takes."""
+    """Builds one problem: stages, tensors, and the bytes of everything else."""
 
     def __init__(self, step: TracedStep, device: DeviceCosts, tensor_bytes: int) -> None:
         self.step, self.device, self.tensor_bytes = step, device, tensor_bytes
@@ -119,10 +114,7 @@ class _TraceBuilder:
                 self.tensor_of[s] = len(self.tensor_of)
 
     def _held_by(self, op: TracedOp) -> tuple[int, ...]:
-        """Return the storages an operator holds.
-
-        What does not fit with the others passes through piece by piece.
-        """
+        """Return the storages that an operator holds; those that do not fit with the others pass through tile by tile."""
         held = sorted(dict.fromkeys((*op.reads, *op.makes)), key=lambda s: self.step.storages[s].nbytes)
         while held and self._bytes(held) + op.workspace_bytes > self.tensor_bytes:
             held.pop()
@@ -143,7 +135,7 @@ class _TraceBuilder:
         yield first, len(self.touched) - 1
 
     def _decided(self, s: int) -> bool:
-        """Return whether a storage is large, idle somewhere, and begins and ends in view."""
+        """Return whether a storage is large, idle somewhere, and both created and freed within the trace."""
         storage, uses = self.step.storages[s], self.uses[s]
         if not self.large[s] or not uses:
             return False
@@ -182,11 +174,9 @@ class _TraceBuilder:
         )
 
     def _remains(self, s: int) -> Tensor | None:
-        """Return a storage from its last use to its end as a tensor of its own.
+        """Return a storage from its last use to its end as a separate tensor, which need not come back once evicted.
 
-        Leaving then, it need not come back.
-
-        At its first stage the storage itself is charged, at its last nothing is: `_stage_costs` makes up for both.
+        At its first stage the storage itself is charged, at its last nothing is: `_stage_costs` corrects both.
         """
         storage = self.step.storages[s]
         if storage.persistent or not self.uses[s]:
@@ -213,7 +203,7 @@ class _TraceBuilder:
         )
 
     def _rematerialization(self, s: int) -> Rematerialization | None:
-        """Return how a storage's first contents can be made again, None where they cannot."""
+        """Return how a storage's first contents can be recomputed, or None."""
         born = self.uses[s][0]
         op = self.step.ops[born]
         if not op.repeatable or op.makes != (s,) or self._changes_within(s, born):
@@ -229,11 +219,11 @@ class _TraceBuilder:
         return Rematerialization(op.seconds, joules, tuple(sorted(inputs)), op.workspace_bytes)
 
     def _changes_within(self, s: int, op: int) -> bool:
-        """Return whether a storage changes after `op` within its stage: those contents are nobody's afterwards."""
+        """Return whether a storage changes after `op` within its stage, so that the contents in between are never used later."""
         return any(op < w <= self.ranges[self.stage_of[op]][1] for w in self.writers[s])
 
     def _stays(self, s: int) -> bool:
-        """Return whether a storage is small, unchanged and there all the time."""
+        """Return whether a storage is small, unchanged and resident all the time."""
         return not self.large[s] and self.step.storages[s].persistent and not self.writers[s]
 
     def _stage_costs(self) -> Iterator[Stage]:
@@ -251,7 +241,7 @@ class _TraceBuilder:
         yield Stage("end", 0.0, 0.0, 0, int(held[-1]) - twice[-1])
 
     def _undecided(self) -> Counts:
-        """Return the bytes that no decision moves, by op."""
+        """Return the bytes that no decision changes, by op."""
         n = len(self.step.ops)
         change = np.zeros(n + 1, dtype=np.int64)
         for s, storage in enumerate(self.step.storages):

@@ -1,4 +1,4 @@
-"""Alternatives of groups of stages: which of them no schedule needs, and what choosing among the rest can save at most."""
+"""Alternatives of groups of stages: which of them no schedule needs, and the most that choosing among the rest can save."""
 
 from collections import defaultdict
 
@@ -6,7 +6,7 @@ from port_planner.problem.problem import Alternative, Problem, StageGroup
 
 
 def undominated(problem: Problem, group: StageGroup) -> tuple[int, ...]:
-    """Return the alternatives of a group that are worth offering, by number: none takes no less of anything than another.
+    """Return the alternatives of a group worth offering, by number: no other takes at most as much of everything.
 
     Of equal ones the first stays.
     """
@@ -19,14 +19,14 @@ def undominated(problem: Problem, group: StageGroup) -> tuple[int, ...]:
 
 
 def min_extra_joules(problem: Problem) -> float:
-    """Return what the cheapest alternatives of all groups take more than the first ones, joules: no more than 0."""
+    """Return the joules of the cheapest alternatives of all groups beyond those of the first ones; at most 0."""
     return sum(min(one.joules for one in group.alternatives) for group in problem.groups)
 
 
 def _dominates(problem: Problem, one: Alternative, other: Alternative) -> bool:
-    """Return whether in every schedule `one` may stand for `other`: it takes no more time, memory or joules.
+    """Return whether `one` may replace `other` in every schedule: it takes no more time, memory or joules.
 
-    A shorter stage hides less of a transfer: the static power of what is then waited for counts with its joules.
+    A shorter stage hides less of a transfer: the static power of the additional wait counts as its joules.
     """
     mine, theirs = _by_stage(one), _by_stage(other)
     zero = (0.0, 0.0, 0.0)
@@ -38,12 +38,12 @@ def _dominates(problem: Problem, one: Alternative, other: Alternative) -> bool:
 
 
 def _by_stage(one: Alternative) -> dict[int, tuple[float, float, float]]:
-    """Return seconds, bytes before a stage's output exists, and bytes afterwards, more than the first alternative's."""
+    """Return seconds, bytes before a stage's output exists, and bytes afterwards, beyond the first alternative's."""
     return {c.stage: (c.seconds, c.fixed_bytes, c.fixed_bytes + c.workspace_bytes) for c in one.changes}
 
 
 def _saves_as_much(one: Alternative, other: Alternative) -> bool:
-    """Return whether `one` holds no more of any tensor, wherever `other` saves some of it."""
+    """Return whether `one` holds no more of any tensor wherever `other` saves some of it."""
     saved = defaultdict[tuple[int, int], list[tuple[int, frozenset[int]]]](list)
     for saving in one.savings:
         for stage in saving.stages:

@@ -1,9 +1,9 @@
-"""One graph of a whole update: all micro-batches go through a piece of the model before the next piece.
+"""One graph of a whole update: all micro-batches pass one segment of the model before the next segment.
 
-Recorded are single micro-batches, whose gradients are summed from one to the next. Run one after the other, each of them needs
-every weight; piece by piece a weight comes and goes once for all of them, and a gradient is summed and used up within the
-step (GreedySnake, arXiv:2512.17570, does so on one GPU). The operators are the recorded ones and every sum keeps its order, so
-that every number stays the same to the bit; where that cannot be, there is no such graph.
+What is recorded are single micro-batches, whose gradients are summed from one to the next. Run one after the other, each needs
+every weight. Segment by segment, a weight is loaded once for all of them, and a gradient is summed and used up within the
+step (GreedySnake, arXiv:2512.17570, does so on one GPU). The operators are the recorded ones and every sum keeps its order,
+so every number stays the same to the bit; if that is impossible, no such graph is made.
 """
 
 import math
@@ -32,10 +32,10 @@ from port_planner.problem.remade import Remade
 from port_planner.problem.reorder import dependencies
 
 _FREE_SHARE = 0.5
-"""Of the room for tensors, what a piece's weights and one micro-batch's own tensors may take; the rest is for what waits."""
+"""Share of the memory for tensors that a segment's weights and one micro-batch's own tensors may take; the rest is for tensors that wait."""
 
 _SHARED = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.CONSTANT})
-"""Roles of storages that all micro-batches have in common; gradients are summed in storages of the update's own."""
+"""Roles of storages that all micro-batches share; gradients are summed in storages of the update itself."""
 
 _OWN = frozenset({Role.TEMPORARY, Role.BATCH})
 """Roles of storages that each micro-batch has for itself."""
@@ -43,17 +43,17 @@ _OWN = frozenset({Role.TEMPORARY, Role.BATCH})
 _CONTIGUOUS = (("memory_format", Named("memory_format", "contiguous_format")),)
 
 _BATCH_NORM_BACKWARD, _RUNNING, _TRAINING = "aten::native_batch_norm_backward", slice(3, 5), 7
-"""Its running statistics, which the next micro-batch has changed by then, and whether it goes by the batch's own."""
+"""Positions of its running statistics, which the next micro-batch has changed by then, and of its training flag."""
 
 _BOTH_WAYS = 2
-"""A sum that waits, and a tensor between two pieces, is written and read."""
+"""Transfers of a sum that waits, and of a tensor between two segments: it is written and read."""
 
 
 @dataclass(frozen=True, slots=True)
 class WholeUpdate:
-    """The graph of an update; `origin` has, per operator, its micro-batch and its place in that one's graph.
+    """The graph of an update; `origin`: each operator's micro-batch, and its place in that micro-batch's graph.
 
-    The loss is the last micro-batch's; `aux` are those of the others, in their order. `batch`: the first one's, then the next.
+    The loss is the last micro-batch's; `aux` are those of the others, in order. `batch`: the first one's, then the next.
     """
 
     graph: StepGraph
@@ -61,12 +61,12 @@ class WholeUpdate:
 
 
 def whole_update(graphs: Sequence[StepGraph], free_bytes: int, *, remake: bool) -> WholeUpdate | None:
-    """Return the update that micro-batches with these graphs make, for so much room for tensors.
+    """Return the update that micro-batches with these graphs make, within `free_bytes` for tensors.
 
-    `remake`: what the backward pass needs of the forward pass is made again in each piece, whatever else is planned. Random
-    operators draw their numbers in the order in which they were recorded. None where the numbers would not be the same: tensors
-    that one micro-batch changes and the next one reads in an earlier piece; random operators whose draws depend on values;
-    graphs that differ in more than how they sum.
+    `remake`: what the backward pass needs of the forward pass is recomputed in each segment, whatever else is planned. Random
+    operators draw their numbers in the order in which they were recorded. None if the numbers would differ: tensors that one
+    micro-batch changes and the next reads in an earlier segment; random operators whose draws depend on values; graphs that
+    differ in more than how they sum.
     """
     if any(op.random and not draws_by_shape(op.name) for graph in graphs for op in graph.ops):
         return None
@@ -94,7 +94,7 @@ def whole_update(graphs: Sequence[StepGraph], free_bytes: int, *, remake: bool) 
 
 
 def _updated_after(graph: StepGraph, ranks: Sequence[int]) -> dict[str, int]:
-    """Return by key after which place the last micro-batch changes what all have in common."""
+    """Return, by key, the place after which the last micro-batch changes a shared storage."""
     found: dict[str, int] = {}
     for i, op in enumerate(graph.ops):
         for s in op.writes:
@@ -104,9 +104,9 @@ def _updated_after(graph: StepGraph, ranks: Sequence[int]) -> dict[str, int]:
 
 
 def _reads_the_same(graphs: Sequence[StepGraph], update: WholeUpdate) -> bool:
-    """Return whether every operator, made again or not, finds what all micro-batches share as it does one by one.
+    """Return whether every operator, recomputed or not, finds shared storages as it would in micro-batches one by one.
 
-    By how often each storage was changed before. The copies that sums begin with are left out on both sides.
+    This is judged by how often each storage was changed before. The copies that sums begin with are left out on both sides.
     """
     changes: Counter[str] = Counter()
     expected: dict[tuple[int, int], dict[str, int]] = {}
@@ -137,7 +137,7 @@ def _reads_the_same(graphs: Sequence[StepGraph], update: WholeUpdate) -> bool:
 
 
 def _without_running_statistics(graph: StepGraph) -> StepGraph:
-    """Return the same step; batch norm's backward pass in training mode is given what it does not look at no more."""
+    """Return the same step, with batch norm's backward pass in training mode given no statistics, which it does not read."""
     ops = tuple(
         replace(op, args=(*op.args[: _RUNNING.start], None, None, *op.args[_RUNNING.stop :]))
         if op.name == _BATCH_NORM_BACKWARD and op.args[_TRAINING] is True
@@ -148,7 +148,7 @@ def _without_running_statistics(graph: StepGraph) -> StepGraph:
 
 
 def _names(graph: StepGraph) -> Iterator[str]:
-    """Yield what the operators of every micro-batch are called; a sum of gradients begins with a copy."""
+    """Yield the names of every micro-batch's operators; a sum of gradients begins with a copy."""
     for op in graph.ops:
         if op.phase is not Phase.UPDATE:
             yield "sum" if _sums(graph, op) else op.name
@@ -159,7 +159,7 @@ def _sums(graph: StepGraph, op: Op) -> bool:
 
 
 def _places(graph: StepGraph) -> list[int]:
-    """Return per operator its place among forward and backward; those of an update follow what they wait for."""
+    """Return per operator its place in the forward and backward pass; update operators follow what they wait for."""
     place, found = -1, []
     for op in graph.ops:
         place += op.phase is not Phase.UPDATE
@@ -168,9 +168,10 @@ def _places(graph: StepGraph) -> list[int]:
 
 
 def _late(graph: StepGraph, places: Sequence[int]) -> list[int]:
-    """Return the places in an order in which what makes more bytes than it needs runs just before its first use.
+    """Return the places in an order in which operators that enlarge their data run just before its first use.
 
-    A tied weight's first gradient waits for the second through the whole backward pass; what it is made of is smaller.
+    A tied weight's first gradient waits for the second through the whole backward pass; the tensors it is computed from are
+    smaller.
     """
     ready_for: list[int] = [len(graph.ops)] * len(graph.ops)
     for i, before in enumerate(dependencies(graph)):
@@ -201,9 +202,9 @@ def _late(graph: StepGraph, places: Sequence[int]) -> list[int]:
 
 @dataclass(slots=True)
 class _Span:
-    """What the places of one piece touch, as it grows: weights, sums, and one micro-batch's own tensors.
+    """The storages that the places of one segment use, as it grows: weights, sums, and one micro-batch's own tensors.
 
-    `waiting`: its own tensors that are used again; `live_bytes`: the most of them at a time.
+    `waiting`: its own tensors that are used again; `live_bytes`: the most of them at once.
     """
 
     seen: set[int] = field(default_factory=set)
@@ -216,7 +217,10 @@ class _Span:
 
 
 class _Segments:
-    """Cuts a micro-batch into pieces so that few bytes move: weights once per piece if it fits, what waits for a later one for each."""
+    """Cuts a micro-batch into segments so that few bytes move.
+
+    A segment's weights move once if they fit; tensors that wait for a later segment move for each micro-batch.
+    """
 
     def __init__(
         self, graph: StepGraph, places: Sequence[int], order: Sequence[int], count: int, free_bytes: int
@@ -226,7 +230,7 @@ class _Segments:
         rank = {p: k for k, p in enumerate(order)}
         self._touched: list[set[int]] = [set() for _ in order]
         self._turn = len(order)
-        """Where the backward pass begins."""
+        """The place where the backward pass begins."""
         for i, op in enumerate(graph.ops):
             if op.phase is not Phase.UPDATE:
                 k = rank[places[i]]
@@ -235,7 +239,7 @@ class _Segments:
         self._again = self._used_again()
 
     def of_places(self) -> list[int]:
-        """Return the piece of every place, counted from 0."""
+        """Return the segment of every place, counted from 0."""
         n = len(self._order)
         best: list[float] = [0.0] + [math.inf] * n
         begun = [0] * (n + 1)
@@ -258,9 +262,9 @@ class _Segments:
         return found
 
     def _cuts(self) -> list[int]:
-        """Return where a piece may begin: where less waits than around it.
+        """Return where a segment may begin: where less waits than around it.
 
-        Not where the backward pass begins: all that the loss is made of would have to wait.
+        It is never where the backward pass begins: all inputs of the loss would have to wait.
         """
         span = _Span()
         waiting = [0]
@@ -275,9 +279,9 @@ class _Segments:
         return [0, *low]
 
     def _used_again(self) -> list[set[int]]:
-        """Return per place the micro-batch's own tensors of it that are used again, in the same pass.
+        """Return, per place, its micro-batch's own tensors that are used again in the same pass.
 
-        What the backward pass needs of the forward pass it makes again in its own pieces, or the plan keeps it.
+        What the backward pass needs of the forward pass is recomputed in its own segments, or kept by the plan.
         """
         later: dict[int, int] = {}
         again: list[set[int]] = []
@@ -306,7 +310,7 @@ class _Segments:
         span.live_bytes = max(span.live_bytes, span.waiting_bytes)
 
     def _moved(self, span: _Span) -> int:
-        """Return about how many bytes a piece moves: its weights once where they fit beside a micro-batch, else for each."""
+        """Return roughly how many bytes a segment moves: its weights once if they fit beside a micro-batch, else for each."""
         waiting = _BOTH_WAYS * self._count * span.waiting_bytes
         if span.weights_bytes + span.sums_bytes + span.live_bytes + span.saved_bytes <= self._free_bytes:
             return span.weights_bytes + waiting
@@ -314,7 +318,7 @@ class _Segments:
 
 
 class _GraphMerger:
-    """Puts the operators of micro-batches into one graph, in any sequence that depends on nothing later."""
+    """Merges the operators of micro-batches into one graph, in any sequence in which none depends on a later one."""
 
     def __init__(self, graphs: Sequence[StepGraph]) -> None:
         self._graphs = graphs
@@ -325,7 +329,7 @@ class _GraphMerger:
         self._storage_of: list[dict[int, int]] = [{} for _ in graphs]
         self._value_of: list[dict[int, int]] = [{} for _ in graphs]
         self._becomes = _summed_where_made(graphs[0])
-        """Of the first micro-batch: which gradient its sum goes on in, by the sum's storage."""
+        """Of the first micro-batch: the gradient in which its sum continues, by the sum's storage."""
         self._anew: dict[int, int] = {}
         """Storages of a micro-batch that were recomputed in the current tile, by their originals."""
 
@@ -337,7 +341,7 @@ class _GraphMerger:
     ) -> WholeUpdate:
         """Return the graph; `again`: what runs again before an operator of a micro-batch.
 
-        Raises GraphError where the sequence is none.
+        Raises GraphError if the sequence is invalid.
         """
         batch = tuple(self._value(m, v) for m, graph in enumerate(self._graphs) for v in graph.batch)
         ops: list[Op] = []
@@ -368,7 +372,7 @@ class _GraphMerger:
         return WholeUpdate(graph, tuple(origin))
 
     def _once_more(self, m: int, i: int) -> Op:
-        """Return forward operator `i` as it runs a second time: into new storages, without its side effects."""
+        """Return forward operator `i` for its second run: into new storages, without its side effects."""
         graph = self._graphs[m]
         op = graph.ops[i]
         for s in graph.creates[i]:
@@ -377,7 +381,7 @@ class _GraphMerger:
         return replace(self._op(m, replace(op, args=pure_arguments(op), writes=writes)), phase=Phase.BACKWARD)
 
     def _summed(self, m: int, op: Op) -> Op | None:
-        """Return an operator of one micro-batch; the first one's sums begin as what it adds, or as a copy of that."""
+        """Return an operator of one micro-batch; the first one's sums begin as their addend, or as a copy of it."""
         graph = self._graphs[m]
         if m or not _sums(graph, op):
             return self._op(m, op)
@@ -446,7 +450,7 @@ def _draws(ops: Sequence[Op], origin: Sequence[tuple[int, int]]) -> tuple[tuple[
 
 
 def _summed_where_made(graph: StepGraph) -> dict[int, int]:
-    """Return by storage of a sum the gradient's own, where that is laid out alike and nothing needs it afterwards."""
+    """Return, by storage of a sum, the gradient's own, if it has the same layout and nothing needs it afterwards."""
     found = {}
     for i, op in enumerate(graph.ops):
         if not _sums(graph, op):

@@ -184,7 +184,7 @@ def test_a_sliced_update_holds_buffers_instead_of_what_it_streams() -> None:
     assert whole.valid and sliced.valid and (whole.load_bytes[4], sliced.load_bytes[4]) == (40, 5)
     for missing in (away[:1], away[1:], (replace(away[0], stage=3), away[1])):
         found = replay(problem, Schedule(missing, sliced=(0,)))
-        assert found.errors == ["the update at stage 4 is sliced, but not all it streams is paged around it"]
+        assert found.errors == ["the update at stage 4 is sliced, but not all that it streams is paged around it"]
 
 
 def test_a_transfer_fills_the_compute_nearest_to_its_use_and_stalls_there_with_the_rest() -> None:

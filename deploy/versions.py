@@ -165,7 +165,7 @@ class Launchd:
         return Path(self.plist).exists()
 
     def restart(self) -> None:
-        """Load the job if it is not, and start it anew."""
+        """Load the job if necessary, and restart it."""
         if self._launchctl("print", self.label).returncode != 0:
             self._launchctl("bootstrap", "system", self.plist)
         if self._launchctl("kickstart", "-k", self.label).returncode != 0:

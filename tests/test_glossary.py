@@ -58,6 +58,11 @@ BANNED_PHRASES = (
     r"\bfollows what changes\b",
     r"\bmake (?:the bundle|it) again\b",  # recreate
     r"\b(?:is|are) to be (?!there)\w+ed\b",  # must be
+    r"(?<![Tt]here )\b(?:is|are) no (?!longer\b|more\b|less\b|better\b|larger\b)\w",  # is not a
+    r"(?<![Tt]here )\b(?:is|are) none\b",
+    r"\banew\b",  # again
+    r"\bsays? nothing of\b",  # does not describe
+    r"\b(?:go|goes|going) on from\b",  # continue from
 )
 """Of docstrings, comments and messages: other languages' idioms, and what was replaced in all of them."""
 

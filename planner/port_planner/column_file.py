@@ -101,8 +101,9 @@ Column = torch.Tensor | ColumnFile
 def as_column(values: Any, folder: Path | None = None) -> Column:
     """Return a tensor, an array or nested numbers as a tensor; a column in a file, or an array that maps a whole one, stays there.
 
-    What gives its rows one by one (a column of a `datasets.Dataset`) goes to a file in a `folder`. Raises JobError where the disk does not
-    take them or a row is of another shape than the first, TypeError, ValueError or RuntimeError where they are no numbers.
+    Values that yield their rows one by one (a column of a `datasets.Dataset`) go to a file in a `folder`. Raises JobError if
+    the disk cannot hold them or a row's shape differs from the first. Raises TypeError, ValueError or RuntimeError if they
+    are not numbers.
     """
     if isinstance(values, ColumnFile):
         return values

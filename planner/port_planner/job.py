@@ -101,7 +101,7 @@ class TrainingJob:
     `accumulate`: batches whose gradients are summed before an update (divide the loss by it yourself, as in plain
     PyTorch). `clip_grad_norm`: clip the global norm of the gradients of `model.parameters()` to this. `allow_nonfinite`: go on
     where the loss or the state becomes NaN or infinite; else training stops there and keeps the last good checkpoint. `pruning`:
-    weights of small magnitude are set to zero as training goes on, which makes other numbers than plain PyTorch's. `epochs`: passes
+    weights of small magnitude are set to zero during training, which gives other results than plain PyTorch. `epochs`: passes
     over the data that it is meant for, where `plan --epochs` says nothing.
     """
 

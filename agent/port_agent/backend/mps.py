@@ -1,8 +1,9 @@
 """The GPU of an Apple chip: one stream, and memory that is the host's own.
 
 Has not run on a Mac. Copies are blocking ones: a non-blocking copy from the host can arrive torn (pytorch#189690), and
-there is no second stream to hide one on. A tensor's address is none that the host may use, but torch has another name for the same
-memory that is (`_host_alias_storage`, as safetensors loads weights): whether pages go through copies is measured.
+there is no second stream to hide one on. The host may not use a tensor's address, but torch has another address for the
+same memory that it may use (`_host_alias_storage`, as safetensors loads weights). Whether pages go through copies is
+measured.
 """
 
 from typing import Protocol

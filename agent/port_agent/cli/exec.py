@@ -46,8 +46,8 @@ examples:
 
 --opportunistic: the program attaches to the agent of this machine and runs when the agent's policy says so (charging, idle,
 in its time window), one job at a time. When not, it waits between two operators, or where it touches a tensor if an operator or
-what is no operator takes long, and its tensors leave for the page file; Python, torch and the program's own objects stay. `port-agent status`
-and `port-agent job pause`, `resume` and `cancel` know it by its name;
+code between operators takes long. Its tensors then leave for the page file; Python, torch and the program's own objects stay.
+`port-agent status` and `port-agent job pause`, `resume` and `cancel` know it by its name;
 `job cancel` is Ctrl-C for it. While no agent answers it waits, too.
 
 how much to give: Python and torch alone take about 230 MiB, transformers 100 more; the budget cannot be below that plus

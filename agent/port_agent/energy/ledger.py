@@ -498,7 +498,7 @@ def _expire(database: sqlite3.Connection, now_unix: float) -> None:
 def open_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
     """Give a read-only connection to the ledger at `path`.
 
-    Raises `LedgerError` if there is none or it is no ledger.
+    Raises `LedgerError` if the file is missing or not a ledger.
     """
     if not path.exists():
         raise LedgerError(path, "does not exist yet", "it is created once the agent has run; see port-agent status")

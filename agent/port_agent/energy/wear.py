@@ -72,7 +72,7 @@ def block_device_of(path: Path, root: Path) -> Path | None:
 def parse_written_bytes(text: str) -> int:
     """Return the bytes written since boot by a line of /sys/block/*/stat.
 
-    Raises `SourceError` if it is none.
+    Raises `SourceError` if the line has another format.
     """
     fields = text.split()
     if len(fields) < 11 or not all(field.isdigit() for field in fields):

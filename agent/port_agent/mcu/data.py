@@ -165,7 +165,7 @@ def _rows(rows: NDArray[Any], path: Path, model: ModelDirectory) -> tuple[NDArra
 def class_numbers(labels: NDArray[Any], place: str) -> NDArray[np.int64]:
     """Return labels [N] or [N, 1] as class numbers.
 
-    Raises BoardJobError where they are none: fractions, targets of several values, or no numbers.
+    Raises BoardJobError for other labels: fractions, targets of several values, or non-numbers.
     """
     flat = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if flat.ndim != 1 or flat.dtype.kind not in "fiub":

@@ -194,7 +194,7 @@ def hold_project(
     the project's board names.
 
     Raises ArenaBudgetError where the step does not fit, BoardDeadlineError where it is not fast enough, MediumError where the
-    board's file says nothing of the medium, BoardJobError where the job would wear it out.
+    board's file does not describe the medium, BoardJobError if the job would wear it out.
     """
     from port_planner.mcu.compile import recompile
 

@@ -231,8 +231,8 @@ def scatter(
 ) -> None:
     """Write sums of gradients (32-bit floats) at the places that packed indices name to `target`; `layout` is one of NARROW.
 
-    The indices are those of `planes` equal planes, each into a plane of `places` floats. Raises CorruptPackingError where sizes
-    contradict each other, or an index is none of a plane: the target's content is undefined then.
+    The indices are those of `planes` equal planes, each into a plane of `places` floats. Raises CorruptPackingError if sizes
+    contradict each other or an index lies outside its plane; the target's content is then undefined.
     """
     if layout.count % planes:
         raise PackingError(f"{layout.count} indices are not those of {planes} planes; report this")

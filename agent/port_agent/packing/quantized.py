@@ -70,7 +70,7 @@ def decode(
     """Write rows and columns of a matrix to `target`, row after row, as bfloat16 (`item_bytes` 2) or floats (4).
 
     A value is its level times its block's scale in 32 bits, rounded to nearest, ties to even. `level` forces an
-    implementation, as in `pack`. Raises PackingError for columns that are no whole blocks.
+    implementation, as in `pack`. Raises PackingError for columns that are not whole blocks.
     """
     library, level = library_and_level(level)
     levels = ctypes.addressof(_LEVELS) if matrix.quantization is Quantization.NF4 else None

@@ -12,7 +12,7 @@ PERIOD_S = 0.025
 class PlugMonitor:
     """Reads something cheap again and again on a thread of its own, and calls `on_change` on the loop when it differs.
 
-    It goes on while the loop looks and acts, so no change falls between two looks.
+    It continues while the loop looks and acts, so no change falls between two looks.
     """
 
     def __init__(self, read: Callable[[], tuple[str, ...]], on_change: Callable[[], None]) -> None:

@@ -38,7 +38,7 @@ def open_database(
 ) -> sqlite3.Connection:
     """Open or create a database for one thread at a time, with these settings and its content checked (`check_content`).
 
-    Text that is no UTF-8 reads with marks in it. Raises DamagedDatabaseError, also for a format that SQLite would open read-only,
+    Text that is not UTF-8 is read with replacement characters. Raises DamagedDatabaseError, also for a format that SQLite would open read-only,
     OSError, sqlite3.Error.
     """
     if path.is_file():

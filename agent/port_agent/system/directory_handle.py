@@ -104,9 +104,8 @@ class DirectoryHandle:
 def read_sample_file(path: Path) -> BinaryIO:
     """Open a regular file of a data directory.
 
-    The directory may be a link: that one is followed, and no further one.
-
-    The directory of the file that it names is no link either: whoever owns that file may put another in its place at any time.
+    The file may be a link, which is followed once, and no further link is. The directory of its target must not be a link
+    either: the target's owner could replace it at any time.
     Raises OSError.
     """
     try:

@@ -386,9 +386,9 @@ class StepRecorder(TorchDispatchMode):
     def _packed_rows(
         self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Run and record what packs a padded sequence as a choice of its rows, once the lengths that this follows from are guarded.
+        """Run and record the packing of a padded sequence as a selection of its rows, after guarding the lengths.
 
-        How many rows each time step has steers what recurrent layers do in code that is no operator.
+        The number of rows in each time step determines what recurrent layers do in code outside operators.
         """
         padded, lengths, batch_first = args
         packed, batch_sizes = func(*args, **kwargs)

@@ -107,8 +107,8 @@ def capture_step(
     """Record one training step of `model` on `batch`; neither model, optimizer nor generators are changed.
 
     `clip_grad_norm`: clip the global norm as torch.nn.utils.clip_grad_norm_ does. `accumulate`: micro-batches whose
-    gradients are summed before an update. `schedule`: what is to change of the optimizer's groups in each update that will
-    be made, for an optimizer that is none of torch's. Raises CaptureError where the step cannot be recorded faithfully.
+    gradients are summed before an update. `schedule`: the changes of the optimizer's groups before each future
+    update, for an optimizer outside torch. Raises CaptureError if the step cannot be recorded faithfully.
     """
     if accumulate < 1:
         raise CaptureError(f"accumulate={accumulate}; it must be 1 or more")

@@ -35,9 +35,9 @@ def record_hooks_after_steps(
 ) -> tuple[RecordedOp, ...]:
     """Run the hooks after the optimizer's step and return their operators, as parts of the update.
 
-    `schedule`: what changes of the optimizer's groups in each update to come. Parameters and buffers that they write to are left for the
-    caller to put back. Raises CaptureError where they do what a bundle cannot repeat: by something of Python's, by a number that the schedule
-    changes, or with tensors that are none of the model's.
+    `schedule`: the changes of the optimizer's groups before each future update. Parameters and buffers that they write to are
+    left for the caller to restore. Raises CaptureError if they do what a bundle cannot repeat: with Python state, with a number
+    that the schedule changes, or with tensors outside the model.
     """
     found = [
         _Run(recorder, model, optimizer, hook).recorded(_changed_numbers(schedule))

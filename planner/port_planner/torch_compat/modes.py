@@ -38,7 +38,7 @@ class OperatorMode(TorchDispatchMode):
 
 def _composites_are_known() -> None:
     key = DispatchKey.CompositeImplicitAutograd
-    require(has_kernel(torch.ops.aten.linear.default, key), "aten::linear is no composite operator")
+    require(has_kernel(torch.ops.aten.linear.default, key), "aten::linear is not composite")
     require(not has_kernel(torch.ops.aten.native_batch_norm.default, key), "aten::native_batch_norm is composite")
 
 

@@ -57,7 +57,7 @@ directory. For llama.cpp: `port-agent export --gguf`, or its own convert_lora_to
 --base keeps the weights on a grid in MODEL/.port-agent, computed once; the adapter belongs to that model, and works as well
 as any adapter of QLoRA does on the model that it was made of.
 
-Ctrl-C ends after the update under way; the same command goes on from there, with the same bits as without the pause.
+Ctrl-C ends after the current update; the same command continues from there, with the same bits as without the pause.
 
 examples:
   port-agent finetune SmolLM2-135M --data notes.txt --ram 500M --out notes-adapter
@@ -71,7 +71,7 @@ examples:
   port-agent finetune --settings chats.toml --ram 700M
 
 --submit gives it to the agent of this machine, and returns: the agent runs it when its policy says so (charging, idle, in its
-time window), ends it to give the memory back, and goes on from its checkpoint, also after a restart; `port-agent status` and
+time window), ends it to release its memory, and continues from its checkpoint, also after a restart; `port-agent status` and
 `port-agent job show`, `logs`, `pause`, `resume` and `cancel` know it. It runs with your rights where the agent has root's, else with the
 agent's. Model and data are used where they lie: while they are others than now, it is refused.
 --federated, with --submit on each of several paired devices under one --name: adapters are averaged round by round, data stays where it is,

@@ -36,7 +36,7 @@ _CHUNK_ITEMS = 1 << 22
 """Items of a weight that are converted at a time: 16 MiB in 32 bits."""
 
 _Q8_BLOCK = 32
-"""Items that share a scale; a weight whose rows are no multiple is written as F16, as llama.cpp does."""
+"""Items that share a scale; a weight whose rows are not a multiple of this is written as F16, as llama.cpp does."""
 
 
 class GgufType(enum.StrEnum):

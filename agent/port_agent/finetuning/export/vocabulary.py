@@ -105,7 +105,7 @@ def _splitting(written: Mapping[str, Any]) -> str:
     }.get((tuple(steps), whole, normalizer))
     if name is None:
         raise FinetuneError(
-            f"the tokenizer splits text by {json.dumps(before)[:200]}, which is none of llama.cpp's gpt-2, smollm, "
+            f"the tokenizer splits text by {json.dumps(before)[:200]}, which is not one of llama.cpp's gpt-2, smollm, "
             f"llama-bpe and qwen2; convert the model with {CONVERTER}"
         )
     return name

@@ -149,7 +149,7 @@ def widen(model: Any, in_32_bits: Any) -> int:
 
 
 def stored_weight(layer: Any) -> torch.Tensor:
-    """Return a layer's weight as it is stored, or the weight of a layer that is none of those above."""
+    """Return a layer's weight as it is stored, or the weight of a layer of another type."""
     weight: torch.Tensor = layer.table if isinstance(layer, _Widened) else layer.weight
     return weight
 

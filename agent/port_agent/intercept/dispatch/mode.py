@@ -589,7 +589,7 @@ class Interceptor:
         self._may_run.notify_all()
 
     def limit_cpu(self, cpu_percent: float) -> None:
-        """Limit this process to a share of all CPUs from now on; 100 is no limit. Does not wait for a running operator."""
+        """Limit this process to a share of all CPUs from now on; 100: unlimited. Does not wait for a running operator."""
         self._pace = CpuPace(cpu_percent) if cpu_percent < 100 else None
 
     def _wait_while_held(self) -> None:

@@ -29,7 +29,7 @@ RING_PIECE_BYTES = 4 << 20
 """Of each of the ring's buffers of pinned memory."""
 
 MAX_KEPT_BYTES = 256 << 20
-"""So much of blocks whose storages have ended is kept for the next of the same size: memory that is taken anew is filled with zeros
+"""So much of blocks whose storages have ended is kept for the next of the same size: newly allocated memory is filled with zeros
 first, at a tenth of the speed."""
 
 RESERVE_BYTES, _MIN_RESERVE_BYTES, _RESERVE_SHARE = 512 << 10, 64 << 10, 1 / 16

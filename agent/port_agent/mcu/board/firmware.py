@@ -72,8 +72,8 @@ def build_firmware(
 ) -> Firmware:
     """Compile and link the firmware with the model in directory `model` into directory `out`.
 
-    `extra` goes to the compiler as it is: sanitizers, or a board's own definitions. Raises BuildError where there
-    is no compiled model or the compiler refuses it.
+    `extra` goes to the compiler as it is: sanitizers, or a board's own definitions. Raises BuildError if the
+    compiled model is missing or the compiler rejects it.
     """
     board = find_board(board) if isinstance(board, str) else board
     if not (model / "model.c").is_file() or not (model / "model.h").is_file():

@@ -2,7 +2,7 @@
 
 By USB identity and serial number, by path, and again after it was unplugged.
 
-A path is no identity: /dev/ttyACM0 comes back as ttyACM1 when it was still open. Ptys are not listed by the system,
+A path does not identify a board: /dev/ttyACM0 comes back as ttyACM1 if it was still open. Ptys are not listed by the system,
 so simulated boards are given as a path or found among the running simulators.
 """
 

@@ -70,7 +70,7 @@ def read_identity(path: Path) -> Identity:
 def key_file(pem: bytes, digest: bytes) -> bytes:
     """Return the content of a key file: a line with id and checksum, which readers of PEM skip, and the PEM.
 
-    Raises ValueError for what is no digest.
+    Raises ValueError unless `digest` has the length of one.
     """
     if len(digest) != DIGEST_BYTES:
         raise ValueError(f"a digest of {len(digest)} bytes; SHA-256 has {DIGEST_BYTES}")

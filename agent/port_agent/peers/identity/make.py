@@ -1,6 +1,6 @@
 """Make a key pair and its certificate: `python -m port_agent.peers.identity.make FILE`, a process of its own.
 
-P-256, because every TLS library has it and Flower signs with it. The certificate says nothing of the device: it is known
+P-256, because every TLS library has it and Flower signs with it. The certificate does not describe the device: it is known
 by its hash. It is valid from 1970 on and without end (RFC 5280, 4.1.2.5): boards without a clock battery start there.
 """
 

@@ -1,7 +1,7 @@
 """What this device does in federations: a job that was submitted for them trains when their leader asks, as the policy allows.
 
 Each such job has one message at a time, in the folder `federation` of its directory; how far it is, is read off the files there, so
-that a restart of the agent or of the device goes on where it was. Flower runs in a process of seconds before and after training.
+that training continues where it was after a restart of the agent or of the device. Flower runs in a process of seconds before and after training.
 """
 
 import asyncio

@@ -68,9 +68,9 @@ class Introducing:
             await asyncio.sleep(ASK_AGAIN_S if self.trouble else ASK_EVERY_S)
 
     async def ask(self, name: str) -> None:
-        """Trust whom a paired device introduces, and those whom it introduces no more no longer.
+        """Trust the devices that a paired device introduces, and stop trusting those that it no longer introduces.
 
-        Raises NotAnsweredError, IntroductionError, PairedDeviceError where there are too many, TlsError for what is no certificate, OSError.
+        Raises NotAnsweredError, IntroductionError, PairedDeviceError for too many, TlsError for an invalid certificate, OSError.
         """
         from port_agent.peers.fleet.paired import device_of
         from port_agent.peers.introductions import INTRODUCTIONS

@@ -181,9 +181,9 @@ def build_optimizer(spec: OptimizerSpec, parameters: Sequence[Sequence[torch.Ten
 
 
 def restored(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return hyperparameters as a torch optimizer has them, of what `hyperparameters` gave.
+    """Return hyperparameters as a torch optimizer has them, from the output of `hyperparameters`.
 
-    Raises CaptureError for one that is none.
+    Raises CaptureError for an invalid one.
     """
     return {
         k: _tensor_of(v) if isinstance(v, Mapping) else tuple(v) if isinstance(v, list) else v for k, v in group.items()

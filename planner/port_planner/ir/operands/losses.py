@@ -30,8 +30,8 @@ def _nll_loss(call: GraphCall) -> bool:
 def _labels_seen_in_pieces(call: GraphCall) -> bool:
     """Return whether these labels, a tile of all, were checked as `port_planner.tiling.tiles` requires.
 
-    `gather` with the labels that are not negative raises where one is no column; a loss of one class, of the labels that
-    are, raises where one is not to be ignored.
+    `gather` with the non-negative labels raises an error if one is not a column. A one-class loss with the negative labels
+    raises an error if one is not the ignored label.
     """
     wanted, classes = call.value("target"), call.shape("self")
     if wanted is None or len(wanted.shape) != 1 or wanted.stride != (1,):

@@ -18,8 +18,8 @@ bits. With --adapter the file has the weights of `port-agent merge`, for which f
 
 what is written: LlamaForCausalLM (Llama 3, SmolLM2), Qwen2ForCausalLM and Qwen3ForCausalLM with byte-level BPE. Everything
 else is refused by name; then:
-  port-agent merge ADAPTER --out MERGED
-  python convert_hf_to_gguf.py MERGED --outfile model.gguf        (of llama.cpp)
+  port-agent merge notes-adapter --out merged
+  python convert_hf_to_gguf.py merged --outfile model.gguf        (of llama.cpp)
 
 It needs the package gguf: pip install 'port-agent[gguf]'.
 

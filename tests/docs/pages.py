@@ -39,6 +39,26 @@ def pages() -> list[Path]:
     return [*own, *sorted((ROOT / "docs").rglob("*.md"))]
 
 
+def documents() -> list[Path]:
+    """Return all documents for people but the figures of releases and benchmarks."""
+    further = (
+        "ARCHITECTURE.md", "benchmarks/README.md", "firmware/PROTOCOL.md", "firmware/ports/PORTING.md",
+        "planner/port_planner/milp/FORMULATION.md", "planner/port_planner/torch_compat/decided/README.md",
+        "agent/port_agent/energy/README.md", "examples/imu_gestures/README.md",
+    )  # fmt: skip
+    return [*pages(), *(ROOT / name for name in further)]
+
+
+def sentences(page: Path) -> Iterator[str]:
+    """Yield the parts of a page's prose between full stops, colons and semicolons, code as one word; without tables."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    prose = "\n".join(line for line in text.splitlines() if not re.match(r"\s*\||    |#|!\[", line))
+    for paragraph in re.split(r"\n\s*\n|\n\s*(?:[-*]|\d+\.) ", prose):
+        flat = re.sub(r"`[^`]*`", "X", re.sub(r"\s+", " ", paragraph))
+        flat = re.sub(r"\([^()]*\)", "", re.sub(r"\]\([^)]*\)", "]", flat))
+        yield from re.split(r"(?<=[.!?:;])\**\s+", flat)
+
+
 def blocks(page: Path, languages: tuple[str, ...]) -> list[str]:
     """Return the fenced blocks of a page that are written in one of these languages."""
     return [text for language, text in _FENCE.findall(page.read_text()) if language in languages]
@@ -77,10 +97,7 @@ def named_commands() -> Iterator[TypedCommand]:
 
 def _texts() -> Iterator[tuple[Path, str]]:
     """Yield texts for people with the files that they stand in; lines to type are left to `typed_commands`."""
-    for path in (
-        *pages(),
-        *(ROOT / name for name in ("ARCHITECTURE.md", "benchmarks/README.md", "firmware/PROTOCOL.md")),
-    ):
+    for path in documents():
         yield path, re.sub(r"```.*?```", "", path.read_text(), flags=re.S)
     for folder in ("deploy", "systemd", "agent/port_agent"):
         for path in sorted((ROOT / folder).rglob("*")):

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.docs.pages import documents, sentences
 from tests.house import ROOT, product_files, tree_of
 
 BANNED_WORDS = {
@@ -67,7 +68,19 @@ BANNED_PHRASES = (
 """Of docstrings, comments and messages: other languages' idioms, and what was replaced in all of them."""
 
 MAX_SENTENCE_WORDS = 30
-"""Of a message or a help text."""
+"""Of a message, a help text or a document."""
+
+LISTED = 6
+"""Commas of a document's sentence that is a list."""
+
+DOCUMENT_PHRASES = (
+    *BANNED_PHRASES,
+    r"^(?:Who|Whom|Whoever|What) [^?\[]+$",
+    r"\b(?:goes?|went) on\b",
+    r"\banew\b",
+    r"\b[Ww]hat is (?:told|said|there)\b",
+)
+"""Of other languages, and relative clauses without a noun at the beginning of a sentence."""
 
 PARTICIPLES = (
     "Made", "Shown", "Planned", "Prepared", "Tried", "Moved", "Told", "Heard", "Said", "Given", "Asked", "Led", "Valued",
@@ -160,3 +173,16 @@ def messages(path: Path) -> Iterator[str]:
 def test_no_sentence_of_a_message_is_long(path: Path) -> None:
     sentences = (sentence for message in messages(path) for sentence in re.split(r"(?<=[.;:!?])\s", message))
     assert not [sentence for sentence in sentences if len(sentence.split()) > MAX_SENTENCE_WORDS]
+
+
+def test_documents_are_plain_english() -> None:
+    """No sentence is long, but for a list of many things, and other languages' idioms stay out, as in messages."""
+    spoken = [page for page in documents() if page.parent.name != "changes" and page.name != "glossary.md"]
+    wrong = [
+        f"{page.relative_to(ROOT)}: {sentence}"
+        for page in spoken
+        for sentence in sentences(page)
+        if (len(re.findall(r"\S*\w\S*", sentence)) > MAX_SENTENCE_WORDS and sentence.count(",") < LISTED)
+        or any(re.search(phrase, sentence) for phrase in DOCUMENT_PHRASES)
+    ]
+    assert not wrong

@@ -80,7 +80,7 @@ def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture
         )
         for words, refusal in (
             (["--noise", "1.0"], "noise without --clip gives no privacy"),
-            (["--secure", "--clip", "1"], "do not go together"),
+            (["--secure", "--clip", "1"], "--secure and --clip cannot be combined yet"),
             (["--strategy", "fedavgm", "--clip", "1"], "--strategy fedavgm cannot be combined with --secure or --clip"),
             (
                 ["--strategy", "fedadam", "--server-momentum", "0.5"],
@@ -100,4 +100,4 @@ def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture
         assert "Job 2 (gestures0): running, 0 of 3 rounds" in command("federate", "status")
         assert "ended after 0 rounds" in command("federate", "stop", "gestures0")
         assert "stopped, 0 of 3 rounds" in command("federate", "status", "2")
-        assert "no federation of job 2 (gestures0) goes on" in command("federate", "stop", "2")
+        assert "no federation of job 2 (gestures0) is in progress" in command("federate", "stop", "2")

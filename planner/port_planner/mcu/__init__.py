@@ -18,6 +18,7 @@ from port_planner.mcu.host import (
 )
 from port_planner.mcu.ir import McuCompileError
 from port_planner.mcu.memory import ArenaBudgetError
+from port_planner.mcu.onnx_import import read_onnx
 
 __all__ = [
     "ArenaBudgetError",
@@ -35,4 +36,5 @@ __all__ = [
     "firmware_root",
     "full_scheme",
     "last_layers",
+    "read_onnx",
 ]

@@ -35,8 +35,11 @@ def trained_as_module(
     """Return the graph with what the module trains of each layer marked, and a note of the layers that it does not train.
 
     `logits`: the tensor of the graph that the module returns, and how torch sees it; `has_softmax`: through a softmax.
-    Raises McuCompileError, with the layer, if a gradient of the graph differs from the module's, or if torch has none.
+    Raises McuCompileError, with the layer, if a gradient of the graph differs from the module's, or if torch has none; and for
+    a network without weights.
     """
+    if not graph.weighted():
+        raise McuCompileError(graph.name, "no layer has weights", "give it one, of which a board can learn")
     chunk, parameters = samples[:SAMPLES].double(), _double_parameters(module)
     buffers = {name: b.double() if b.is_floating_point() else b for name, b in module.named_buffers()}
     with torch.enable_grad(), _one_thread():

@@ -43,11 +43,24 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             inner.training = training
 
 
+class PlacedGraph(fx.GraphModule):
+    """A graph that another front end than torch.fx made of layers of torch; its nodes say where they stand in the source."""
+
+
 def trace_module(module: nn.Module, name: str) -> fx.GraphModule:
     """Return the traced module.
 
-    Raises McuCompileError if its control flow depends on values, or if torch cannot trace it.
+    Raises McuCompileError if its control flow depends on values, if torch cannot trace it, or if it is one layer by itself.
     """
+    if isinstance(module, PlacedGraph):
+        return module
+    if fx.Tracer().is_leaf_module(module, name):
+        kind = type(module).__name__
+        raise McuCompileError(
+            name,
+            f"{kind} is one layer by itself, without a name in a state_dict",
+            f"wrap it: nn.Sequential({kind}(...))",
+        )
     try:
         return fx.symbolic_trace(module)
     except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:

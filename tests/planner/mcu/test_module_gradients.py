@@ -140,3 +140,8 @@ def test_a_module_that_torch_cannot_train_is_refused() -> None:
 
     with pytest.raises(McuCompileError, match="module: torch cannot train it"):
         import_module(InPlace(), SHAPE)
+
+
+def test_a_network_without_weights_is_refused() -> None:
+    with pytest.raises(McuCompileError, match=r"^model: no layer has weights; give it one"):
+        import_module(nn.Sequential(nn.Flatten(), nn.ReLU(), nn.Softmax(1)), (6,))

@@ -101,6 +101,14 @@ def test_a_softmax_over_something_else_is_refused() -> None:
         import_module(Ended(), SHAPE)
 
 
+def test_one_layer_by_itself_is_refused_with_what_to_write() -> None:
+    with pytest.raises(
+        McuCompileError, match=r"^model: Linear is one layer by itself.*; wrap it: nn\.Sequential\(Linear"
+    ):
+        import_module(nn.Linear(4, 2), (4,))
+    assert len(import_module(nn.Sequential(nn.Linear(4, 2)), (4,)).ops) == 1
+
+
 def test_what_torch_refuses_is_said_in_one_line() -> None:
     traced = trace_module(Body(), "body")
     with pytest.raises(

@@ -30,11 +30,11 @@ done
 
 check_machine() {
 	[ "$(id -u)" = 0 ] || fail "needs root: sudo $0"
-	command -v apt-get >/dev/null || fail "this is no Debian-like system; see deploy/macos for a Mac"
+	command -v apt-get >/dev/null || fail "apt-get not found: this is not a Debian-like system; see deploy/macos for a Mac"
 	[ -z "$user" ] || id "$user" >/dev/null 2>&1 || fail "there is no user $user; --no-user leaves only root in control"
 	if [ -n "$package" ]; then
 		dpkg-deb --info "$package" >/dev/null 2>&1 ||
-			fail "$package is no Debian package; without one this checkout is built"
+			fail "$package is not a Debian package; without an argument this checkout is built"
 		package=$(readlink -f "$package")
 	fi
 	local architecture free_mb
@@ -46,7 +46,7 @@ check_machine() {
 	[ ! -L /opt/port-agent/current ] || return 0 # torch is there; an upgrade that needs another one looks itself
 	mkdir -p /opt
 	free_mb=$(df --output=avail -m /opt | tail -1)
-	[ "$free_mb" -ge "$needed_mb" ] || fail "$free_mb MB free in /opt, torch and its friends need $needed_mb MB"
+	[ "$free_mb" -ge "$needed_mb" ] || fail "$free_mb MB free in /opt, but torch and the other dependencies need $needed_mb MB; free some space"
 }
 
 has_python() {
@@ -78,10 +78,10 @@ build_package() {
 	"$environment/bin/pip" install -q "setuptools>=77" wheel shtab ||
 		fail "pip could not fetch what the build needs; build the package elsewhere (\`make deb\`) and name it here"
 	package=$(PYTHON=$environment/bin/python "$here/build-deb.sh" --output "$environment" | tail -1)
-	[ -f "$package" ] || fail "the package could not be built; what is above says why"
+	[ -f "$package" ] || fail "the package could not be built; see the messages above"
 }
 
-# What a Pi lacks as delivered: its firmware turns the memory controller off, and pressure figures with it.
+# A Pi as delivered lacks this: its firmware disables the memory controller, and with it pressure figures.
 explain_boot_options() {
 	local options=() boot
 	grep -qw memory /sys/fs/cgroup/cgroup.controllers 2>/dev/null || options+=("cgroup_enable=memory")
@@ -100,7 +100,7 @@ install_python
 # A configuration that was changed here stays: the new one differs in its comments and shows the defaults.
 apt-get install -y -q --no-install-recommends -o Dpkg::Options::=--force-confdef -o Dpkg::Options::=--force-confold \
 	"$package" ||
-	fail "the package is not set up; what is above says why, and \`dpkg --configure port-agent\` tries again"
+	fail "the package is not set up; see the messages above, then try again: \`dpkg --configure port-agent\`"
 if [ -n "$user" ] && [ "$user" != root ]; then
 	usermod -aG port-agent "$user"
 	echo "install.sh: $user may use port-agent after the next login"

@@ -41,11 +41,11 @@ WHEELHOUSE_HASHES = "wheelhouse.txt"
 INDEX_HASHES = "hashes.txt"
 """In every package: the hashes of what the package index has of each version in requirements.txt but torch."""
 CUDA_PARTS = re.compile(r"^(nvidia[-_]|cuda[-_]|triton)", re.IGNORECASE)
-"""Distributions that a CUDA build of torch drags in: gigabytes, useless on a Pi."""
+"""Distributions that a CUDA build of torch depends on: gigabytes, useless on a Pi."""
 
 
 class SetupError(Exception):
-    """Something a person has to act on; the message says what."""
+    """A problem that a person must solve; the message says how."""
 
 
 class ServiceError(SetupError):
@@ -129,7 +129,7 @@ class Systemd:
         if self._systemctl("restart", self.unit).returncode != 0:
             journal = ["journalctl", "--unit", self.unit, "--lines=8", "--no-pager", "--output=cat"]
             last = subprocess.run(journal, capture_output=True, text=True, check=False).stdout
-            raise ServiceError(f"the service did not start; its last words (journalctl -u port-agent):\n{last}")
+            raise ServiceError(f"the service did not start; last messages (journalctl -u port-agent):\n{last}")
 
     def alive(self) -> bool:
         """Return whether the unit is active and was not restarted by systemd since."""
@@ -225,7 +225,7 @@ class Store:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Hold off every other change: dpkg and the rollback unit may run at once."""
+        """Exclude every other change: dpkg and the rollback unit may run at once."""
         self.root.mkdir(parents=True, exist_ok=True)
         with (self.root / ".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
@@ -291,9 +291,9 @@ class Store:
         sync_directory(self.root)
 
     def prune(self) -> None:
-        """Remove all versions but `current` and `previous`, and runtimes that nobody uses.
+        """Remove all versions but `current` and `previous`, and unused runtimes.
 
-        Where a stamp is damaged nobody knows whose they are, and they all stay.
+        If a stamp is damaged, no runtime can be attributed, and all of them stay.
         """
         kept = {self.linked("current"), self.linked("previous")} - {None}
         used = set()
@@ -320,19 +320,19 @@ def sealed_line(*words: str) -> str:
 
 
 def unsealed_words(content: bytes, count: int) -> tuple[str, ...]:
-    """Return the words of a sealed line, nothing where it is damaged."""
+    """Return the words of a sealed line, or () if it is damaged."""
     words = content.decode("ascii", errors="replace").split()
     return tuple(words[:count]) if words[count:] == [checksum(" ".join(words[:count]))] else ()
 
 
 def write_stamp(directory: Path, version: str, runtime: str) -> None:
-    """Mark an installed version as complete, and note which runtime is its."""
+    """Mark an installed version as complete, and record its runtime."""
     stamp = {"version": version, "runtime": runtime, "python": sys.executable}
     write_durably(directory / "installed.json", json.dumps({**stamp, "seal": checksum(json.dumps(stamp))}) + "\n")
 
 
 def runtime_of(directory: Path) -> str | None:
-    """Return which runtime an installed version uses, None where its stamp is damaged."""
+    """Return the runtime that an installed version uses, or None if its stamp is damaged."""
     try:
         stamp = json.loads((directory / "installed.json").read_bytes())
         seal = stamp.pop("seal", None)
@@ -419,7 +419,9 @@ def ensure_runtime(runtime: Path, payload: Payload, settings: Settings) -> None:
         return
     free = shutil.disk_usage(next(p for p in runtime.parents if p.exists())).free
     if free < RUNTIME_BYTES:
-        raise SetupError(f"{free // 10**6} MB free, the dependencies need {RUNTIME_BYTES // 10**6} MB; make room")
+        raise SetupError(
+            f"{free // 10**6} MB free, but the dependencies need {RUNTIME_BYTES // 10**6} MB; free some space"
+        )
     if runtime.exists():
         shutil.rmtree(runtime)
     bundled = payload.directory / "wheelhouse"
@@ -566,7 +568,7 @@ def stay_up(store: Store, service: Service, settle_s: float) -> None:
         command += ["--runtime-dir", place]
     asked = subprocess.run(command, capture_output=True, text=True, check=False)
     if asked.returncode != 0:
-        raise ServiceError(f"the service runs and does not answer: {asked.stderr.strip()[-300:]}")
+        raise ServiceError(f"the service runs but does not answer: {asked.stderr.strip()[-300:]}")
 
 
 def rollback(store: Store, service: Service, *, only_unconfirmed: bool) -> str:
@@ -608,7 +610,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def run(arguments: argparse.Namespace) -> str:
-    """Do what the command line says and return what to tell."""
+    """Execute the command line and return a message."""
     store, payload = Store(arguments.root), Payload(arguments.payload)
     settings = Settings.read(arguments.settings, os.environ)
     service: Service = Launchd() if sys.platform == "darwin" else Systemd()
@@ -631,7 +633,7 @@ def run(arguments: argparse.Namespace) -> str:
 
 
 def choose_python(settings: Settings) -> str:
-    """Return the interpreter that the agent shall run on: CPython 3.11 or later."""
+    """Return the interpreter for the agent: CPython 3.11 or later."""
     names = [settings.python] if settings.python else ["python3", "python3.13", "python3.12", "python3.11"]
     probe = "import ctypes, sqlite3, ssl, sys, venv; sys.exit(sys.version_info < (3, 11))"
     for name in names:
@@ -651,7 +653,7 @@ def continue_with_right_python(arguments: argparse.Namespace) -> None:
 
 
 def main() -> int:
-    """Run one command; 1 and a message when a person has to act."""
+    """Run one command; return 1 and print a message if a person must act."""
     arguments = build_parser().parse_args()
     try:
         continue_with_right_python(arguments)

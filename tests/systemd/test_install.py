@@ -42,8 +42,8 @@ def refused(directory: Path, *words: str, **commands: str) -> str:
         (("--user", "ann"), {"id": '[ "$1" = -u ] && echo 0'}, "there is no user ann; --no-user"),
         (("--user",), {}, "--user needs a name"),
         (("--wat",), {}, "usage: install.sh"),
-        (("/nowhere.deb",), {}, "/nowhere.deb is no Debian package"),
-        ((str(SCRIPT),), {}, "is no Debian package"),
+        (("/nowhere.deb",), {}, "/nowhere.deb is not a Debian package"),
+        ((str(SCRIPT),), {}, "is not a Debian package"),
     ],
 )
 def test_what_cannot_work_is_said_before_anything_is_changed(

@@ -86,7 +86,8 @@ const float *port_logits(const port_engine *engine) {
     return (const float *)(const void *)(engine->arena + engine->model->logits_offset);
 }
 
-/* Null for PORT_NONE. By integers: line 0 of a band may lie before the arena, and only lines in it are touched. */
+/* Null for PORT_NONE. Computed with integers: line 0 of a band may lie before the arena, and only lines in the arena are
+ * touched. */
 static void *place(const port_engine *engine, uint32_t offset) {
     return offset == PORT_NONE ? 0 : (void *)((uintptr_t)engine->arena + (uintptr_t)(intptr_t)(int32_t)offset);
 }
@@ -163,7 +164,7 @@ static void run_weight_update(const port_engine *engine, const port_step *step, 
     update->rule = rule;
 }
 
-/* Every step kind but LOSS; FORWARD leaves `update` alone. */
+/* Every step kind except LOSS; FORWARD does not touch `update`. */
 static void run_step(const port_engine *engine, const port_step *step, port_update *update) {
     port_bound bound = bind(engine, step);
     float *gradient = place(engine, step->gradient), *target = place(engine, step->target);
@@ -245,7 +246,7 @@ port_status port_train(port_engine *engine, uint16_t label, port_result *result)
         announce(engine, i);
     }
     if (status != PORT_OK) {
-        engine->torn = updated && !port_model_pages_parameters(model); /* on the medium, the old copy is whole */
+        engine->torn = updated && !port_model_pages_parameters(model); /* on the medium, the old copy is valid */
         return status;
     }
     if (port_model_pages_parameters(model)) port_pager_commit(engine);

@@ -3,8 +3,8 @@
 
 static inline uint32_t mix(uint32_t hash, uint32_t word) { return ((hash << 13 | hash >> 19) ^ word) * 0x9E3779B1u; }
 
-/* Every step is a bijection of `hash` and of the word: a difference within one word always shows, any other one with
- * probability 1 - 2^-32. One instruction per byte, where a CRC by table takes eleven. Sizes are multiples of four. */
+/* Every step is a bijection of `hash` and of the word: a difference within one word always shows, any other with
+ * probability 1 - 2^-32. It takes one instruction per byte, a table-driven CRC eleven. Sizes are multiples of four. */
 static uint32_t checksum(const void *data, uint32_t bytes) {
     const uint32_t *word = data, *end = word + bytes / 4u;
     uint32_t hash = bytes;
@@ -39,7 +39,7 @@ static page_place page_at(const port_engine *engine, uint16_t page, uint8_t bank
     return (page_place){offset, model->pages[page].bytes, sum};
 }
 
-/* Parameters are read from the copy that is whole and written to the other one. */
+/* Parameters are read from the valid copy and written to the other one. */
 static page_place page_of(const port_engine *engine, const port_step *step) {
     uint8_t bank = engine->pager.bank;
     return page_at(engine, step->op, step->kind == PORT_STEP_PAGE_OUT ? !bank : bank);
@@ -113,7 +113,7 @@ static port_status finish(port_engine *engine) {
     return checksum(engine->arena + step->out, at.bytes) == *at.checksum ? PORT_OK : PORT_ERROR_DAMAGED;
 }
 
-/* What is done leaves the queue, and the next one starts. */
+/* Remove completed transfers from the queue, and start the next one. */
 static port_status advance(port_engine *engine, port_transfer transfer) {
     while (transfer == PORT_TRANSFER_DONE) {
         port_status status = finish(engine);

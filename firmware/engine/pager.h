@@ -10,7 +10,7 @@ port_status port_pager_begin(port_engine *engine);
 port_status port_pager_row(port_engine *engine, uint16_t index);
 /* Poll the pending transfer, without waiting. */
 port_status port_pager_poll(port_engine *engine);
-/* The copy of the parameters that this step wrote is the one that counts from now on. */
+/* Make the copy of the parameters that this step wrote the valid one. */
 void port_pager_commit(port_engine *engine);
 
 #endif

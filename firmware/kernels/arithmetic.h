@@ -4,8 +4,8 @@
 
 #include <stdint.h>
 
-/* a + b, and past the ends of int32 on from the other end: parameters come from outside, and whatever they are, nothing is
- * undefined. What the compiler writes stays below 2^30 and never gets there. */
+/* a + b with wrap-around: parameters come from outside, and no value may be undefined behaviour. Values that the
+ * compiler writes stay below 2^30 and never wrap. */
 static inline int32_t port_wrapping_sum(int32_t a, int32_t b) { return (int32_t)((uint32_t)a + (uint32_t)b); }
 
 static inline int8_t port_clamp(int32_t value, int8_t low, int8_t high) {

@@ -1,7 +1,9 @@
-/* Dynamic partial updates: which channels of a layer a step trains (Deutel et al., arXiv 2407.10734, in the order of the tiles).
+/* Dynamic partial updates: which channels of a layer a step trains (Deutel et al., arXiv 2407.10734, in tile order).
  *
- * Output channels come in groups of PORT_GROUP, the rows of a tile. What a group matters in a step is the sum of the magnitudes of
- * its output gradients; the groups that matter most are trained, of equal ones the lower. Same order of sums, same bits everywhere. */
+ * Output channels form groups of PORT_GROUP, the rows of a tile. The norm of a group in a step is the sum of the
+ * magnitudes of its output gradients. The groups with the largest norms are trained; among equals, the lower ones. The
+ * order of sums is fixed, so bits are equal everywhere.
+ */
 #include "kernels.h"
 
 static float magnitude(const port_bound *bound, const float *gradient, int32_t first, int32_t last) {

@@ -141,7 +141,7 @@ static walk walk_tap(const port_bound *bound, const float *gradient, int32_t u, 
 }
 
 /* to[a][b] = from[a][b] + the sum over the pixels, row by row, of dy[o + a] * (x[c + b] - zero), for a full 4x4 tile.
- * `from` null: 0; compiled for each way, so that a step that is in no bands pays nothing for it. */
+ * `from` null: 0. Compiled separately for each case, so that a step without bands has no overhead. */
 static inline __attribute__((always_inline)) void sum_tile(
     const walk *w, int32_t o, int32_t c, int32_t zero, const float *from, int32_t from_row, float *to, int32_t to_row) {
     float a0 = 0, a1 = 0, a2 = 0, a3 = 0, b0 = 0, b1 = 0, b2 = 0, b3 = 0;
@@ -226,7 +226,7 @@ static void update_tile(const port_bound *bound, const walk *w, int32_t o, int32
         for (int32_t a = 0; a < rows; a++)
             for (int32_t b = 0; b < columns; b++) sums[a][b] = weight_value(w, o + a, c + b, op->in_zero, 0.0f);
     }
-    port_update local = *update; /* in registers: a store to an int8_t might change *update for all the compiler knows */
+    port_update local = *update; /* in registers: for the compiler, a store to an int8_t might change *update */
     for (int32_t a = 0; a < rows; a++) {
         float size = port_step_size(&local, op->weight_scale[o + a]) * op->in_scale;
         int32_t at = (o + a) * row_bytes + tap * op->in_c + c;

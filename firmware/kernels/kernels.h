@@ -17,7 +17,7 @@
 #endif
 #endif
 
-/* Kinds of ops that a build is for, a bit each: kernels of the others are left out of flash. model.h says a model's. */
+/* Kinds of ops in a build, a bit each: kernels of other kinds are left out of flash. model.h has a model's. */
 #ifndef PORT_KINDS
 #define PORT_KINDS 0xFFFFFFFFu
 #endif
@@ -93,8 +93,9 @@ void port_concat_input_gradient(const port_bound *bound, const float *gradient, 
 void port_upsample_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate);
 void port_product_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate, int second);
 
-/* Gradient of the parameters and their update, one value after the other, without a gradient buffer. `groups` null: of all trained
- * channels. Else of those groups of PORT_GROUP that have PORT_CHOSEN there (chosen.c); random numbers are drawn for all of them. */
+/* Gradient of the parameters and their update, one value after the other, without a gradient buffer. `groups` null: of
+ * all trained channels; otherwise of the groups of PORT_GROUP marked PORT_CHOSEN there (chosen.c). Random numbers are
+ * drawn for all of them. */
 void port_conv_weight_update(const port_bound *bound, const float *gradient, const float *groups, port_update *update);
 void port_depthwise_weight_update(const port_bound *bound, const float *gradient, const float *groups, port_update *update);
 void port_grouped_weight_update(const port_bound *bound, const float *gradient, const float *groups, port_update *update);
@@ -102,7 +103,7 @@ void port_bias_update(const port_bound *bound, const float *gradient, port_updat
 
 #define PORT_GROUP 4
 #define PORT_CHOSEN (-1.0f)
-/* Find the share, in 1/256, of the groups of trained channels whose gradients are largest. */
+/* Choose the given share, in 1/256, of the groups of trained channels: those with the largest gradients. */
 void port_choose_channels(const port_bound *bound, const float *gradient, uint16_t share, float *groups);
 
 #endif

@@ -1,4 +1,4 @@
-/* Any function of one value, as the compiler tabulated it for the 256 codes of its input. */
+/* Any function of one value, tabulated by the compiler for the 256 codes of its input. */
 #include "kernels.h"
 
 void port_table_forward(const port_bound *bound) {

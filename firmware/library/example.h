@@ -1,4 +1,4 @@
-/* What the examples do with one line of their console: "t LABEL" trains on the sensor's sample as that class, "i" infers, "s" saves. */
+/* Commands of the examples' console: "t LABEL" trains on the sensor's sample as that class, "i" infers, "s" saves. */
 #ifndef PORT_EXAMPLE_H
 #define PORT_EXAMPLE_H
 

@@ -1,5 +1,5 @@
-/* No fused multiply-add and no reordering, whatever flags the surrounding project compiles with: the same bits on every board.
- * port_library_begin finds out at run time whether the compiler kept to it. */
+/* No fused multiply-add and no reordering, whatever flags the surrounding project is compiled with: the same bits on
+ * every board. port_library_begin verifies at run time that the compiler complied. */
 #ifndef PORT_EXACT_H
 #define PORT_EXACT_H
 

@@ -7,16 +7,16 @@
 #include "bytes.h"
 #include "crc32.h"
 
-/* A slot has the layout of firmware/src/snapshot.c, so that a board reads what the library saved and the other way round. */
+/* A slot has the layout of firmware/src/snapshot.c, so that a board reads what the library saved, and vice versa. */
 #define MAGIC 0x53545250u /* "PRTS" */
 #define VERSION 1u
 #define AT_HASH 32u
 #define AT_PARAMETER_CRC 64u
 #define AT_HEADER_CRC 68u
 #define HEADER_SIZE 72u
-#define CODE_LIMIT 300.0f /* far outside of int8 */
+#define CODE_LIMIT 300.0f /* far outside int8 */
 
-/* An inference-only model has no parameters, and C no empty array. */
+/* An inference-only model has no parameters, and C does not allow empty arrays. */
 #define PARAMETER_BYTES (PORT_MODEL_PARAMETER_BYTES > 0 ? PORT_MODEL_PARAMETER_BYTES : 1)
 
 static uint8_t arena[PORT_MODEL_ARENA_BYTES] __attribute__((aligned(PORT_ALIGNMENT)));

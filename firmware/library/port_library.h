@@ -1,7 +1,9 @@
-/* One compiled model inside of a program of your own: train, infer, and keep what was learnt. C99 and C++.
+/* One compiled model inside your own program: train, infer, and keep what was learnt. C99 and C++.
  *
- * Call port_library_begin once. A sample is int8, PORT_MODEL_INPUT_BYTES long, as port_library_quantize makes it of real values.
- * The memory is static: PORT_MODEL_ARENA_BYTES and PORT_MODEL_PARAMETER_BYTES of model.h. Not for several threads at once. */
+ * Call port_library_begin once. A sample is int8, PORT_MODEL_INPUT_BYTES long, as port_library_quantize converts it from
+ * real values. The memory is static: PORT_MODEL_ARENA_BYTES and PORT_MODEL_PARAMETER_BYTES of model.h. Use it from one
+ * thread at a time.
+ */
 #ifndef PORT_LIBRARY_H
 #define PORT_LIBRARY_H
 
@@ -16,8 +18,8 @@ extern "C" {
 #define PORT_LIBRARY_SLOTS 2u
 #define PORT_LIBRARY_SLOT_BYTES (72u + PORT_MODEL_PARAMETER_BYTES)
 
-/* Two slots of memory that stays without power: flash, EEPROM, a file. Each function returns 0 where it worked. `erase` may be
- * null. A save writes the older slot and its header last: power lost at any moment leaves the other one whole. */
+/* Two slots of non-volatile memory: flash, EEPROM, a file. Each function returns 0 on success. `erase` may be null. A
+ * save writes the older slot and its header last: power lost at any moment leaves the other slot valid. */
 typedef struct port_library_storage {
     int (*erase)(void *context, uint32_t slot);
     int (*write)(void *context, uint32_t slot, uint32_t offset, const void *data, uint32_t bytes);
@@ -25,11 +27,11 @@ typedef struct port_library_storage {
     void *context;
 } port_library_storage;
 
-/* Bind the model to its memory, and load the newest whole slot of `storage` (null: none), else the weights of the image.
- * PORT_ERROR_UNSUPPORTED where the compiler fused multiplications and additions: give it -ffp-contract=off. */
+/* Bind the model to its memory, and load the newest valid slot of `storage` (null: none) or else the weights of the
+ * image. PORT_ERROR_UNSUPPORTED if the compiler fused multiplications and additions: use -ffp-contract=off. */
 port_status port_library_begin(const port_library_storage *storage);
 
-/* Learning rate, rounding rule and scaling of the trainings that follow. */
+/* Learning rate, rounding rule and scaling of subsequent training. */
 port_status port_library_options(const port_options *options);
 
 /* Real values, channel by channel ([channels][height][width], PORT_SAMPLE_VALUES of them), as int8. */

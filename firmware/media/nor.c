@@ -9,7 +9,7 @@
 #define STATUS_BUSY 1u
 #define STATUS_WRITE_ENABLED 2u
 #define ABSENT 0xFFu         /* an open line */
-#define PATIENCE_US 1000000u /* a sector takes 400 ms at most, a page 3 ms */
+#define PATIENCE_US 1000000u /* at most 400 ms for a sector, 3 ms for a page */
 #define SIZE_CODE_MIN 16u    /* 2^code bytes: 64 KiB to 16 MiB are addressed with three bytes */
 #define SIZE_CODE_MAX 24u
 
@@ -28,7 +28,7 @@ static void command(const nor *chip, uint8_t code, uint32_t address) {
     spi_exchange(chip->spi, out, 0, sizeof out);
 }
 
-/* A chip that is not there, or is write protected, does not keep the latch. */
+/* A missing or write-protected chip does not keep the latch. */
 static int enable_writes(const nor *chip) {
     uint8_t code = WRITE_ENABLE;
     chip->spi->select(chip->spi->context, 1);

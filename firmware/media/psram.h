@@ -4,8 +4,9 @@
 
 #include "port_engine.h"
 
-/* `bytes_per_s` 0: as fast as memory is, done when `write` and `read` return. Otherwise a transfer takes its time by `ticks`,
- * which lets an emulator stand in for a slow part with DMA. `is_there`: null, or whether the part can be reached. */
+/* `bytes_per_s` 0: at memory speed, complete when `write` and `read` return. Otherwise a transfer takes its time by
+ * `ticks`, so that an emulator can simulate a slow part with DMA. `is_there`: null, or returns whether the part
+ * responds. */
 typedef struct psram {
     uint8_t *memory;
     uint32_t bytes_per_s, ticks_hz;

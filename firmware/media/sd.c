@@ -23,7 +23,7 @@
 #define HIGH_CAPACITY_ASKED 0x40000000u
 #define ANSWER_TRIES 8u       /* bytes until an answer comes */
 #define OPEN_US 1000000u      /* a card wakes within a second */
-#define PATIENCE_US 500000u   /* reading 100 ms at most, writing 250 ms, both of the specification */
+#define PATIENCE_US 500000u   /* at most 100 ms for a read and 250 ms for a write, from the specification */
 #define WAKE_CLOCKS_BYTES 10u /* 74 clocks with the card not selected */
 
 static uint8_t exchange_byte(const sd *card, uint8_t out) {
@@ -67,7 +67,7 @@ static uint8_t command(const sd *card, uint8_t number, uint32_t argument) {
 
 static void release(const sd *card) {
     card->spi->select(card->spi->context, 0);
-    exchange_byte(card, 0xFFu); /* the card lets go of the line a byte later */
+    exchange_byte(card, 0xFFu); /* the card releases the line a byte later */
 }
 
 static uint8_t simple(const sd *card, uint8_t number, uint32_t argument) {
@@ -147,7 +147,7 @@ static port_transfer sent(sd *card) {
     return PORT_TRANSFER_BUSY;
 }
 
-/* A busy card holds the line low; then it is asked whether it wrote, which a card that is gone does not answer. */
+/* A busy card holds the line low. Afterwards it is asked whether it wrote the data, which a removed card does not answer. */
 static port_transfer programmed(sd *card) {
     if (exchange_byte(card, 0xFFu) != 0xFFu)
         return card->spi->microseconds() - card->since > PATIENCE_US ? fail(card) : PORT_TRANSFER_BUSY;
@@ -192,7 +192,7 @@ static port_transfer read(void *context, uint32_t offset, void *data, uint32_t b
     return begin(card, offset, bytes);
 }
 
-/* Bytes of the card by its register CSD: version 1 counts in blocks times a factor, version 2 in 512 KiB. */
+/* Size of the card in bytes by its register CSD: version 1 counts blocks times a factor, version 2 units of 512 KiB. */
 static uint32_t size_of(sd *card) {
     uint8_t csd[16], token = 0xFFu;
     if (command(card, SEND_CSD, 0) != ANSWER_READY) return 0;

@@ -1,8 +1,9 @@
 /* Frames on the wire: COBS(header, payload, CRC-32 little-endian of both), then one 0x00.
  *
- * COBS leaves no zero inside a frame, so a receiver that lost its place is in step again at the next zero.
- * The receiver decodes while bytes arrive, into memory of the caller; the sender encodes while it sends and
- * needs no buffer. Byte layouts: PROTOCOL.md. */
+ * COBS leaves no zero inside a frame, so a receiver that lost its place resynchronises at the next zero. The receiver
+ * decodes while bytes arrive, into the caller's memory; the sender encodes while it sends and needs no buffer. Byte
+ * layouts: PROTOCOL.md.
+ */
 #ifndef PORT_FRAME_H
 #define PORT_FRAME_H
 
@@ -12,10 +13,10 @@
 
 enum frame_event {
     FRAME_PENDING,   /* in the middle of a frame, or between frames */
-    FRAME_READY,     /* a whole frame with a right CRC: `size` bytes at `buffer`, CRC not counted */
+    FRAME_READY,     /* a whole frame with a correct CRC: `size` bytes at `buffer`, CRC not counted */
     FRAME_BAD_COBS,  /* a block ran over the end of the frame */
     FRAME_BAD_CRC,   /* also: too short to hold a CRC */
-    FRAME_OVERLONG,  /* did not fit the buffer; swallowed up to its end */
+    FRAME_OVERLONG,  /* did not fit the buffer; skipped up to its end */
 };
 
 struct frame_receiver {
@@ -29,7 +30,7 @@ struct frame_receiver {
     uint8_t overlong;
 };
 
-/* Hand memory to a receiver. `capacity` counts the CRC: largest frame + FRAME_CRC_SIZE. */
+/* Give memory to a receiver. `capacity` includes the CRC: largest frame + FRAME_CRC_SIZE. */
 void frame_receiver_init(struct frame_receiver *receiver, uint8_t *buffer, uint32_t capacity);
 
 /* Take one byte. The frame of FRAME_READY stays valid until the next call. */

@@ -36,18 +36,18 @@ enum reply_status {
     REPLY_UNKNOWN_TYPE = 1,
     REPLY_BAD_VERSION = 2,
     REPLY_WRONG_NONCE = 3,   /* the device was reset since HELLO: the host's view of its state is invalid */
-    REPLY_BAD_SEQUENCE = 4,  /* payload: the sequence number that would be right, u16 */
+    REPLY_BAD_SEQUENCE = 4,  /* payload: the expected sequence number, u16 */
     REPLY_BAD_LENGTH = 5,
     REPLY_OUT_OF_RANGE = 6,  /* offset, length, label or option outside the model */
-    REPLY_NO_INPUT = 7,      /* PUSHED set, but the input has not been pushed whole */
+    REPLY_NO_INPUT = 7,      /* PUSHED is set, but the input is incomplete */
     REPLY_NO_SNAPSHOT = 8,
     REPLY_NO_STORAGE = 9,    /* no non-volatile memory, or the model does not fit a slot */
     REPLY_STORAGE_FAILED = 10,
     REPLY_UNSUPPORTED = 11,  /* training an inference-only model, Q8.8 without its storage */
     REPLY_ENGINE_FAILED = 12,
-    REPLY_MEDIUM_FAILED = 13, /* the pages' medium does not answer, or answers with an error */
+    REPLY_MEDIUM_FAILED = 13, /* the page medium does not respond, or reports an error */
     REPLY_PAGE_DAMAGED = 14,  /* a page came back with another checksum */
-    REPLY_MODEL_TORN = 15,    /* a training step ended half way: restore parameters and state first */
+    REPLY_MODEL_TORN = 15,    /* a training step was interrupted: restore parameters and state first */
 };
 
 enum read_region { REGION_PARAMETERS = 0, REGION_LOGITS = 1 };
@@ -74,11 +74,11 @@ enum restore_source { RESTORE_SNAPSHOT = 0, RESTORE_INITIAL = 1 };
 #define OPTIONS_SIZE 20u
 #define SAMPLES_HEADER_SIZE 4u
 
-/* So many zero bytes in a row stop a running TRAIN or EVAL after the sample in work. Frames hold no zeros and are
- * followed by one, retries begin with one: a run of eight means nothing else. */
+/* This many zero bytes in a row stop a running TRAIN or EVAL after the current sample. Frames contain no zeros and are
+ * followed by one, and retries begin with one: a run of eight has no other meaning. */
 #define ATTENTION_ZEROS 8u
 
-/* The largest reply of an effect; INFER is limited to what fits. */
+/* Largest reply of an effect; INFER is limited to what fits. */
 #define CACHED_REPLY_MAX 64u
 #define INFER_SAMPLES_MAX ((CACHED_REPLY_MAX - 2u) / 2u)
 

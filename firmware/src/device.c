@@ -86,7 +86,7 @@ static void run_effect(struct device *device, const struct device_request *reque
 static void handle(struct device *device, const struct device_request *request)
 {
     if (request->type == MESSAGE_HELLO || request->type == MESSAGE_STATUS) {
-        device_query(device, request); /* these two answer to anyone: any version, any nonce */
+        device_query(device, request); /* these two answer any version and any nonce */
     } else if (request->version != PROTOCOL_VERSION) {
         refuse(device, request, REPLY_BAD_VERSION);
     } else if (device->nonce == 0 || request->nonce != device->nonce) {

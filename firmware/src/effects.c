@@ -1,4 +1,4 @@
-/* LOAD, OPTIONS, PUSH, TRAIN, EVAL, INFER, SAVE, RESTORE, ABORT, RESET: exactly once each, replies in the cache. */
+/* LOAD, OPTIONS, PUSH, TRAIN, EVAL, INFER, SAVE, RESTORE, ABORT, RESET: each runs exactly once; replies are cached. */
 #include <string.h>
 
 #include "bytes.h"
@@ -68,8 +68,10 @@ static uint8_t load(struct device *device, const struct device_request *request)
     return REPLY_OK;
 }
 
-/* Options and state as they are, the reply of OPTIONS, SAVE and RESTORE.
- * learning rate f32, rule u8, scaling u8, 0 u16, generator u32, steps u32, generation of the snapshot u32. */
+/* Current options and state: the reply of OPTIONS, SAVE and RESTORE.
+ *
+ * learning rate f32, rule u8, scaling u8, 0 u16, generator u32, steps u32, generation of the snapshot u32.
+ */
 static uint8_t *put_options(struct device *device, uint8_t *at, uint32_t generation)
 {
     const port_engine *engine = device->engine;
@@ -138,7 +140,7 @@ static uint8_t push(struct device *device, const struct device_request *request)
     return from_engine(status);
 }
 
-/* What TRAIN, EVAL and INFER carry: count u16, flags u16, labels u16 each (not for INFER), samples. */
+/* Payload of TRAIN, EVAL and INFER: count u16, flags u16, labels u16 each (not for INFER), samples. */
 struct samples {
     uint32_t count;
     const uint8_t *labels; /* null: INFER */
@@ -210,8 +212,10 @@ static port_status run_sample(struct device *device, uint8_t type, const struct 
     return port_train(engine, port_get16(samples->labels + 2 * index), result);
 }
 
-/* TRAIN and EVAL answer: samples done u16, correct u16, loss sum f32, generator u32, steps u32.
- * Fewer done than sent: the host asked for attention; it goes on from there or not. */
+/* Replies of TRAIN and EVAL: samples done u16, correct u16, loss sum f32, generator u32, steps u32.
+ *
+ * Fewer done than sent: the host asked for attention; it may continue from there.
+ */
 static uint8_t learn(struct device *device, const struct device_request *request)
 {
     struct samples samples;
@@ -252,7 +256,7 @@ static uint8_t learn(struct device *device, const struct device_request *request
     return status;
 }
 
-/* INFER answers: samples done u16, classes u16 each. */
+/* Reply of INFER: samples done u16, classes u16 each. */
 static uint8_t infer(struct device *device, const struct device_request *request)
 {
     struct samples samples;
@@ -301,7 +305,7 @@ static uint8_t save(struct device *device, const struct device_request *request)
     return status;
 }
 
-/* RESTORE: source u8. The initial parameters keep the options; a snapshot brings its own. */
+/* RESTORE: source u8. The initial parameters keep the options; a snapshot replaces them. */
 static uint8_t restore(struct device *device, const struct device_request *request)
 {
     struct snapshot_info info = {0, 0};

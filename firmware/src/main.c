@@ -17,7 +17,7 @@ static port_status bind_engine(void)
     return status == PORT_OK ? port_medium_set(&engine, medium) : status;
 }
 #else
-/* An inference-only model has no parameters, and C no empty array. */
+/* An inference-only model has no parameters, and C does not allow empty arrays. */
 #define PARAMETER_BYTES (PORT_MODEL_PARAMETER_BYTES > 0 ? PORT_MODEL_PARAMETER_BYTES : 1)
 
 static uint8_t parameters[PARAMETER_BYTES] __attribute__((aligned(PORT_ALIGNMENT)));
@@ -28,7 +28,7 @@ static port_status bind_engine(void)
 
 #ifdef PORT_MODEL_MEDIUM
     if (status == PORT_OK) {
-        (void)port_medium_set(&engine, port_page_medium()); /* without one, samples are refused by name */
+        (void)port_medium_set(&engine, port_page_medium()); /* without one, samples are rejected with an error of their own */
     }
 #endif
     return status;
@@ -41,7 +41,7 @@ int main(void)
 
     port_init();
     if (bind_engine() != PORT_OK || port_parameters_reset(&engine) != PORT_OK) {
-        port_reset(); /* tables of another engine: a build error that no host could repair over the wire */
+        port_reset(); /* tables for another engine: a build error that no host can repair over the wire */
     }
     (void)snapshot_restore(&engine, &info); /* the saved parameters, else the weights of the image */
     device_init(&device, &engine);

@@ -1,4 +1,4 @@
-/* HELLO, STATUS, ECHO, PAGES, READ, CRC: they change nothing (but HELLO draws the nonce) and may run twice. */
+/* HELLO, STATUS, ECHO, PAGES, READ, CRC: they change nothing (except that HELLO draws the nonce) and may run twice. */
 #include <string.h>
 
 #include "bytes.h"
@@ -8,7 +8,7 @@
 #include "port.h"
 #include "snapshot.h"
 
-/* Two boots must not share a nonce: the host's random token makes it, the board's entropy joins in. */
+/* Two boots must not share a nonce: it is made from the host's random token and the board's entropy. */
 static void draw_nonce(struct device *device, uint32_t token)
 {
     uint32_t mixed[3] = {token, port_entropy(), (uint32_t)port_ticks()};

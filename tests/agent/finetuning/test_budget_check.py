@@ -47,7 +47,7 @@ class AtTheEnd(TokenizerHere):
         take()
         super().save(folder)
 def note(text):
-    if text.startswith("goes on"):
+    if text.startswith("resumes"):
         print(text)
 def attempt(**given):
     try:

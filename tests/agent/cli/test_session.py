@@ -16,4 +16,4 @@ def test_without_a_desktop_it_says_so_and_is_no_failed_unit(
     fake_program(tmp_path, "busctl", "exit 1")
     monkeypatch.setattr("signal.signal", lambda number, handler: None)
     assert cli.main(["session"]) == 0
-    assert "on this session's bus answers; the agent goes by its other signals" in capsys.readouterr().err
+    assert "on this session's bus answers; the agent uses its other signals" in capsys.readouterr().err

@@ -35,7 +35,7 @@ def test_what_one_shares_the_other_has_and_a_plan_is_the_same_as_here(tmp_path: 
         assert "cellar: a plan to solve" in history(attic) and ": solved, " in history(attic)
         with pytest.raises(NotAnsweredError, match="attic: solving ended with exit code 2: not a planning problem"):
             ask.solved(problem.name, b"no problem", 1.0)
-        with pytest.raises(NotAnsweredError, match="attic: it solves for 10 min"):
+        with pytest.raises(NotAnsweredError, match="attic: it solves for at most 10 min"):
             ask.solved(problem.name, pack_problem(problem), 700.0)
         attic.post("/v1/pause")
         with pytest.raises(NotAnsweredError, match=r"attic: .*paused"):
@@ -60,7 +60,7 @@ def test_nothing_is_shared_or_solved_unless_the_owner_says_so(tmp_path: Path) ->
                 ask.shared(Topic.PLAN, NAME)
             with pytest.raises(NotAnsweredError, match="attic: it solves for no other device"):
                 ask.solved(NAME, b"a problem", 1.0)
-        with pytest.raises(NotAnsweredError, match="no paired device is called 'loft'; paired are: attic"):
+        with pytest.raises(NotAnsweredError, match="no paired device is called 'loft'; the paired devices are attic"):
             PeerExchange(cellar, "loft").solved(NAME, b"a problem", 1.0)
         assert row(cellar)["is_connected"], "a refusal is no offence"
 

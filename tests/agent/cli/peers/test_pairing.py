@@ -68,7 +68,7 @@ def test_two_agents_pair_see_each_other_and_part(tmp_path: Path, capsys: pytest.
         shown = capsys.readouterr().out
         assert "attic" in shown and "idle" in shown and "paired with attic at 127.0.0.1" in shown
         assert main(["unpair", "nobody", *place]) == 2
-        assert "no paired device is called 'nobody'; paired are: attic" in capsys.readouterr().err
+        assert "no paired device is called 'nobody'; the paired devices are attic" in capsys.readouterr().err
         assert main(["unpair", "attic", "--json", *place]) == 0
         assert json.loads(capsys.readouterr().out)["name"] == "attic" and paired(cellar) == []
         until(lambda: not paired(attic)[0]["is_connected"])

@@ -29,7 +29,7 @@ def test_pruning_is_planned_with_the_job_and_wrong_shares_are_refused(planned: t
     wrong = run_forked(planned[0], "plan", "train.py", "--ram", "700M", "-o", "no.port", "--prune", "1.5")
     assert (
         wrong.returncode != 0
-        and "the share lies above 0, up to 0.99" in wrong.stderr
+        and "the share must be above 0 and at most 0.99" in wrong.stderr
         and "Traceback" not in wrong.stderr
     )
 

@@ -31,7 +31,7 @@ def test_show(planned: tuple[Path, dict[str, Any]], show: Show) -> None:
     code, shown, _ = show(planned[0], "job.port")
     assert code == 0 and "planned peak" in shown and "budget" in shown
     words = " ".join(shown.replace("│", " ").split())
-    assert "training 22:00 to 07:00" in words and "20.0 MiB written a step" in words and "threads 1" in words
+    assert "training 22:00 to 07:00" in words and "20.0 MiB written per step" in words and "threads 1" in words
     assert facts["recordings"]["count"] == 3 and "3 times, varying the rows of the batch" in words
     assert facts["compared_steps"] == 2 and facts["compared_tensors"] > 0 and "equal to the bit" in words
     assert (facts["medium"], facts["endurance_bytes"], facts["flash_lasts_steps"]) == ("SD card", 19.2e12, None)
@@ -66,7 +66,7 @@ def test_show_says_what_is_packed_where_it_waits_and_that_pruning_changes_the_nu
     assert facts["pruning"]["sparsity"] == 0.8
     words = " ".join(show(tmp_path, "job.port", "--plan", "1")[1].replace("│", " ").split())
     assert "waits in" in words and " card " in words and " RAM " in words and "bitmap" in words
-    assert "80% of each weight matrix set to zero by update 20: other numbers than plain PyTorch's" in words
+    assert "80% of each weight matrix set to zero by update 20; the numbers differ from plain PyTorch's" in words
 
 
 @pytest.mark.slow
@@ -100,8 +100,8 @@ def test_show_says_what_runs_in_pieces_and_marks_it(
     assert Bundle(tmp_path / "job.port").manifest.format == (SUMMED_FORMAT if reordered else TILES_FORMAT)
     _, shown, said = show(tmp_path, "job.port", "--html", "plan.html")
     words = " ".join(shown.replace("│", " ").split())
-    assert "in pieces relu to mm (2 operators) along dimension 0 of [8, 4] in 2 pieces" in words, said
-    assert ("in 2 pieces, summed in another order" in words) is reordered
+    assert "in tiles relu to mm (2 operators) along dimension 0 of [8, 4] in 2 tiles" in words, said
+    assert ("in 2 tiles, summed in another order" in words) is reordered
     assert (
         "1 chain of operators sums over its tiles, so last digits differ from plain PyTorch's" in words
     ) is reordered

@@ -45,7 +45,7 @@ def test_a_job_that_has_trained_goes_on_where_it_was_moved_to() -> None:
 
 
 def test_a_device_that_is_not_there_is_refused_by_name() -> None:
-    with pytest.raises(JobError, match="no device is called 'tpu'"):
+    with pytest.raises(JobError, match="unknown device 'tpu'"):
         move(job(), "tpu")
     if not torch.cuda.is_available():
         with pytest.raises(JobError, match=r"cannot be moved to cuda .*give a --device"):

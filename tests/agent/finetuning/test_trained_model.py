@@ -101,7 +101,7 @@ def test_weights_that_the_model_does_not_take_are_named(folder: Path, tmp_path: 
     said: list[str] = []
     load_model(changed(folder, tmp_path / "model", num_hidden_layers=1), CAUSAL, said.append)
     assert said == [
-        "9 weights in the files are of no layer that config.json describes, and not used: "
+        "9 weights in the files belong to no layer that config.json describes and are not used, "
         "model.layers.1.input_layernorm.weight first"
     ]
 

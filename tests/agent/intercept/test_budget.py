@@ -66,7 +66,7 @@ def test_used_wrongly_it_says_so(tmp_path: Path) -> None:
         ({"ram": "1G", "tensors": "1M"}, "give either"),
         ({"ram": "abc"}, "write it like 300M"),
         ({"ram": -1}, "negative"),
-        ({"ram": 1.5}, "is a float; give a text or a whole number"),
+        ({"ram": 1.5}, "is a float; give a string or a whole number"),
         ({"ram": True}, "is a bool"),
         ({"ram": [1]}, "is a list"),
         ({"tensors": 0}, 'at least tensors="4K"'),

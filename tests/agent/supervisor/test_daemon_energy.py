@@ -38,6 +38,6 @@ def test_a_source_that_does_not_exist_is_named_and_training_goes_on(tmp_path: Pa
     bundle.write_text(json.dumps({**BUNDLE, "steps": 2}))
     with daemon(tmp_path, CONFIG + '\n[energy]\nsource = "wattmeter"\n') as client:
         (item,) = [item for item in client.get("/v1/health")["health"] if item["code"] == "no-meter"]
-        assert "'wattmeter'; there are auto," in item["text"] and "correct [energy]" in item["remedy"]
+        assert "'wattmeter'; use one of auto," in item["text"] and "correct [energy]" in item["remedy"]
         assert main(["submit", str(bundle), "--runtime-dir", str(tmp_path / "run")]) == 0
         assert client.get("/v1/status")["energy"] is None

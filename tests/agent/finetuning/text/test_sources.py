@@ -66,7 +66,7 @@ def test_a_table_is_told_by_its_columns(tmp_path: Path) -> None:
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     with pytest.raises(
         FinetuneError,
-        match=r"begins with 'a,b', and a table's first line names its columns: text or prompt, completion",
+        match=r"begins with 'a,b', but a table's first line must name its columns: text or prompt, completion",
     ):
         source_kind(tmp_path / "a.csv")
 

@@ -180,7 +180,7 @@ def test_a_bundle_whose_blocks_do_not_make_up_the_weight_is_refused(
         return manifest
 
     rewrite(in_blocks_written[1].path, tmp_path / "other.port", {"manifest.json": without_last})
-    with pytest.raises(BundleError, match=r"the blocks of parameter/embed\.weight do not make it up"):
+    with pytest.raises(BundleError, match=r"the blocks of parameter/embed\.weight do not cover it"):
         Bundle(tmp_path / "other.port")
 
 

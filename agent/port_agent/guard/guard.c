@@ -641,12 +641,19 @@ static struct block *take_pages(size_t bytes, bool *untouched) {
     return first;
 }
 
+/* One thread alone makes the call; it is made again only if it could not be queued. */
 static void unlock_and_call_if_near(void) {
     size_t held = counters_.resident_bytes - frames_offered() + untouched_bytes_;
-    bool near = call_when_near_ && held >= counters_.limit_bytes - counters_.limit_bytes / NEAR_SHARE;
-    unlock();
-    if (near && !call_when_near_(what_when_near_, NULL))
+    bool near = held >= counters_.limit_bytes - counters_.limit_bytes / NEAR_SHARE;
+    int (*call)(int (*)(void *), void *) = near ? call_when_near_ : NULL;
+    if (call)
         call_when_near_ = NULL;
+    unlock();
+    if (call && call(what_when_near_, NULL)) {
+        lock();
+        call_when_near_ = call;
+        unlock();
+    }
 }
 
 void guard_call_when_near(int (*call)(int (*)(void *), void *), int (*what)(void *)) {

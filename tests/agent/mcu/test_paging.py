@@ -302,7 +302,7 @@ def test_a_medium_that_stays_away_ends_the_job_by_name_and_it_goes_on_later(proc
 
     trainer = process.trainer(tmp_path / "job", emit)
     trainer.start()
-    with pytest.raises(PagesFailedError, match=r"refused TRAIN: MEDIUM_FAILED.*external memory does not respond"):
+    with pytest.raises(PagesFailedError, match=r"rejected TRAIN: MEDIUM_FAILED.*external memory does not respond"):
         trainer.run(lambda: False)
     trainer.close()
     process.plug()

@@ -72,7 +72,7 @@ def test_hardly_more_than_the_budget_is_said_once_and_much_more_is_an_error(
         found = BudgetCheck(options_of(tmp_path))
         assert found.check_peak() is None
         monkeypatch.setattr(budget_check, "peak_resident_bytes", lambda: (2 << 30) + (1 << 20))
-        assert found.check_peak() == "this process took 2.0 GiB, 1.0 MiB more than 2.0 GiB, and goes on"
+        assert found.check_peak() == "this process took 2.0 GiB, 1.0 MiB more than 2.0 GiB, and continues"
         assert found.check_peak() is None
         monkeypatch.setattr(budget_check, "peak_resident_bytes", lambda: (2 << 30) + (32 << 20))
         with pytest.raises(FinetuneError, match=r"32\.0 MiB more than 2\.0 GiB; give --ram"):

@@ -188,7 +188,7 @@ def test_the_newest_version_that_both_speak_or_who_is_to_be_updated() -> None:
     assert common_version(ours, PeerHello(oldest=4, newest=9)) == 4
     with pytest.raises(PeerMessageError, match="2 to 4 here, 5 to 6 there; update this agent"):
         common_version(ours, PeerHello(oldest=5, newest=6))
-    with pytest.raises(PeerMessageError, match="there 1 to 1; update the other agent"):
+    with pytest.raises(PeerMessageError, match="1 to 1 there; update the other agent"):
         common_version(ours, PeerHello(oldest=1, newest=1))
     hello = own_hello("1.2.3" * 10)
     assert (hello.oldest, hello.newest, len(hello.software)) == (OLDEST_VERSION, NEWEST_VERSION, 20)

@@ -85,7 +85,7 @@ def test_where_one_device_is_as_fast_that_is_said(prepared: CapturedJob) -> None
     on_cpu, _ = tables(prepared)
     slow = replace(on_cpu, ops=tuple(tuple(replace(c, seconds=1.0) for c in table) for table in on_cpu.ops))
     with pytest.raises(
-        PlacementError, match=r"that saves time was found in 10 s: a step's take .* plan with --device cpu"
+        PlacementError, match=r"that saves time was found in 10 s: a step's operators take .* plan with --device cpu"
     ):
         placed_job(prepared, on_cpu, slow, NAME, LINKS, 1.0, ROOM, time_limit_s=PATIENCE_S)
 

@@ -33,11 +33,11 @@ def _job(change: Callable[[torch.Tensor, bool], torch.Tensor]) -> TrainingJob:
 
 
 _CHANGES: dict[str, tuple[Callable[[torch.Tensor, bool], torch.Tensor], str]] = {
-    "another operator": (lambda loss, late: loss * 0.5 if late else loss + 0.5, "mul.Tensor runs in the place of"),
-    "a further operator": (lambda loss, late: loss.clone() if late else loss, "clone.default runs in the place of"),
+    "another operator": (lambda loss, late: loss * 0.5 if late else loss + 0.5, "mul.Tensor runs instead of"),
+    "a further operator": (lambda loss, late: loss.clone() if late else loss, "clone.default runs instead of"),
     "another number": (lambda loss, late: loss * (0.5 if late else 1.0), r"is called with 0\.5 instead of 1\.0"),
     "another constant": (lambda loss, late: loss * torch.tensor(0.5 if late else 1.0), "takes other tensors"),
-    "another tensor": (lambda loss, late: (loss + 1) * (loss if late else (loss + 2)), "runs in the place of"),
+    "another tensor": (lambda loss, late: (loss + 1) * (loss if late else (loss + 2)), "runs instead of"),
 }
 
 

@@ -194,7 +194,7 @@ async def test_after_a_restart_it_has_its_number_again_and_nothing_else_was_kept
     async with running(tmp_path) as live:
         program = await live.ask(ObedientProgram, live.client.path)
         await until_heard(live, program, ResumeTraining)
-    assert isinstance(program.heard[-1], ReleaseMemory) and program.heard[-1].reason == "the agent stops"
+    assert isinstance(program.heard[-1], ReleaseMemory) and program.heard[-1].reason == "the agent is stopping"
     async with running(tmp_path) as live:
         assert live.context.store.all() == [] and not (live.settings.state_dir / "jobs" / str(program.job)).exists()
         number = await live.submit(LONG)

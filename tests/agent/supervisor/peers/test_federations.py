@@ -58,7 +58,7 @@ def test_two_devices_average_what_they_trained_and_both_have_it(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("answer", "refusal"),
     [
-        (TaskAnswer(state=TaskState.DONE, size=1 << 31), r"its reply has 2147483648 bytes; at most \d+ are taken"),
+        (TaskAnswer(state=TaskState.DONE, size=1 << 31), r"its reply has 2147483648 bytes; at most \d+ are accepted"),
         (TaskAnswer(state=TaskState.DONE, size=10), "its reply is incomplete"),
     ],
 )

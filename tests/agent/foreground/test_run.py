@@ -15,7 +15,11 @@ from tests.agent.foreground.speaking_worker import run_of
 @pytest.mark.parametrize(
     ("program", "message", "code"),
     [
-        ("say(TrainingFailed(code='E', message='the card is full')); sys.exit(1)", "the card is full. The last checkpoint", 1),
+        (
+            "say(TrainingFailed(code='E', message='the card is full')); sys.exit(1)",
+            "the card is full. The last checkpoint",
+            1,
+        ),
         ("sys.exit(2)", "the worker ended with exit code 2", 2),
         ("os.kill(os.getpid(), signal.SIGKILL)", "the worker was killed by signal 9", 9),
     ],

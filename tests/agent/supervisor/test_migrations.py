@@ -57,7 +57,7 @@ def test_a_job_that_cannot_run_here_is_trained_there_and_its_result_comes_back(
     assert attic.result() == expected
     assert done["step"] == done["total_steps"] == BUNDLE["steps"] and done["reason"] == "trained on cellar"
     assert [entry["text"] for entry in done["history"] if entry["kind"] == "moved"] == [
-        "moves to cellar",
+        "is moving to cellar",
         "is on cellar now",
         "was trained on cellar",
     ]

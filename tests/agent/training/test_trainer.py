@@ -125,7 +125,7 @@ def test_more_updates_than_the_optimizers_numbers_are_known_for_are_refused_at_o
     t = Trainer(Bundle(tmp_path / "job.port"), train_options(tmp_path, tmp_path, 1, 31))
     t.start()
     with pytest.raises(
-        PortError, match=r"of 30 updates, and this training takes it to 31: plan the job again with --epochs 6"
+        PortError, match=r"for 30 updates, but this training takes it to 31: plan the job again with --epochs 6"
     ):
         t.train(lambda _: None, lambda *_: None)
     assert t.step == 0
@@ -151,7 +151,7 @@ def test_a_bundle_that_pages_to_two_media_wants_a_directory_on_each(
             assert t.digest() == reference[1]
             assert all(os.fstat(second.file.fd).st_size > 0 for _, second in t.executors.scratch.values())
         else:
-            with pytest.raises(PortError, match="pages to 2 directories, 1 were given"):
+            with pytest.raises(PortError, match="pages to 2 directories, but 1 were given"):
                 t.train(lambda _: None, lambda *_: None)
         t.close()
 

@@ -169,7 +169,7 @@ def test_two_runs_in_one_state_directory_are_refused(tmp_path: Path, reference: 
     first.send(PauseTraining())
     until(first, events, "paused")
     (failed,) = said(start(tmp_path))
-    assert failed["code"] == "StateInUseError" and f"process {first.process.pid} trains" in failed["message"]
+    assert failed["code"] == "StateInUseError" and f"process {first.process.pid} is training" in failed["message"]
     first.send(ResumeTraining())
     assert list(events)[-1]["digest"] == reference
 

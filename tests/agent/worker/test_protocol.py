@@ -91,7 +91,7 @@ def test_fields_of_a_later_agent_are_skipped() -> None:
     ],
 )  # fmt: skip
 def test_what_is_no_command_is_refused(line: bytes) -> None:
-    with pytest.raises(ProtocolError, match="no message of version 1"):
+    with pytest.raises(ProtocolError, match="not a message of version 1"):
         decode_command(line)
 
 

@@ -58,7 +58,7 @@ def test_a_job_that_cannot_run_here_is_trained_there_and_its_result_comes_back(
     assert done["step"] == done["total_steps"] == BUNDLE["steps"] and done["reason"] == "trained on cellar"
     assert [entry["text"] for entry in done["history"] if entry["kind"] == "moved"] == [
         "is moving to cellar",
-        "is on cellar now",
+        "is now on cellar",
         "was trained on cellar",
     ]
     until(lambda: settled(attic, cellar), attic.own)

@@ -76,7 +76,7 @@ def test_which_budget_would_do() -> None:
     enough = budget_for(graph, costs, least * 1.005, [small, large])
     assert enough == large
     text = shortfall(Pace(1000 * least * 1.005, 1000, least * 1.005), slow.seconds, "300 MiB")
-    assert text is not None and "300 MiB would do" in text
+    assert text is not None and "300 MiB would suffice" in text
     assert budget_for(graph, costs, least * 0.5, [small, large]) is None
 
 

@@ -817,8 +817,8 @@ bool guard_is_of_file(const void *address) {
     return of_file;
 }
 
-/* The addresses of an allocation from `begin` to `end` are about to belong to another mapping, which continues without
- * blocks there. */
+/* The addresses from `begin` to `end` are about to belong to another mapping. What the allocation has outside of them stays
+ * where it is, resident and without blocks. */
 static void forget(struct block *first, uintptr_t begin, uintptr_t end) {
     for (EACH_BLOCK(block, first)) {
         bool gone = begin <= block->address && block->address + block->bytes <= end, brought;
@@ -986,8 +986,8 @@ bool guard_bring(const void *address) {
     if (!any)
         return false;
     bool there = true, brought;
-    size_t room = counters_.limit_bytes;
     lock();
+    size_t room = counters_.limit_bytes;
     for (EACH_BLOCK(block, any)) { /* blocks that would evict the allocation's own beginning are brought in when they are touched */
         if (block->bytes > room)
             break;

@@ -358,9 +358,7 @@ class Pager:
                 self._move(transfer, begin)
             except OSError as error:
                 transfer.error = _transfer_error(error, transfer)
-            except (
-                Exception
-            ) as error:  # pass any error to the thread that waits for this transfer, which would otherwise wait forever
+            except Exception as error:  # the waiting thread's, which would otherwise wait forever
                 transfer.error = error
             if transfer.write:
                 self.stats.write_seconds += time.perf_counter() - begin

@@ -487,9 +487,7 @@ class GuardedStorages:
             begin = time.perf_counter()
             try:
                 moving.move()
-            except (
-                Exception
-            ) as error:  # pass any error to the thread that waits for this transfer, which would otherwise wait forever
+            except Exception as error:  # the waiting thread's, which would otherwise wait forever
                 moving.error = error
             limit, seconds = self._speeds[moving.write], time.perf_counter() - begin
             if limit and (ahead := moving.nbytes / limit - seconds) > 0:

@@ -336,9 +336,7 @@ class Residency:
         """Wait for prefetched pages, so that they can be evicted again; return whether there were any."""
         fetched = [s for s in self.table if s.reading and s.pins == 0]
         for storage in fetched:
-            with contextlib.suppress(
-                PageError
-            ):  # paged out again; the operator that needs it reads it once more, and raises
+            with contextlib.suppress(PageError):  # paged out again: the operator that needs it reads it, and raises
                 self.wait_read(storage)
         return bool(fetched)
 

@@ -36,7 +36,7 @@ _DELETED = " (deleted)"
 _CODE, _CONSTANTS = "r-xp", "r--p"
 """Permissions of private mappings that nobody writes."""
 
-_OWN_PAGES = frozenset(("Anonymous:", "Swap:"))
+_OWN_PAGES = frozenset(("Anonymous", "Swap"))
 """Smaps fields that count pages no longer identical to the file: relocated code, a debugger's breakpoints.
 
 Unmapping would lose them.
@@ -143,15 +143,7 @@ def tells_own_pages(smaps: str, written: int) -> bool:
     An emulator of user programs (qemu-user, in Docker's containers for another architecture) never reports any for
     files, although it does for stack and heap: relocated code would be mistaken for the file's, and lost.
     """
-    holds_address = False
-    for line in smaps.splitlines():
-        words = line.split(maxsplit=5)
-        if not words[0].endswith(":"):
-            start, _, stop = words[0].partition("-")
-            holds_address = int(start, 16) <= written < int(stop, 16)
-        elif holds_address and words[0] in _OWN_PAGES and int(words[1]) > 0:
-            return True
-    return False
+    return any(m.own_kb > 0 for m in _file_mappings(smaps) if m.start <= written < m.stop)
 
 
 def code_mappings(smaps: str) -> list[tuple[int, int]]:
@@ -175,15 +167,15 @@ def data_mappings(smaps: str) -> list[tuple[int, int]]:
     return [(m.start, m.stop) for m in found if m.path not in executable and m.own_kb == 0]
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Mapping:
-    """A private mapping of a file; bytes from `start` to `stop`."""
+    """A mapping of a file; bytes from `start` to `stop`."""
 
     start: int
     stop: int
     permissions: str
     path: str
-    own_kb: int = 0
+    own_kb: int
     """Pages of its own, resident or swapped out."""
 
 
@@ -192,15 +184,27 @@ def _executable(mappings: list[_Mapping]) -> set[str]:
 
 
 def _private_mappings(smaps: str) -> list[_Mapping]:
-    found: list[_Mapping] = []
-    known = False
-    for line in smaps.splitlines():
-        words = line.split(maxsplit=5)
-        if not words[0].endswith(":"):
-            known = words[1].endswith("p") and len(words) == 6 and words[5].startswith("/")
-            if known:
-                start, _, stop = words[0].partition("-")
-                found.append(_Mapping(int(start, 16), int(stop, 16), words[1], words[5]))
-        elif known and words[0] in _OWN_PAGES:
-            found[-1].own_kb += int(words[1])
-    return found
+    return [mapping for mapping in _file_mappings(smaps) if mapping.permissions.endswith("p")]
+
+
+def _file_mappings(smaps: str) -> Iterator[_Mapping]:
+    """Yield the mappings of files. Most of an smaps text is about others, one for each block of tensors, and is skipped."""
+    end = 0
+    while (path := smaps.find("/", end)) >= 0:
+        begin, end = smaps.rfind("\n", 0, path) + 1, _line_end(smaps, path)
+        words, own_kb = smaps[begin:end].split(maxsplit=5), 0
+        while end < len(smaps):
+            begin, next_end = end + 1, _line_end(smaps, end + 1)
+            field, _, value = smaps[begin:next_end].partition(":")
+            if " " in field:  # the next mapping
+                break
+            own_kb += int(value.split()[0]) if field in _OWN_PAGES else 0
+            end = next_end
+        if len(words) == 6 and words[5].startswith("/"):
+            start, _, stop = words[0].partition("-")
+            yield _Mapping(int(start, 16), int(stop, 16), words[1], words[5], own_kb)
+
+
+def _line_end(text: str, position: int) -> int:
+    end = text.find("\n", position)
+    return len(text) if end < 0 else end

@@ -21,6 +21,7 @@ AREAS: Mapping[str, tuple[str, ...]] = {
     "finetune.command": ("finetune",),
     "finetune.merge": ("merge",),
     "finetune.export": ("export",),
+    "finetune.decode": ("decode",),
     "chat.command": ("chat",),
     "plan.command": ("plan",),
     "plan.show": ("show",),

@@ -24,6 +24,7 @@ from port_agent.finetuning.inputs.model_files import (
     WEIGHTS,
     check_model_files,
     check_not_there,
+    goes_along,
     tensor_entries,
     weight_files,
 )
@@ -51,10 +52,6 @@ _KNOWN_SETTINGS = frozenset(
 _WANTED_SETTINGS = {"peft_type": "LORA", "bias": "none", "init_lora_weights": True}
 """Required values of some settings; all others named in neither set must be off, as they are in adapters of `finetune`."""
 
-_COPIED_SUFFIXES = frozenset((".json", ".jinja", ".txt", ".model", ".tiktoken", ".md", ""))
-"""Suffixes of a base's files that are copied: configuration, tokenizer, licence; neither code nor weights in other
-formats.
-"""
 _COPY_BYTES = 1 << 20
 
 
@@ -119,7 +116,7 @@ def merge_adapter(
             f"the adapter was trained on {grid.value}-quantized weights: {len(changes)} layers are written as quantized "
             f"and decoded, in the data type of {model.name}"
         )
-    small = [path for path in sorted(model.iterdir()) if _goes_along(path)]
+    small = [path for path in sorted(model.iterdir()) if goes_along(path)]
     if (model / WEIGHTS).is_file():  # an index beside it describes other files, which are not copied
         small = [path for path in small if path.name != INDEX]
     nbytes = sum(path.stat().st_size for path in (*stored, *small))
@@ -325,11 +322,6 @@ def _read_into(given: BinaryIO, block: bytearray) -> None:
         raise FinetuneError(
             f"{given.name} became shorter while it was read; repeat the command once nothing writes to it"
         )
-
-
-def _goes_along(path: Path) -> bool:
-    of_others = path.name.startswith(".") or path.name.endswith(".bin.index.json")
-    return path.is_file() and path.suffix in _COPIED_SUFFIXES and not of_others
 
 
 def _check_free(out: Path, nbytes: int) -> None:

@@ -19,7 +19,7 @@ from port_planner.base.units import shown
 CONVERTER = "python convert_hf_to_gguf.py (of llama.cpp)"
 """What writes models that this package refuses."""
 
-_KINDS = ("llama", "qwen2", "qwen3")
+KINDS = ("llama", "qwen2", "qwen3")
 """Model types of transformers, with the same names in GGUF."""
 
 _WHOLE = {"model.embed_tokens.weight": "token_embd.weight", "model.norm.weight": "output_norm.weight"}
@@ -122,10 +122,10 @@ def shape_of(folder: Path) -> GgufShape:
     """Return what the model of a directory is in GGUF. Raises FinetuneError for what has no place there."""
     config = transformers.AutoConfig.from_pretrained(folder)
     kind = config.model_type
-    if kind not in _KINDS or config.architectures not in (None, [_class_name(kind)]):
+    if kind not in KINDS or config.architectures not in (None, [class_name(kind)]):
         what = ", ".join(config.architectures or (kind,))
         raise FinetuneError(
-            f"{folder} is a {shown(what)}, and export writes {', '.join(map(_class_name, _KINDS))}; convert it with {CONVERTER}"
+            f"{folder} is a {shown(what)}, and export writes {', '.join(map(class_name, KINDS))}; convert it with {CONVERTER}"
         )
     rope = dict(getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {})
     rope.setdefault("rope_theta", getattr(config, "rope_theta", 10000.0))
@@ -144,5 +144,6 @@ def shape_of(folder: Path) -> GgufShape:
     return GgufShape(kind, config, rope)
 
 
-def _class_name(kind: str) -> str:
+def class_name(kind: str) -> str:
+    """Return the name of transformers' class of a kind."""
     return f"{kind.capitalize()}ForCausalLM"

@@ -15,7 +15,33 @@ from port_agent.finetuning.inputs.options import FinetuneError
 _WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|%s| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 """The splitting that Llama 3 and Qwen 2 share; they differ in how many digits stay together."""
 
-_LLAMA3, _QWEN2 = _WORDS % r"\p{N}{1,3}", _WORDS % r"\p{N}"
+_BYTES, _BYTES_AND_WORDS, _DIGITS = "bytes", "bytes and words", "digits"
+"""Steps of a splitting that are not a pattern."""
+
+
+@dataclass(frozen=True, slots=True)
+class Splitting:
+    """How text is split before merges: patterns and other steps in order, whether words that are tokens are not split
+    further, and the normalization before.
+    """
+
+    steps: tuple[str, ...]
+    whole_words: bool = False
+    normalizer: str | None = None
+
+    def pre_tokenizer(self) -> dict[str, Any]:
+        """Return the steps as a tokenizer.json has them."""
+        made = [_written_step(step) for step in self.steps]
+        return made[0] if len(made) == 1 else {"type": "Sequence", "pretokenizers": made}
+
+
+SPLITTINGS = {
+    "gpt-2": Splitting((_BYTES_AND_WORDS,)),
+    "smollm": Splitting((_DIGITS, _BYTES_AND_WORDS)),
+    "llama-bpe": Splitting((_WORDS % r"\p{N}{1,3}", _BYTES), whole_words=True),
+    "qwen2": Splitting((_WORDS % r"\p{N}", _BYTES), normalizer="NFC"),
+}
+"""By llama.cpp's names, which has them in its code."""
 
 
 class TokenKind(enum.IntEnum):
@@ -93,30 +119,32 @@ def _written(tokenizer: Any) -> dict[str, Any]:
 def _splitting(written: Mapping[str, Any]) -> str:
     """Return llama.cpp's name of how a tokenizer splits text. Raises FinetuneError if it has none."""
     before = written["pre_tokenizer"] or {}
-    steps = [_step(step) for step in before.get("pretokenizers", [before])]
+    steps = tuple(_step(step) for step in before.get("pretokenizers", [before]))
     whole = bool(written["model"].get("ignore_merges"))
     normalizer = (written["normalizer"] or {}).get("type")
-    name = {
-        (("bytes and words",), False, None): "gpt-2",
-        (("digits", "bytes and words"), False, None): "smollm",
-        ((_LLAMA3, "bytes"), True, None): "llama-bpe",
-        ((_QWEN2, "bytes"), False, None): "qwen2",
-        ((_QWEN2, "bytes"), False, "NFC"): "qwen2",
-    }.get((tuple(steps), whole, normalizer))
-    if name is None:
-        raise FinetuneError(
-            f"the tokenizer splits text by {json.dumps(before)[:200]}, which is not one of llama.cpp's gpt-2, smollm, "
-            f"llama-bpe and qwen2; convert the model with {CONVERTER}"
-        )
-    return name
+    for name, known in SPLITTINGS.items():
+        if (steps, whole) == (known.steps, known.whole_words) and normalizer in (None, known.normalizer):
+            return name
+    raise FinetuneError(
+        f"the tokenizer splits text by {json.dumps(before)[:200]}, which is not one of llama.cpp's "
+        f"{', '.join(SPLITTINGS)}; convert the model with {CONVERTER}"
+    )
 
 
 def _step(step: Mapping[str, Any]) -> str:
     match step:
         case {"type": "ByteLevel", "add_prefix_space": False, "use_regex": words}:
-            return "bytes and words" if words else "bytes"
+            return _BYTES_AND_WORDS if words else _BYTES
         case {"type": "Digits", "individual_digits": True}:
-            return "digits"
+            return _DIGITS
         case {"type": "Split", "pattern": {"Regex": pattern}, "behavior": "Isolated", "invert": False}:
             return str(pattern)
     return "other"
+
+
+def _written_step(step: str) -> dict[str, Any]:
+    if step == _DIGITS:
+        return {"type": "Digits", "individual_digits": True}
+    if step in (_BYTES, _BYTES_AND_WORDS):
+        return {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": step != _BYTES}
+    return {"type": "Split", "pattern": {"Regex": step}, "behavior": "Isolated", "invert": False}

@@ -24,6 +24,11 @@ _TOKENIZERS = (
 FLOAT_NAMES = ("BF16", "F16", "F32", "F64")
 """safetensors' names of the data types that a model can be trained in."""
 
+_COPIED_SUFFIXES = frozenset((".json", ".jinja", ".txt", ".model", ".tiktoken", ".md", ""))
+"""Suffixes of a model's files that are copied: configuration, tokenizer, licence; neither code nor weights in other
+formats.
+"""
+
 _SAMPLE_BYTES = 4096
 """Bytes read from each tensor's middle, where different weights differ: 2 MB identify a file of 2 GB."""
 
@@ -51,13 +56,19 @@ def check_model_files(folder: Path) -> None:
     """Raise FinetuneError with the remedy if a model directory lacks a file or has a truncated one."""
     if _config(folder).quantization_config is not None:
         raise FinetuneError(
-            f"{folder / CONFIG} says that its weights are quantized (quantization_config); use the original model in "
-            "floats; --base nf4 or int8 quantizes it"
+            f"{folder / CONFIG} says that its weights are quantized (quantization_config); decode them first: "
+            f"port-agent decode {folder} --out DIR"
         )
     for path in weight_files(folder):
         _check_weights(path)
     if not any((folder / name).is_file() for name in _TOKENIZERS):
         raise FinetuneError(f"{folder} has no tokenizer (tokenizer.json); copy there the one that came with the model")
+
+
+def goes_along(path: Path) -> bool:
+    """Return whether a file of a model's directory belongs to a model that is made of it."""
+    of_others = path.name.startswith(".") or path.name.endswith(".bin.index.json")
+    return path.is_file() and path.suffix in _COPIED_SUFFIXES and not of_others
 
 
 def has_own_code(folder: Path) -> bool:
@@ -82,6 +93,10 @@ def _config(folder: Path) -> _Config:
     path = folder / CONFIG
     try:
         return msgspec.convert(json.loads(path.read_bytes()), _Config)  # json accepts Infinity, which some files hold
+    except NotADirectoryError as error:
+        raise FinetuneError(
+            f"{folder} is a file, not a model directory; decode a GGUF file first: port-agent decode {folder} --out DIR"
+        ) from error
     except OSError as error:
         raise FinetuneError(
             f"{path}: {error.strerror}; give a model directory as written by `hf download NAME --local-dir DIR`"
@@ -102,7 +117,9 @@ def weight_files(folder: Path) -> list[Path]:
     index = folder / INDEX
     if not index.is_file():
         others = sorted((*folder.glob("*.safetensors"), *folder.glob("*.bin"), *folder.glob("*.gguf")))
-        has = f"; {others[0].name} is not one of these; save the model with transformers" if others else ""
+        is_gguf = bool(others) and others[0].suffix == ".gguf"
+        remedy = "decode it first: port-agent decode FILE --out DIR" if is_gguf else "save the model with transformers"
+        has = f"; {others[0].name} is not one of these; {remedy}" if others else ""
         raise FinetuneError(f"{folder} has no {WEIGHTS} and no {INDEX}{has}")
     try:
         names = sorted(set(msgspec.json.decode(index.read_bytes(), type=_Index).weight_map.values()))

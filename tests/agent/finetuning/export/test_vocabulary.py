@@ -60,7 +60,7 @@ def test_marks_that_a_tokenizer_adds_are_added_there(written: dict[str, Any]) ->
     ("changed", "said"),
     [
         ({"model": {"byte_fallback": True}}, "the tokenizer is SentencePiece's BPE, and export writes byte-level BPE"),
-        ({"model": {"ignore_merges": True}}, "which is not one of llama.cpp's gpt-2, smollm, llama-bpe and qwen2"),
+        ({"model": {"ignore_merges": True}}, "which is not one of llama.cpp's gpt-2, smollm, llama-bpe, qwen2"),
         ({"normalizer": {"type": "Lowercase"}}, "which is not one of llama.cpp's"),
         ({"pre_tokenizer": {"type": "Whitespace"}}, r'splits text by {"type": "Whitespace"}'),
     ],

@@ -59,7 +59,7 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "cut short": (cut, "the download was cut short; repeat it"),
     "no tokenizer": (no_tokenizer, "has no tokenizer"),
     "pickles": (only_pickles, r"has no model.safetensors and no .*; pytorch_model\.bin is not one of these"),
-    "codes": (quantised, "says that its weights are quantized .*; use the original model in floats"),
+    "codes": (quantised, "says that its weights are quantized .*; decode them first: port-agent decode"),
     "wrong dtype": (of_8_bits, r"holds lm_head.weight as F8_E4M3, and training needs weights of BF16, F16, F32, F64"),
     "no config": (lambda folder: (folder / "config.json").unlink(), "No such file.*hf download NAME"),
     "config is not valid JSON": (lambda folder: (folder / "config.json").write_text("{"), "is not valid JSON"),

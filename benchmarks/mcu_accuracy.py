@@ -1,7 +1,7 @@
 """Accuracy of on-device training: int8 update rules against fp32, and found schemes against the last k layers.
 
     python -m benchmarks.mcu_accuracy [--seeds 8] [--first-seed 50] [--tasks digits,keywords,gestures,camera,mobilenet]
-        [--only rules|schemes|everything] [--json]
+        [--only rules|schemes|everything|chosen] [--json]
 
 Every number is the mean over seeds of the accuracy after the last epoch on samples never trained on. Learning rates decay
 linearly over the epochs; each row's is the best of its grid on the mean of five extra seeds, but for the row that takes
@@ -12,6 +12,9 @@ Differences are paired: the mean over seeds of the difference within a seed, wit
 Schemes are found as `port-agent mcu compile --sparse-update` finds them for its user: once per seed, by `fit_scheme` on that
 seed's own model and training samples; the test samples judge nothing before the scheme is chosen. The search was set up on seeds
 200 to 205. "knapsack alone" is its answer before the race of `port_planner.mcu.schemes.contributions.race`.
+
+`--only chosen` trains all layers at the rate that `port-agent mcu compile --choose-rate` finds on that seed's own training samples
+with int8, fp32 too; tasks with a `rate` take that.
 Nothing here is a published figure.
 """
 
@@ -21,7 +24,7 @@ import argparse
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -53,6 +56,7 @@ from port_planner.mcu.memory import plan_memory
 from port_planner.mcu.quantize import QuantizedGraph, quantize
 from port_planner.mcu.schemes.contributions import Limits
 from port_planner.mcu.schemes.fit import fit_scheme
+from port_planner.mcu.schemes.rate import choose_rate
 
 FRESH_SEED = 50
 """The first that nothing was chosen by."""
@@ -111,6 +115,10 @@ EVERYTHING = (
     Method(STOCHASTIC_SPARSE, UpdateRounding.STOCHASTIC),
 )
 """What recomputation and paging make room for, beside the sparse set."""
+
+
+AT_CHOSEN_RATE = tuple(method for method in EVERYTHING if method.everything and method.chosen is None)
+"""All layers in fp32 and by both int8 rules, at the rate that the product chooses."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -221,19 +229,44 @@ def compare_rules(
             f"{task.name}, seed {seed}: " + ", ".join(f"{100 * values[-1]:.1f}" for values in scores.values()),
             style="dim",
         )
-    reference = scores[methods[0].name]
+    return _rows(task, scores, methods[0].name, best)
+
+
+def _rows(task: Task, scores: Mapping[str, list[float]], reference: str, rates: Mapping[str, float]) -> list[Row]:
     return [
         Row(
             task.name,
             name,
-            best.get(name, 0.0),
+            rates.get(name, 0.0),
             100 * float(np.mean(values)),
             100 * float(np.std(values)),
-            *paired_difference(values, reference),
+            *paired_difference(values, scores[reference]),
             len(values),
         )
         for name, values in scores.items()
     ]
+
+
+def compare_at_chosen_rate(task: Task, seeds: Sequence[int], console: Console) -> list[Row]:
+    """Return one row per method, compared with fp32 at the same rate, each seed at the rate chosen for it."""
+    scores: dict[str, list[float]] = {"before adapting": [], **{method.name: [] for method in AT_CHOSEN_RATE}}
+    for seed in seeds:
+        prepared = prepare(task, seed)
+        rate = task.rate or _chosen_rate(task, prepared)
+        scores["before adapting"].append(untrained_accuracy(prepared))
+        for method in AT_CHOSEN_RATE:
+            scores[method.name].append(run_method(task, prepared, method, rate, seed))
+        console.print(
+            f"{task.name}, seed {seed}, rate {rate:g}: "
+            + ", ".join(f"{100 * values[-1]:.1f}" for values in scores.values()),
+            style="dim",
+        )
+    return _rows(task, scores, AT_CHOSEN_RATE[0].name, {})
+
+
+def _chosen_rate(task: Task, prepared: CapturedJob) -> float:
+    train, model = prepared.split.train, compile_quantized(prepared.model)
+    return choose_rate(model, model.quantize_input(train.inputs), train.labels, epochs=task.epochs).best.rate
 
 
 def untrained_accuracy(prepared: CapturedJob) -> float:
@@ -377,7 +410,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=8)
     parser.add_argument("--first-seed", type=int, default=FRESH_SEED)
     parser.add_argument("--tasks", default=",".join(task.name for task in TASKS if task.rate is None))
-    parser.add_argument("--only", choices=("rules", "schemes", "everything"))
+    parser.add_argument("--only", choices=("rules", "schemes", "everything", "chosen"))
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)
@@ -390,6 +423,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             rules += compare_rules(task, seeds, progress)
         if options.only in (None, "everything"):
             rules += compare_rules(task, seeds, progress, EVERYTHING)
+        if options.only == "chosen":
+            rules += compare_at_chosen_rate(task, seeds, progress)
         if options.only in (None, "schemes"):
             schemes += compare_schemes(task, seeds, SCHEME_RATE, progress)
     if options.json:

@@ -1,7 +1,7 @@
 /* Runs one compiled model bare on an emulated Cortex-M: samples come from, and parameters go to, files of the host through
  * semihosting. For tests and benchmarks only; the firmware proper has no semihosting.
  *
- * samples.bin: request, then per sample uint16 label and PORT_MODEL_INPUT_BYTES of int8.
+ * samples.bin: request, then per sample uint16 label, PORT_MODEL_INPUT_BYTES of int8, and the targets if it has them.
  * result.bin: reply, then the parameter bytes.
  * Each phase is bracketed by `mov r9, r9`, which the counting plugin (count.c) looks for.
  */
@@ -93,6 +93,11 @@ static port_status run(port_engine *engine, uint32_t file, const request *asked,
         if (transfer(SYS_READ, file, &label, sizeof label)) return PORT_ERROR_RANGE;
         /* straight into the input tensor: a second buffer would not fit a 16 KiB part */
         if (transfer(SYS_READ, file, port_input(engine), PORT_MODEL_INPUT_BYTES)) return PORT_ERROR_RANGE;
+#ifdef PORT_MODEL_TARGET_COUNT
+        static float targets[PORT_MODEL_TARGET_COUNT];
+        if (transfer(SYS_READ, file, targets, sizeof targets)) return PORT_ERROR_RANGE;
+        port_input_write(engine, PORT_MODEL_INPUT_BYTES, (const int8_t *)(const void *)targets, sizeof targets);
+#endif
         MARK();
         port_status status = asked->trains ? port_train(engine, label, &result) : port_eval(engine, label, &result);
         MARK();

@@ -8,6 +8,10 @@ uint32_t port_arena_bytes(const port_model *model) { return model->arena_bytes; 
 uint32_t port_parameter_bytes(const port_model *model) { return model->parameter_bytes; }
 uint32_t port_input_bytes(const port_model *model) { return model->input_bytes; }
 uint32_t port_class_count(const port_model *model) { return model->class_count; }
+uint32_t port_label_count(const port_model *model) { return model->loss == PORT_LOSS_MSE ? 1u : model->class_count; }
+uint32_t port_sample_bytes(const port_model *model) {
+    return model->input_bytes + (model->loss == PORT_LOSS_MSE ? 4u * model->class_count : 0u);
+}
 uint32_t port_step_count(const port_model *model) { return port_model_trains(model) ? model->step_count : 0; }
 const uint8_t *port_model_hash(const port_model *model) { return model->hash; }
 const char *port_model_name(const port_model *model) { return model->name; }
@@ -74,9 +78,14 @@ port_status port_options_set(port_engine *engine, const port_options *options) {
 
 port_status port_input_write(port_engine *engine, uint32_t offset, const int8_t *data, uint32_t length) {
     const port_model *model = engine->model;
-    if (offset > model->input_bytes || length > model->input_bytes - offset) return PORT_ERROR_RANGE;
+    uint32_t sample_bytes = port_sample_bytes(model);
+    if (offset > sample_bytes || length > sample_bytes - offset) return PORT_ERROR_RANGE;
     if (!data && length) return PORT_ERROR_ARGUMENT;
-    if (length) memcpy(engine->arena + model->input_offset + offset, data, length);
+    uint32_t inputs = offset < model->input_bytes ? model->input_bytes - offset : 0u;
+    if (inputs > length) inputs = length;
+    if (inputs) memcpy(engine->arena + model->input_offset + offset, data, inputs);
+    if (length > inputs)
+        memcpy(engine->arena + model->target_offset + (offset + inputs - model->input_bytes), data + inputs, length - inputs);
     return PORT_OK;
 }
 
@@ -191,6 +200,35 @@ static port_status run_row(port_engine *engine, uint16_t index, port_update *upd
     return engine->pager.queued ? port_pager_poll(engine) : PORT_OK;
 }
 
+static uint16_t best_class(const port_engine *engine) {
+    const float *logits = port_logits(engine);
+    uint16_t best = 0;
+    for (uint16_t i = 1; i < engine->model->class_count; i++)
+        if (logits[i] > logits[best]) best = i;
+    return best;
+}
+
+static const float *targets_of(const port_engine *engine) {
+    return (const float *)(const void *)(engine->arena + engine->model->target_offset);
+}
+
+/* Return whether a sample can be learned from: a label of the model, and finite targets. */
+static int is_judged(const port_engine *engine, uint16_t label) {
+    const port_model *model = engine->model;
+    if (label >= port_label_count(model)) return 0;
+    if (model->loss != PORT_LOSS_MSE) return 1;
+    const float *targets = targets_of(engine);
+    for (uint16_t i = 0; i < model->class_count; i++)
+        if (!(targets[i] - targets[i] == 0.0f)) return 0;
+    return 1;
+}
+
+static float loss_gradient(const port_engine *engine, float *outputs, uint16_t label) {
+    const port_model *model = engine->model;
+    if (model->loss == PORT_LOSS_MSE) return port_squared_error_gradient(outputs, targets_of(engine), model->class_count);
+    return port_loss_gradient(outputs, model->class_count, label);
+}
+
 static port_status forward(port_engine *engine, int training, port_result *result) {
     const port_model *model = engine->model;
     if (!result) return PORT_ERROR_ARGUMENT;
@@ -205,21 +243,22 @@ static port_status forward(port_engine *engine, int training, port_result *resul
         announce(engine, i);
     }
     if (status != PORT_OK) return status;
-    const float *logits = port_logits(engine);
-    uint16_t best = 0;
-    for (uint16_t i = 1; i < model->class_count; i++)
-        if (logits[i] > logits[best]) best = i;
-    *result = (port_result){0.0f, best, 0};
+    *result = (port_result){0.0f, model->loss == PORT_LOSS_MSE ? 0u : best_class(engine), 0};
     return PORT_OK;
 }
 
 port_status port_infer(port_engine *engine, port_result *result) { return forward(engine, 0, result); }
 
 port_status port_eval(port_engine *engine, uint16_t label, port_result *result) {
-    if (label >= engine->model->class_count) return PORT_ERROR_RANGE;
+    const port_model *model = engine->model;
+    if (!is_judged(engine, label)) return PORT_ERROR_RANGE;
     port_status status = port_infer(engine, result);
     if (status != PORT_OK) return status;
-    result->loss = port_loss(port_logits(engine), engine->model->class_count, label);
+    if (model->loss == PORT_LOSS_MSE) {
+        result->loss = port_squared_error(port_logits(engine), targets_of(engine), model->class_count);
+        return PORT_OK;
+    }
+    result->loss = port_loss(port_logits(engine), model->class_count, label);
     result->correct = result->predicted == label;
     return PORT_OK;
 }
@@ -230,7 +269,7 @@ port_status port_eval(port_engine *engine, uint16_t label, port_result *result) 
 port_status port_train(port_engine *engine, uint16_t label, port_result *result) {
     const port_model *model = engine->model;
     if (!port_model_trains(model)) return PORT_ERROR_UNSUPPORTED;
-    if (label >= model->class_count) return PORT_ERROR_RANGE;
+    if (!is_judged(engine, label)) return PORT_ERROR_RANGE;
     port_status status = forward(engine, 1, result);
     if (status != PORT_OK) return status;
     uint32_t flip = engine->state.steps & 1u ? UINT32_MAX : 0u;
@@ -239,7 +278,7 @@ port_status port_train(port_engine *engine, uint16_t label, port_result *result)
     for (uint16_t i = model->forward_count; i < model->step_count && status == PORT_OK; i++) {
         const port_step *step = &model->steps[i];
         if (step->kind == PORT_STEP_LOSS)
-            result->loss = port_loss_gradient((float *)(void *)(engine->arena + step->gradient), model->class_count, label);
+            result->loss = loss_gradient(engine, (float *)(void *)(engine->arena + step->gradient), label);
         else
             status = run_row(engine, i, &update);
         updated |= step->kind == PORT_STEP_WEIGHT || step->kind == PORT_STEP_BIAS;
@@ -250,7 +289,7 @@ port_status port_train(port_engine *engine, uint16_t label, port_result *result)
         return status;
     }
     if (port_model_pages_parameters(model)) port_pager_commit(engine);
-    result->correct = result->predicted == label;
+    result->correct = model->loss != PORT_LOSS_MSE && result->predicted == label;
     if (flip) engine->state.generator = update.generator;
     engine->state.steps++;
     return PORT_OK;

@@ -22,7 +22,7 @@
 extern "C" {
 #endif
 
-#define PORT_ENGINE_ABI 6u        /* changes whenever port_model.h does; compared by port_engine_init */
+#define PORT_ENGINE_ABI 6u        /* changes when tables of an older port_model.h mean something else; compared by port_engine_init */
 #define PORT_MODEL_HASH_BYTES 32u /* SHA-256 of the model's tables and weights, made by the compiler */
 #define PORT_ALIGNMENT 8u         /* of the arena and of the parameters */
 
@@ -33,7 +33,7 @@ typedef enum port_status {
     PORT_ERROR_ARGUMENT = 1,    /* null pointer, rule or learning rate outside its range */
     PORT_ERROR_MEMORY = 2,      /* a buffer is too small or not aligned to PORT_ALIGNMENT */
     PORT_ERROR_MODEL = 3,       /* tables of another ABI: generate the model again */
-    PORT_ERROR_RANGE = 4,       /* offset, length or label outside the model */
+    PORT_ERROR_RANGE = 4,       /* offset, length or label outside the model, or a target that is not finite */
     PORT_ERROR_UNSUPPORTED = 5, /* training an inference-only model, or Q8.8 without its storage */
     PORT_ERROR_MEDIUM = 6,      /* the medium of the pages failed, is missing, or is too small */
     PORT_ERROR_DAMAGED = 7,     /* a page came back with another checksum */
@@ -61,9 +61,9 @@ typedef struct port_state {
 } port_state;
 
 typedef struct port_result {
-    float loss;        /* cross entropy in nats; 0 from port_infer */
-    uint16_t predicted;
-    uint8_t correct;   /* 1 if predicted == label; 0 from port_infer */
+    float loss;        /* cross entropy in nats, or the mean squared error; 0 from port_infer */
+    uint16_t predicted; /* class; 0 with targets */
+    uint8_t correct;   /* 1 if predicted == label; 0 from port_infer and with targets */
 } port_result;
 
 /* Called after every table step (a layer, or one gradient or update), for the watchdog; must not touch the engine.
@@ -119,7 +119,9 @@ typedef struct port_engine { /* caller-owned; treat as opaque */
 uint32_t port_arena_bytes(const port_model *model);     /* training included, if the model trains */
 uint32_t port_parameter_bytes(const port_model *model); /* trainable biases, weights and Q8.8 low bytes */
 uint32_t port_input_bytes(const port_model *model);     /* one sample, int8, [height][width][channel] */
-uint32_t port_class_count(const port_model *model);
+uint32_t port_class_count(const port_model *model);     /* outputs */
+uint32_t port_label_count(const port_model *model);     /* classes; 1 for a model with targets, whose label is 0 */
+uint32_t port_sample_bytes(const port_model *model);    /* a sample to learn from: the input, then a float per output if the model has targets */
 uint32_t port_step_count(const port_model *model);      /* table steps of one training sample, 0 if inference only */
 const uint8_t *port_model_hash(const port_model *model); /* PORT_MODEL_HASH_BYTES bytes */
 const char *port_model_name(const port_model *model);
@@ -149,13 +151,13 @@ port_status port_options_set(port_engine *engine, const port_options *options);
 void port_state_set(port_engine *engine, port_state state); /* any value is legal */
 port_state port_state_get(const port_engine *engine);
 
-/* Copy part of a sample into the input tensor: [offset, offset + length) of port_input_bytes. */
+/* Copy part of a sample into the input tensor and, behind it, the targets: [offset, offset + length) of port_sample_bytes. */
 port_status port_input_write(port_engine *engine, uint32_t offset, const int8_t *data, uint32_t length);
 
 /* The input tensor itself, port_input_bytes long, for drivers that can fill it in place. */
 int8_t *port_input(port_engine *engine);
 
-/* Logits of the last infer or eval (class_count floats in the arena), valid until the next input is written. */
+/* Logits or, with targets, outputs of the last infer or eval (class_count floats in the arena), valid until the next input is written. */
 const float *port_logits(const port_engine *engine);
 
 port_status port_infer(port_engine *engine, port_result *result);

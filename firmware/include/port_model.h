@@ -26,6 +26,12 @@ enum port_op_kind {
     PORT_OP_SCALE = 12,       /* in * other, which has one value a channel */
 };
 
+/* What a sample is judged by: a label, or a target for each output. */
+enum port_loss_kind {
+    PORT_LOSS_CROSS_ENTROPY = 0, /* of the softmax of the outputs */
+    PORT_LOSS_MSE = 1,           /* mean of the squared differences of the outputs from the targets */
+};
+
 typedef struct port_op {
     uint8_t kind;
     uint8_t kernel_h, kernel_w, stride_h, stride_w, pad_top, pad_left;
@@ -55,7 +61,7 @@ typedef struct port_op {
 
 enum port_step_kind {
     PORT_STEP_FORWARD = 0, /* the op itself; in the backward part again, where its output was dropped after the forward part */
-    PORT_STEP_LOSS = 1,    /* logits -> softmax - onehot, in place: d(cross entropy)/d(logits) */
+    PORT_STEP_LOSS = 1,    /* outputs -> d(loss)/d(outputs), in place */
     PORT_STEP_MASK = 2,    /* zero `gradient` where the op's stored output sits on its clamp */
     PORT_STEP_INPUT = 3,   /* gradient of the op's output -> gradient of its input */
     PORT_STEP_WEIGHT = 4,  /* gradient and update of the trained rows, one weight after the other, in place */
@@ -112,6 +118,8 @@ struct port_model {
     uint16_t chosen_share; /* of the groups of channels that a row with PORT_STEP_CHOOSES trains, in 1/256 */
     const port_page *pages;
     const uint8_t *parameters; /* initial image, parameter_bytes long, little endian */
+    uint8_t loss;              /* port_loss_kind */
+    uint32_t target_offset;    /* in the arena: a float per output, with PORT_LOSS_MSE */
 };
 
 #endif

@@ -79,6 +79,9 @@ void port_depthwise_forward_simd(const port_bound *bound);
 /* Softmax cross entropy of `count` logits, in place: logits become d(loss)/d(logits). The loss is in nats. */
 float port_loss_gradient(float *logits, uint16_t count, uint16_t label);
 float port_loss(const float *logits, uint16_t count, uint16_t label);
+/* Mean squared error of `count` outputs; the gradient replaces them. */
+float port_squared_error_gradient(float *outputs, const float *targets, uint16_t count);
+float port_squared_error(const float *outputs, const float *targets, uint16_t count);
 
 /* Backward, fp32 in the real domain. `gradient` belongs to the op's output [out_h][out_w][out_c], `target` to its input. */
 void port_mask_gradient(const port_bound *bound, float *gradient);

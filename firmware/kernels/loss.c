@@ -1,4 +1,4 @@
-/* Softmax cross entropy with its own exp and log: the C library's differ from target to target. */
+/* Softmax cross entropy with its own exp and log, because the C library's differ from core to core; mean squared error. */
 #include <string.h>
 
 #include "kernels.h"
@@ -65,4 +65,19 @@ float port_loss_gradient(float *logits, uint16_t count, uint16_t label) {
     for (uint16_t i = 0; i < count; i++) logits[i] *= inverse;
     logits[label] -= 1.0f;
     return log_at_least_one(sum) - of_label;
+}
+
+float port_squared_error(const float *outputs, const float *targets, uint16_t count) {
+    float sum = 0.0f;
+    for (uint16_t i = 0; i < count; i++) {
+        float difference = outputs[i] - targets[i];
+        sum += difference * difference;
+    }
+    return sum / (float)count;
+}
+
+float port_squared_error_gradient(float *outputs, const float *targets, uint16_t count) {
+    float loss = port_squared_error(outputs, targets, count), share = 2.0f / (float)count;
+    for (uint16_t i = 0; i < count; i++) outputs[i] = (outputs[i] - targets[i]) * share;
+    return loss;
 }

@@ -129,6 +129,18 @@ port_status port_library_train(const int8_t *sample, uint16_t label, port_result
     return status == PORT_OK ? port_train(&engine, label, result != NULL ? result : &unused) : status;
 }
 
+port_status port_library_train_to(const int8_t *sample, const float *targets, port_result *result)
+{
+    uint32_t bytes = port_sample_bytes(engine.model) - PORT_MODEL_INPUT_BYTES;
+    port_status status;
+
+    if (bytes == 0) {
+        return PORT_ERROR_UNSUPPORTED;
+    }
+    status = port_input_write(&engine, PORT_MODEL_INPUT_BYTES, (const int8_t *)(const void *)targets, bytes);
+    return status == PORT_OK ? port_library_train(sample, 0, result) : status;
+}
+
 int port_library_infer(const int8_t *sample)
 {
     port_result result;

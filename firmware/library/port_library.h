@@ -40,7 +40,11 @@ void port_library_quantize(const float *values, int8_t *sample);
 /* Train on one sample; `result` (may be null) receives the loss and the prediction before the update. */
 port_status port_library_train(const int8_t *sample, uint16_t label, port_result *result);
 
-/* Return the class of a sample, or -1 if the engine rejects it; port_library_logits holds the scores until the next call. */
+/* Train a model with targets: PORT_MODEL_TARGET_COUNT of them. PORT_ERROR_RANGE if one is not finite, PORT_ERROR_UNSUPPORTED
+ * for a model that learns classes. The outputs of port_library_logits are then its answers. */
+port_status port_library_train_to(const int8_t *sample, const float *targets, port_result *result);
+
+/* Return the class of a sample (0 with targets), or -1 if the engine rejects it; port_library_logits holds the scores until the next call. */
 int port_library_infer(const int8_t *sample);
 const float *port_library_logits(void);
 

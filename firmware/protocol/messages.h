@@ -61,6 +61,7 @@ enum restore_source { RESTORE_SNAPSHOT = 0, RESTORE_INITIAL = 1 };
 #define HELLO_HAS_Q88 2u
 #define HELLO_HAS_STORAGE 4u
 #define HELLO_HAS_SNAPSHOT 8u
+#define HELLO_HAS_TARGETS 16u
 
 #define HELLO_REQUEST_SIZE 4u
 #define HELLO_REPLY_SIZE 144u

@@ -145,12 +145,14 @@ struct samples {
     uint32_t count;
     const uint8_t *labels; /* null: INFER */
     const uint8_t *data;   /* null: the pushed input */
+    uint32_t bytes;        /* of each */
 };
 
 static uint8_t read_samples(struct device *device, const struct device_request *request, int labelled,
                             struct samples *samples)
 {
-    uint32_t input = port_input_bytes(device->engine->model), flags, labels;
+    const port_model *model = device->engine->model;
+    uint32_t bytes = labelled ? port_sample_bytes(model) : port_input_bytes(model), flags, labels;
 
     if (request->size < SAMPLES_HEADER_SIZE) {
         return REPLY_BAD_LENGTH;
@@ -168,10 +170,11 @@ static uint8_t read_samples(struct device *device, const struct device_request *
         if (samples->count != 1 || request->size != SAMPLES_HEADER_SIZE + labels) {
             return REPLY_BAD_LENGTH;
         }
-        return device->pushed == input ? REPLY_OK : REPLY_NO_INPUT;
+        return device->pushed == bytes ? REPLY_OK : REPLY_NO_INPUT;
     }
-    if (samples->count > DEVICE_PAYLOAD_MAX / input
-        || request->size != SAMPLES_HEADER_SIZE + labels + samples->count * input) {
+    samples->bytes = bytes;
+    if (samples->count > DEVICE_PAYLOAD_MAX / bytes
+        || request->size != SAMPLES_HEADER_SIZE + labels + samples->count * bytes) {
         return REPLY_BAD_LENGTH;
     }
     return REPLY_OK;
@@ -180,7 +183,7 @@ static uint8_t read_samples(struct device *device, const struct device_request *
 static uint8_t check_labels(struct device *device, const struct samples *samples)
 {
     for (uint32_t i = 0; i < samples->count; i++) {
-        if (port_get16(samples->labels + 2 * i) >= port_class_count(device->engine->model)) {
+        if (port_get16(samples->labels + 2 * i) >= port_label_count(device->engine->model)) {
             return REPLY_OUT_OF_RANGE;
         }
     }
@@ -191,11 +194,10 @@ static port_status run_sample(struct device *device, uint8_t type, const struct 
                               port_result *result)
 {
     port_engine *engine = device->engine;
-    uint32_t input = port_input_bytes(engine->model);
     port_status status = PORT_OK;
 
     if (samples->data != NULL) {
-        status = port_input_write(engine, 0, (const int8_t *)samples->data + index * input, input);
+        status = port_input_write(engine, 0, (const int8_t *)samples->data + index * samples->bytes, samples->bytes);
     }
     if (status != PORT_OK) {
         return status;

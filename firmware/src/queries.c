@@ -26,7 +26,8 @@ static uint32_t hello_flags(struct device *device)
     enum snapshot_result found = snapshot_find(device->engine, &info);
 
     return (port_model_trains(model) ? HELLO_TRAINS : 0u) | (port_model_has_q88(model) ? HELLO_HAS_Q88 : 0u)
-        | (found != SNAPSHOT_NO_STORAGE ? HELLO_HAS_STORAGE : 0u) | (found == SNAPSHOT_OK ? HELLO_HAS_SNAPSHOT : 0u);
+        | (found != SNAPSHOT_NO_STORAGE ? HELLO_HAS_STORAGE : 0u) | (found == SNAPSHOT_OK ? HELLO_HAS_SNAPSHOT : 0u)
+        | (port_sample_bytes(model) > port_input_bytes(model) ? HELLO_HAS_TARGETS : 0u);
 }
 
 static void copy_name(uint8_t *at, uint32_t size, const char *name)

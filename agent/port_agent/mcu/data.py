@@ -6,7 +6,7 @@ A file is .npz (never pickled) or .safetensors with one array of samples and one
 Files of a directory are taken in the order of their names, so that a resumed job sees the same data.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zipfile import BadZipFile
@@ -22,6 +22,7 @@ from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import bytes_checksum
 from port_agent.system.directory_handle import read_sample_file
 from port_agent.worker.shard import Shard
+from port_planner.base.targets import with_targets
 
 SAMPLE_NAMES = ("x", "samples", "data", "inputs", "x_train", "features")
 LABEL_NAMES = ("y", "labels", "targets", "y_train")
@@ -33,12 +34,14 @@ MAX_CLIPPED_SHARE = 0.5
 
 @dataclass(frozen=True, slots=True, eq=False)
 class BoardSamples:
-    """Quantised samples [N, input_bytes] and their labels [N]."""
+    """Quantised samples [N, sample_bytes] and their labels [N]; with targets, all labels are 0."""
 
     rows: NDArray[np.int8]
     labels: NDArray[np.int64]
     clipped: int = 0
     """Values of the files, all samples together, outside of the range that the model was calibrated to."""
+    targets: int = 0
+    """Targets at the end of each row."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -49,7 +52,7 @@ class BoardSamples:
 
     def part(self, indices: NDArray[np.int64]) -> "BoardSamples":
         """Return the samples at `indices`."""
-        return BoardSamples(self.rows[indices], self.labels[indices], self.clipped)
+        return replace(self, rows=self.rows[indices], labels=self.labels[indices])
 
 
 def data_files(path: Path) -> tuple[Path, ...]:
@@ -72,6 +75,7 @@ def load_samples(path: Path, model: ModelDirectory) -> BoardSamples:
         np.concatenate([part.rows for part in parts]),
         np.concatenate([part.labels for part in parts]),
         sum(part.clipped for part in parts),
+        model.target_count,
     )
 
 
@@ -136,8 +140,16 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:
     arrays = _arrays(path)
-    rows = _choose(arrays, SAMPLE_NAMES, path)
-    labels = class_numbers(_choose(arrays, LABEL_NAMES, path), str(path))
+    rows, answers = _choose(arrays, SAMPLE_NAMES, path), _choose(arrays, LABEL_NAMES, path)
+    if model.target_count:
+        quantized, clipped = _rows(rows, path, model)
+        return BoardSamples(
+            with_targets(quantized, answers, model.target_count),
+            np.zeros(len(quantized), np.int64),
+            clipped,
+            model.target_count,
+        )
+    labels = class_numbers(answers, str(path))
     if not rows.ndim or len(rows) != len(labels) or not len(labels):
         count = len(rows) if rows.ndim else "no array of"
         raise BoardJobError(f"{path} has {count} samples and {len(labels)} labels; write as many of each")
@@ -170,8 +182,8 @@ def class_numbers(labels: NDArray[Any], place: str) -> NDArray[np.int64]:
     flat = labels.reshape(-1) if labels.ndim == 2 and labels.shape[1] == 1 else labels
     if flat.ndim != 1 or flat.dtype.kind not in "fiub":
         raise BoardJobError(
-            f"{place} has labels of shape {list(labels.shape)} and type {labels.dtype}; boards learn classes by cross entropy: "
-            "give one class number per sample"
+            f"{place} has labels of shape {list(labels.shape)} and type {labels.dtype}; this model learns classes: give one "
+            "class number per sample, or compile it with loss=Loss.MSE to learn numbers"
         )
     whole = flat.astype(np.float64)
     wrong = np.flatnonzero(~np.isfinite(whole) | (whole != np.floor(whole)))

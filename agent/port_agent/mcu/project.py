@@ -22,6 +22,7 @@ from port_agent.mcu.project_weights import read_weights, take_weights, write_lay
 from port_agent.mcu.protocol.board_model import InputFormat, write_manifest
 from port_agent.mcu.trainer import TrainSettings
 from port_agent.system.atomic_file import write_atomically
+from port_planner.base.targets import with_targets
 from port_planner.script_loading import load_script
 
 if TYPE_CHECKING:
@@ -49,14 +50,14 @@ class Project:
     """The result of project.py: a compiled model, data in real units, and settings.
 
     The model is a port_planner.mcu.compile.CompiledModel. `train_x` and `test_x` are float [N, C, H, W] or [N, C, W];
-    labels are class numbers.
+    labels are class numbers or, for a model compiled with Loss.MSE, targets [N, outputs].
     """
 
     model: Any
     train_x: NDArray[np.float32]
-    train_y: NDArray[np.int64]
+    train_y: NDArray[Any]
     test_x: NDArray[np.float32]
-    test_y: NDArray[np.int64]
+    test_y: NDArray[Any]
     classes: tuple[str, ...] = ()
     board: str = "qemu-m4f"
     settings: dict[str, Any] = field(default_factory=dict)
@@ -101,16 +102,29 @@ def check_project(project: Project) -> None:
             )
         if not np.isfinite(x).all():
             raise BoardJobError(f"{name}_x has values that are NaN or infinite; leave those samples out")
-        labels = class_numbers(y, f"{name}_y")
-        if len(labels) != len(x):
-            raise BoardJobError(
-                f"{len(x)} samples in {name}_x and {len(labels)} labels in {name}_y; give as many of each"
-            )
-        if len(labels) and not 0 <= labels.min() <= labels.max() < graph.classes:
-            raise BoardJobError(
-                f"{name}_y has labels {labels.min()}..{labels.max()}, but the model has {graph.classes} outputs; "
-                "number the classes from 0"
-            )
+        if graph.targets and len(x):
+            with_targets(np.zeros((len(x), 0), np.int8), y, graph.targets)
+        elif not graph.targets:
+            _check_labels(y, name, len(x), graph.classes)
+
+
+def _check_labels(y: NDArray[Any], name: str, samples: int, classes: int) -> None:
+    labels = class_numbers(y, f"{name}_y")
+    if len(labels) != samples:
+        raise BoardJobError(f"{samples} samples in {name}_x and {len(labels)} labels in {name}_y; give as many of each")
+    if len(labels) and not 0 <= labels.min() <= labels.max() < classes:
+        raise BoardJobError(
+            f"{name}_y has labels {labels.min()}..{labels.max()}, but the model has {classes} outputs; "
+            "number the classes from 0"
+        )
+
+
+def learning_rows(project: Project) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
+    """Return the samples of `train_x` and their labels as the engine learns from them, with targets in the rows."""
+    rows, targets = project.model.quantize_input(project.train_x), project.model.quantized.graph.targets
+    if targets:
+        return with_targets(rows, project.train_y, targets), np.zeros(len(rows), np.int64)
+    return rows, class_numbers(project.train_y, "train_y")
 
 
 def input_format(project: Project) -> InputFormat:
@@ -132,8 +146,7 @@ def fit_project(
 
     fitted = fit_scheme(
         project.model,
-        project.model.quantize_input(project.train_x),
-        project.train_y,
+        *learning_rows(project),
         Limits(ram_bytes),
         epochs=_training(project).epochs,
         options=_update_options(project),
@@ -221,8 +234,7 @@ def value_project(
     model = project.model
     found = value_schemes(
         model,
-        model.quantize_input(project.train_x),
-        project.train_y,
+        *learning_rows(project),
         value_candidates(model.quantized.graph, {"as given": model.scheme}),
         _limits(project, ram_bytes, deadline_s, page),
         epochs=_training(project).epochs,
@@ -252,8 +264,7 @@ def rate_project(project: Project, progress: Callable[[int, int], None]) -> tupl
         raise BoardJobError("the model trains nothing, so it needs no learning rate; give it a scheme")
     found = choose_rate(
         project.model,
-        project.model.quantize_input(project.train_x),
-        project.train_y,
+        *learning_rows(project),
         epochs=_training(project).epochs,
         options=_update_options(project),
         progress=progress,

@@ -2,7 +2,7 @@
 
 A job then trains on them round by round.
 
-The stream is JSON lines, {"x": [numbers, channel by channel], "y": class}, from standard input, a FIFO, a serial port or tcp:HOST:PORT: what a
+The stream is JSON lines, {"x": [numbers, channel by channel], "y": class, or the targets}, from standard input, a FIFO, a serial port or tcp:HOST:PORT: what a
 sensor program can print. Written to disk first, a sample survives power cuts and unplugs of the board that learns it.
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, cast
 
 import msgspec
 import numpy as np
@@ -24,8 +24,11 @@ from numpy.typing import NDArray
 from port_agent.mcu.board.errors import BoardJobError, DisconnectedError
 from port_agent.mcu.protocol.board_model import ModelDirectory
 from port_agent.system.atomic_file import write_atomically
+from port_planner.base.targets import TargetError, with_targets
 
-Sample = tuple[NDArray[np.int8], int]
+Answer = int | list[float]
+"""A class, or the targets."""
+Sample = tuple[NDArray[np.int8], Answer]
 LINE_MAX = 1 << 20
 """Bytes of one sample as text; 128x128x3 numbers take about 250 KB."""
 TCP = "tcp:"
@@ -33,7 +36,7 @@ TCP = "tcp:"
 
 class _Line(msgspec.Struct):
     x: list[float]
-    y: int
+    y: float | list[float]
 
 
 @dataclass(slots=True)
@@ -95,21 +98,35 @@ def record(
 
 
 def read_line(line: bytes, model: ModelDirectory) -> Sample | None:
-    """Return one quantized sample and its label, None for a line that does not fit this model."""
+    """Return one quantized sample and its label or targets, None for a line that does not fit this model."""
     if len(line) > LINE_MAX:
         return None
     try:
         sample = msgspec.json.decode(line, type=_Line)
         numbers = np.asarray(sample.x, np.float32)
         row = model.quantize(numbers.reshape(1, *(model.input.shapes[0] if model.input else (-1,))))[0]
-    except (ValueError, RecursionError, BoardJobError):
+        answer = _answer(sample.y, model)
+    except (ValueError, RecursionError, BoardJobError, TargetError):
         return None
-    return (row, sample.y) if 0 <= sample.y < model.class_count else None
+    return None if answer is None else (row, answer)
+
+
+def _answer(given: float | list[float], model: ModelDirectory) -> Answer | None:
+    """Return a class of the model, or as many targets as it has outputs; None for anything else.
+
+    Raises TargetError for targets that are not finite, or of another number.
+    """
+    if model.target_count:
+        targets = given if isinstance(given, list) else [given]
+        with_targets(np.zeros((1, 0), np.int8), np.asarray([targets]), model.target_count)
+        return targets
+    is_class = not isinstance(given, list) and float(given).is_integer() and 0 <= given < model.class_count
+    return int(cast(float, given)) if is_class else None
 
 
 def _write(inbox: Path, pending: list[Sample], seen: Recorded, clock: Callable[[], float]) -> None:
     content = io.BytesIO()
-    np.savez(content, x=np.stack([row for row, _ in pending]), y=np.array([label for _, label in pending]))
+    np.savez(content, x=np.stack([row for row, _ in pending]), y=np.array([answer for _, answer in pending]))
     # names sort in the order of arrival, and two recorders do not collide
     name = f"{int(clock() * 1000):015d}-{os.getpid()}-{seen.files:06d}.npz"
     write_atomically(inbox / name, content.getvalue())

@@ -45,6 +45,7 @@ from port_agent.mcu.snapshot import (
 )
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import bytes_checksum
+from port_planner.base.targets import explained_share
 
 REQUEST_S = 0.4
 """The longest that a request should take, so that pausing and stopping take effect within a second."""
@@ -98,12 +99,16 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class BoardEvaluation:
-    """Accuracy and mean loss (nats) over a set of samples."""
+    """Accuracy and mean loss (nats, or squared error) over a set of samples.
+
+    `explains`: the samples have targets, and the accuracy is the share of their variance that the model explains.
+    """
 
     step: int
     accuracy: float
     loss: float
     samples: int
+    explains: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +291,10 @@ class BoardTrainer:
             labels = tuple(int(label) for label in samples.labels[done : done + count])
             result = device.evaluate(labels, samples.rows[done : done + count].tobytes())
             done, correct, loss = done + result.done, correct + result.correct, loss + result.loss_sum
-        return BoardEvaluation(self.position.step, correct / max(1, done), loss / max(1, done), done)
+        mean, accuracy = loss / max(1, done), correct / max(1, done)
+        if samples.targets and done:
+            accuracy = explained_share(mean, samples.rows, samples.targets)
+        return BoardEvaluation(self.position.step, accuracy, mean, done, samples.targets > 0)
 
     def _course(self) -> str:
         data = bytes_checksum(self._samples.rows.tobytes() + self._samples.labels.tobytes())

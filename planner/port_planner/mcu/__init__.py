@@ -16,7 +16,7 @@ from port_planner.mcu.host import (
     engine_sources,
     firmware_root,
 )
-from port_planner.mcu.ir import McuCompileError
+from port_planner.mcu.ir import Loss, McuCompileError
 from port_planner.mcu.memory import ArenaBudgetError
 from port_planner.mcu.onnx_import import read_onnx
 
@@ -25,6 +25,7 @@ __all__ = [
     "CompiledModel",
     "HostEngine",
     "LayerUpdate",
+    "Loss",
     "McuCompileError",
     "SparseScheme",
     "UpdateOptions",

@@ -13,7 +13,14 @@ from port_planner.mcu.board_problem import BoardProblem, PageOptions, board_prob
 from port_planner.mcu.choose_tiles import choose_tiles, stage_loads
 from port_planner.mcu.core_costs import CoreCosts, core_costs
 from port_planner.mcu.ir import Graph
-from port_planner.mcu.memory import ArenaBudgetError, MemoryPlan, PageUse, parameter_block_bytes, plan_memory
+from port_planner.mcu.memory import (
+    ArenaBudgetError,
+    MemoryPlan,
+    PageUse,
+    parameter_block_bytes,
+    plan_memory,
+    target_bytes,
+)
 from port_planner.mcu.page_costs import PageCosts, PageMedium, page_costs
 from port_planner.mcu.parameter_trips import skip_parameter_trips
 from port_planner.problem.problem import Schedule
@@ -162,8 +169,8 @@ class _Fit:
         """Return the cheapest plan found. Raises ArenaBudgetError if nothing fits."""
         options, kept = self.options, self.kept
         parameters = 0 if pages is not None and pages.parameters else kept.parameters.size_bytes
-        allowed = options.ram_bytes - parameters
-        target = limit = allowed
+        allowed, targets = options.ram_bytes - parameters, target_bytes(self.graph)
+        target = limit = allowed - targets
         fullest, needed = 0, None
         for _ in range(ATTEMPTS):
             stated = self._stated(limit, pages)
@@ -194,7 +201,7 @@ class _Fit:
                 fitted = _fitted(memory, found.evaluation, self.plain_joules, found.bound_joules, costs)
                 return fitted if use is None else self._spared(fitted, use, planned)
             target -= max(memory.arena.peak_bytes - allowed, 1)
-        least = max(fullest, needed or 0) + parameters
+        least = max(fullest, needed or 0) + parameters + targets
         raise ArenaBudgetError(
             kept.ram_bytes,
             options.ram_bytes,

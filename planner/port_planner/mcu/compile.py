@@ -16,7 +16,7 @@ from port_planner.mcu.autodiff import SparseScheme, full_scheme
 from port_planner.mcu.choose_plan import FitOptions, FittedMemory
 from port_planner.mcu.emit import GeneratedModel, emit_model
 from port_planner.mcu.frontend import import_module
-from port_planner.mcu.ir import McuCompileError
+from port_planner.mcu.ir import Loss, McuCompileError
 from port_planner.mcu.low_bytes import fit_low_bytes
 from port_planner.mcu.memory import MemoryPlan, plan_memory
 from port_planner.mcu.quantize import Int8Array, QuantizedGraph, quantize
@@ -75,6 +75,7 @@ def compile_model(
     calibration: NDArray[np.float32],
     *,
     name: str = "model",
+    loss: Loss = Loss.CROSS_ENTROPY,
     scheme: SparseScheme | None = None,
     budget: int | None = None,
     fit: FitOptions | None = None,
@@ -83,14 +84,14 @@ def compile_model(
 ) -> CompiledModel:
     """Return the compiled model of a PyTorch module.
 
-    `calibration` is [N, C, H, W] or [N, C, W]. `scheme`: what is trained (None: everything; an empty scheme compiles for
+    `calibration` is [N, C, H, W] or [N, C, W]. `loss`: what training lowers. `scheme`: what is trained (None: everything; an empty scheme compiles for
     inference). `budget`: bytes for the arena and the trained parameters; what does not fit is recomputed. `fit` adds a
     deadline and whose costs decide. `q88` gives low bytes to all trained weights, or to those that fit the budget. `simd`
     gives the convolutions scratch for the DSP kernels, which a Cortex-M0 does not have. Raises McuCompileError,
     ArenaBudgetError, BoardDeadlineError.
     """
     samples = calibration_samples(calibration)
-    graph = import_module(module, calibration.shape[1:], name, samples)
+    graph = import_module(module, calibration.shape[1:], name, samples, loss)
     quantized = quantize(graph, samples.numpy())
     return compile_quantized(quantized, scheme=scheme, budget=budget, fit=fit, q88=q88, simd=simd)
 

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from port_planner.mcu.autodiff import PAGE_KINDS, LayerUpdate, SparseScheme, StepKind, TableRow
-from port_planner.mcu.ir import OpKind, row_bytes
-from port_planner.mcu.memory import MemoryPlan
+from port_planner.mcu.ir import Graph, OpKind, row_bytes
+from port_planner.mcu.memory import TARGETS, MemoryPlan
 from port_planner.mcu.pages import CHECKSUMS, parameter_name
 from port_planner.mcu.quantize import QuantizedGraph, QuantizedOp
 from port_planner.mcu.step_table import forward_rows
@@ -81,7 +81,7 @@ def _header(model: QuantizedGraph, memory: MemoryPlan, name: str) -> str:
 #define PORT_MODEL_INPUT_BYTES {model.graph.input_shape.elements}u
 #define PORT_MODEL_CLASS_COUNT {model.graph.classes}u
 #define PORT_MODEL_KINDS {kinds_mask(model):#x}u
-{_medium_macros(memory)}
+{_target_macro(model)}{_medium_macros(memory)}
 extern const port_model port_generated_model;
 
 #endif
@@ -91,6 +91,11 @@ extern const port_model port_generated_model;
 def kinds_mask(model: QuantizedGraph) -> int:
     """Return a bit for each kind of op in a model: PORT_KINDS of a firmware built for this model alone."""
     return sum(1 << kind for kind in {op.op.kind for op in model.ops})
+
+
+def _target_macro(model: QuantizedGraph) -> str:
+    targets = model.graph.targets
+    return f"#define PORT_MODEL_TARGET_COUNT {targets}u\n" if targets else ""
 
 
 def _medium_macros(memory: MemoryPlan) -> str:
@@ -309,6 +314,13 @@ def _model(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme, name
     .parameter_page_count = {medium.parameter_pages if medium and paged else 0},
     .chosen_share = {scheme.chosen_parts},
     .pages = {"pages" if paged else 0},
-    .parameters = {"initial_parameters" if has_image else 0},
+    .parameters = {"initial_parameters" if has_image else 0},{_loss(graph, memory)}
 }};
 """
+
+
+def _loss(graph: Graph, memory: MemoryPlan) -> str:
+    """Return the fields of the loss; those of the cross entropy are 0, so that these models keep their hashes."""
+    if not graph.targets:
+        return ""
+    return f"\n    .loss = PORT_LOSS_{graph.loss.name},\n    .target_offset = {memory.arena.offsets[TARGETS]},"

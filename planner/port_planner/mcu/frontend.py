@@ -25,6 +25,7 @@ from port_planner.mcu.ir import (
     Graph,
     KernelCall,
     LayerOrigin,
+    Loss,
     McuCompileError,
     OpKind,
     Shape,
@@ -67,11 +68,15 @@ class NodeValue:
 
 
 def import_module(
-    module: nn.Module, input_shape: Sequence[int], name: str = "model", samples: torch.Tensor | None = None
+    module: nn.Module,
+    input_shape: Sequence[int],
+    name: str = "model",
+    samples: torch.Tensor | None = None,
+    loss: Loss = Loss.CROSS_ENTROPY,
 ) -> Graph:
     """Return the float graph of a module in eval mode, compared with the module on `samples` (None: on noise).
 
-    `input_shape`: of one sample, [C, H, W] or [C, W].
+    `input_shape`: of one sample, [C, H, W] or [C, W]. A softmax at the end is left out if `loss` contains one.
 
     Raises McuCompileError, with the layer and the remedy, for anything that the firmware has no kernel for, and if the
     graph computes something else than the module.
@@ -81,13 +86,13 @@ def import_module(
     samples = noise if samples is None else samples
     with evaluating(module):
         traced = trace_module(module, name)
-        importer = _Importer(traced, seen, run_nodes(traced, noise))
+        importer = _Importer(traced, seen, run_nodes(traced, noise), loss)
         state = {
             key: _array(value) if value.is_floating_point() else value.numpy(force=True).copy()
             for key, value in module.state_dict().items()
         }
         notes = (SOFTMAX_NOTE,) if importer.end is not importer.logits else ()
-        graph = Graph(name, INPUT, seen.shape, importer.run(), state, notes)
+        graph = Graph(name, INPUT, seen.shape, importer.run(), state, notes, loss)
         verify_mcu_graph(graph)
         lasting = importer.lasting()
         refuse_difference(module, traced, graph, lasting, samples)
@@ -134,7 +139,7 @@ class _Importer:
     `ops` grows in execution order; later nodes may rewrite an op whose result nothing else reads.
     """
 
-    def __init__(self, traced: fx.GraphModule, seen: TorchAxes, results: Mapping[fx.Node, object]) -> None:
+    def __init__(self, traced: fx.GraphModule, seen: TorchAxes, results: Mapping[fx.Node, object], loss: Loss) -> None:
         self.traced = traced
         self.modules = dict(traced.named_modules())
         self.input = seen
@@ -145,7 +150,9 @@ class _Importer:
         """The nodes that stand for a tensor in its op's current form."""
         end = traced.graph.output_node().args[0]
         self.end = end if isinstance(end, fx.Node) else None
-        self.logits = None if self.end is None else logits_node(self.end)
+        self.logits = self.end
+        if self.end is not None and loss is Loss.CROSS_ENTROPY:
+            self.logits = logits_node(self.end)
         self.owners: dict[int, tuple[str, object]] = {}
         """The op with the weights of a module or parameter, by its identity; holding the object keeps the identity unique."""
 

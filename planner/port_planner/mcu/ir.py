@@ -51,6 +51,15 @@ class OpKind(IntEnum):
     SCALE = 12
 
 
+class Loss(Enum):
+    """What a sample is judged by; the names are those of `enum port_loss_kind`."""
+
+    CROSS_ENTROPY = "cross_entropy"
+    """Of the softmax of the outputs; a sample has a label."""
+    MSE = "mse"
+    """The mean of the squared differences; a sample has a target for each output."""
+
+
 WEIGHTED = frozenset({OpKind.CONV, OpKind.DEPTHWISE, OpKind.CLASSIFIER, OpKind.GROUPED})
 PRODUCTS = frozenset({OpKind.MULTIPLY, OpKind.SCALE})
 TWO_INPUTS = frozenset({OpKind.ADD, OpKind.CONCAT}) | PRODUCTS
@@ -164,6 +173,7 @@ class Graph:
     ops: tuple[KernelCall, ...]
     state: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    loss: Loss = Loss.CROSS_ENTROPY
 
     def shape(self, tensor: str) -> Shape:
         """Return the shape of a tensor by name."""
@@ -187,7 +197,13 @@ class Graph:
 
     @property
     def classes(self) -> int:
+        """The number of outputs."""
         return self.ops[-1].out_shape.channels
+
+    @property
+    def targets(self) -> int:
+        """The number of targets of a sample; 0 if it has a label."""
+        return self.classes if self.loss is Loss.MSE else 0
 
     @property
     def macs(self) -> int:

@@ -112,6 +112,9 @@ class MemoryPlan:
         return self.arena.offsets[home(self.program.graph, buffer)]
 
 
+TARGETS = "t:targets"
+"""The buffer of a sample's targets: written with the input, read by the loss."""
+
 CHANNEL_GROUP = 4
 """PORT_GROUP of the kernels: channels that a dynamic update takes or skips together."""
 
@@ -140,14 +143,20 @@ def board_tensor_bytes(graph: Graph, tensor: str, scheme: SparseScheme) -> int:
     return 4 * (scheme.of(name).rows * row_bytes(op) if kind == "dw" else op.out_shape.channels)
 
 
+def target_bytes(graph: Graph) -> int:
+    """Return the bytes of a sample's targets, fp32; 0 if it has a label."""
+    return 4 * graph.targets
+
+
 def _lifetimes(
     graph: Graph,
+    kinds: Sequence[StepKind],
     touched: Iterable[Iterable[str]],
     scheme: SparseScheme,
     sizes: Mapping[str, int],
     carried: Mapping[str, int] = {},
 ) -> list[Buffer]:
-    """Return a buffer for every name, alive from the first step that touches it to the last.
+    """Return a buffer for every name, alive from the first step that touches it to the last; `kinds`: those of the steps.
 
     The `carried` are alive before the first step, and from the given step, which reads them again, to the end. They are alive
     all the time if nothing touches them before that step.
@@ -172,6 +181,9 @@ def _lifetimes(
         else Buffer(name, size(name), -1, count - 1)
         for name in first
     ]
+    if graph.targets:
+        judged = kinds.index(StepKind.LOSS) if StepKind.LOSS in kinds else count
+        found.append(Buffer(TARGETS, target_bytes(graph), -1, judged))
     if CHECKSUMS in sizes:
         found.append(Buffer(CHECKSUMS, sizes[CHECKSUMS], -1, count - 1))
     return found
@@ -189,7 +201,7 @@ def buffers_of(program: SampleProgram, scheme: SparseScheme, simd: bool = True) 
         if simd and step.kind is StepKind.FORWARD and scratch_bytes(graph.op(step.op)):
             touched.append(scratch_of(step.op))
         steps.append(touched)
-    return _lifetimes(graph, steps, scheme, {})
+    return _lifetimes(graph, [step.kind for step in program.steps], steps, scheme, {})
 
 
 def table_buffers(
@@ -201,7 +213,8 @@ def table_buffers(
     for index, row in enumerate(rows):
         if row.kind is StepKind.PAGE_IN and row.output in carried:
             carried[row.output] = index
-    return _lifetimes(graph, (row.touched for row in rows), scheme, sizes, carried)
+    kinds = [row.kind for row in rows]
+    return _lifetimes(graph, kinds, (row.touched for row in rows), scheme, sizes, carried)
 
 
 def parameter_layout(graph: Graph, scheme: SparseScheme) -> ParameterLayout:

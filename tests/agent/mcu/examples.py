@@ -47,7 +47,7 @@ HELLO = struct.pack(
 INFO = DeviceInfo(
     protocol=1, oldest_protocol=1, firmware=(0, 1, 3), max_payload=1024, ram_bytes=262144, flash_bytes=1048576,
     nonce=NONCE, next_sequence=5, class_count=4, input_bytes=24, parameter_bytes=112, arena_bytes=40, trains=True,
-    has_q88=False, has_storage=True, has_snapshot=True, slot_bytes=4096, ticks_hz=25_000_000,
+    has_q88=False, has_storage=True, has_snapshot=True, has_targets=False, slot_bytes=4096, ticks_hz=25_000_000,
     model_hash=bytes(range(32)), board="qemu-m4f", model="small", serial=b"\x01\x02\x03\x04\x05\x06\x07\x08",
 )  # fmt: skip
 STATUS = struct.pack("<14IQ", *range(1, 11), 476, 0xFFFFFFFF, 1424, 4, 1 << 33)

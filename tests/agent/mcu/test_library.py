@@ -13,7 +13,8 @@ from torch import nn
 from port_agent.mcu.board.errors import BoardJobError
 from port_agent.mcu.library import Framework, library_files, write_library
 from port_agent.mcu.protocol.board_model import InputFormat, ModelDirectory, read_model, write_manifest
-from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, compile_model
+from port_planner.base.targets import with_targets
+from port_planner.mcu import CompiledModel, HostEngine, Loss, UpdateOptions, compile_model
 from tests.agent.mcu.small_model import write_model
 
 pytestmark = pytest.mark.process
@@ -90,6 +91,9 @@ class Library:
     def train(self, values: np.ndarray, label: int) -> None:
         assert self.calls.port_library_train(self.sample(values), ctypes.c_uint16(label), None) == 0
 
+    def train_to(self, values: np.ndarray, targets: np.ndarray) -> int:
+        return int(self.calls.port_library_train_to(self.sample(values), targets.ctypes.data_as(ctypes.c_void_p), None))
+
     def sample(self, values: np.ndarray) -> ctypes.Array[ctypes.c_int8]:
         row = (ctypes.c_int8 * values.size)()
         self.calls.port_library_quantize(np.ascontiguousarray(values).ctypes.data_as(ctypes.c_void_p), row)
@@ -123,6 +127,34 @@ def test_it_trains_to_the_bits_of_the_engine_and_keeps_them(
     assert library.begin() == 0 and library.classes() == learnt
     library.slots[0][80] ^= 1
     assert library.begin() == 0  # no whole slot is left: the weights of the image
+
+
+def test_it_trains_to_targets_to_the_bits_of_the_engine(
+    compiled: tuple[CompiledModel, ModelDirectory], tmp_path: Path
+) -> None:
+    torch.manual_seed(1)
+    module = nn.Sequential(nn.Flatten(), nn.Linear(60, 5), nn.ReLU(), nn.Linear(5, 3))
+    model = compile_model(module.eval(), DATA, name="numbers", loss=Loss.MSE)
+    model.write(tmp_path)
+    tensor = model.quantized.input
+    write_manifest(tmp_path, InputFormat(2, 6, 5, float(tensor.scale), tensor.zero), ())
+    library = Library(write_library(read_model(tmp_path), Framework.PLATFORMIO, tmp_path / "package"))
+    targets = np.random.default_rng(2).normal(size=(len(DATA), 3)).astype(np.float32)
+    engine = HostEngine(model)
+    assert library.begin() == 0
+    for values, row, wanted in zip(DATA, with_targets(model.quantize_input(DATA), targets, 3), targets, strict=True):
+        assert library.train_to(values, wanted) == 0
+        engine.train(row, 0)
+    assert library.calls.port_library_save() == 0 and engine.parameters in bytes(library.slots[0])
+    assert library.train_to(DATA[0], np.array([0, np.inf, 0], np.float32)) == 4
+    assert library.classes()[0] == 0
+    library.calls.port_library_logits.restype = ctypes.POINTER(ctypes.c_float)
+    assert (library.calls.port_library_logits()[:3] == engine.infer(model.quantize_input(DATA[-1:])[0])[1]).all()
+    package = write_library(read_model(tmp_path), Framework.ESP_IDF, tmp_path / "example")
+    for example in package.rglob("main.c"):
+        built(["cc", *WARNINGS, "-I", package / "src", "-c", example, "-o", tmp_path / "x.o"])
+    classes = Library(write_library(compiled[1], Framework.PLATFORMIO, tmp_path / "classes"))
+    assert classes.begin() == 0 and classes.train_to(DATA[0], targets[0]) == 5
 
 
 def _has_fma() -> bool:

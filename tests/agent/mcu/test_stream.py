@@ -3,6 +3,7 @@
 import json
 import socket
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from port_agent.mcu.board.errors import DisconnectedError
 from port_agent.mcu.data import load_samples
 from port_agent.mcu.protocol.board_model import InputFormat, ModelDirectory, read_model, write_manifest
 from port_agent.mcu.stream import Recorded, open_stream, record
+from port_planner.base.targets import targets_in
 from tests.agent.mcu.small_model import write_model
 
 
@@ -57,3 +59,16 @@ def test_stream_over_tcp(floating: ModelDirectory, tmp_path: Path) -> None:
     server.close()
     with pytest.raises(DisconnectedError):
         open_stream("tcp:nowhere")
+
+
+def test_lines_with_targets_are_recorded_as_such(floating: ModelDirectory, tmp_path: Path) -> None:
+    model = replace(floating, target_count=2)
+    good = [json.dumps({"x": [0.5] * 24, "y": [i, -0.25]}).encode() for i in range(3)]
+    bad = [json.dumps({"x": [0.5] * 24, "y": y}).encode() for y in ([1.0], 1, [1, 2, 3], [1, 1e39])]
+    seen = record([*good, *bad], tmp_path / "inbox", model, 4, lambda _: None)
+    assert (seen.samples, seen.bad_lines) == (3, 4)
+    samples = load_samples(tmp_path / "inbox", model)
+    assert samples.targets == 2 and samples.rows.shape == (3, 24 + 8) and samples.labels.tolist() == [0, 0, 0]
+    assert targets_in(samples.rows, 2).tolist() == [[0, -0.25], [1, -0.25], [2, -0.25]]
+    fraction = json.dumps({"x": [0.5] * 24, "y": 1.5}).encode()
+    assert record([fraction], tmp_path / "none", floating, 4, lambda _: None).bad_lines == 1

@@ -7,10 +7,14 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model
-from port_planner.mcu.host import FAST
+from port_planner.base.targets import with_targets
+from port_planner.mcu import CompiledModel, HostEngine, Loss, UpdateOptions, UpdateRounding, compile_model
+from port_planner.mcu.choose_plan import FitOptions
+from port_planner.mcu.compile import recompile
+from port_planner.mcu.host import FAST, EngineError
 from port_planner.mcu.ir import PRODUCTS, WEIGHTED, OpKind, row_bytes
 from port_planner.mcu.memory import ParameterSlot
+from port_planner.mcu.page_costs import PageMedium
 from port_planner.mcu.quantize import (
     QuantizedOp,
     concat_axis,
@@ -82,8 +86,13 @@ def test_scalar_and_simd_train_to_the_same_bits(compiled: tuple[CompiledModel, t
     assert engines[0].parameters != HostEngine(model).parameters
 
 
-def real_gradients(model: CompiledModel, sample: np.ndarray, label: int) -> dict[str, tuple[np.ndarray, np.ndarray]]:
-    """Autograd through the dequantised network, straight through the rounding, zero where the clamp held."""
+def real_gradients(
+    model: CompiledModel, sample: np.ndarray, label: int, targets: np.ndarray | None = None
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+    """Autograd through the dequantised network, straight through the rounding, zero where the clamp held.
+
+    `targets`: of a model that learns numbers.
+    """
     graph = model.quantized.graph
     integers = reference_forward(model.quantized, sample[None])
     start = model.quantized.input
@@ -92,7 +101,10 @@ def real_gradients(model: CompiledModel, sample: np.ndarray, label: int) -> dict
     for op in model.quantized.ops:
         value = _real(op, [tensors[name] for name in op.op.inputs], leaves)
         if op.op.kind is OpKind.CLASSIFIER:
-            loss = F.cross_entropy(value.flatten(1), torch.tensor([label]))
+            if targets is None:
+                loss = F.cross_entropy(value.flatten(1), torch.tensor([label]))
+            else:
+                loss = F.mse_loss(value.flatten(1), torch.from_numpy(targets)[None].double())
             loss.backward()
             break
         stored = integers[op.op.name]
@@ -142,38 +154,82 @@ def _real(
 def test_every_parameter_gradient_equals_autograd_to_rounding(
     compiled: tuple[CompiledModel, torch.nn.Module, np.ndarray],
 ) -> None:
-    """One Q8.8 step shows each gradient in 1/256 of a weight and in whole bias units."""
     model, _, data = compiled
     inputs = model.quantize_input(data)
-    rate = 1e-3
-    layout = model.memory.parameters
     for number, label in ((0, 0), (1, 2)):
+        compare_step(model, inputs[number], label, real_gradients(model, inputs[number], label))
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("build", ["joins", "choices"])
+def test_squared_errors_have_torchs_gradients_to_rounding(build: str) -> None:
+    """The second network ends in no linear layer: its outputs are those of a layer that is not trained."""
+    module, data = BUILDS[build]()
+    model = compile_model(module, data, name=build, loss=Loss.MSE, q88=True)
+    inputs, outputs = model.quantize_input(data), model.quantized.graph.targets
+    targets = np.random.default_rng(1).normal(size=(len(data), outputs)).astype(np.float32)
+    rows = with_targets(inputs, targets, outputs)
+    for number in (0, 1):
+        compare_step(model, rows[number], 0, real_gradients(model, inputs[number], 0, targets[number]))
+    engine = HostEngine(model)
+    engine.set_options(UpdateOptions(0.0))
+    answers = np.stack([engine.infer(row)[1] for row in inputs])
+    expected = float(F.mse_loss(torch.from_numpy(answers).double(), torch.from_numpy(targets).double()))
+    assert engine.evaluate(rows, np.zeros(len(rows), np.int64)) == (pytest.approx(expected, rel=1e-5), 0.0)
+    assert engine.train(rows[3], 0) == (pytest.approx(np.mean((answers[3] - targets[3]) ** 2), rel=1e-5), False)
+
+
+@pytest.mark.process
+def test_targets_outlive_recomputation_and_pages() -> None:
+    """Less memory gives the same bits; a label, or a target that is not finite, is refused before anything moves."""
+    module, data = BUILDS["every_layer"]()
+    kept = compile_model(module, data, loss=Loss.MSE)
+    targets = np.random.default_rng(2).normal(size=(len(data), 7))
+    rows, zeros = with_targets(kept.quantize_input(data), targets, 7), np.zeros(len(data), np.int64)
+    trained = []
+    for limits in (None, FitOptions(int(0.8 * kept.ram_bytes)), FitOptions(kept.ram_bytes // 2, page=PageMedium.PSRAM)):
+        model = kept if limits is None else recompile(kept, limits)[0]
+        assert limits is None or model.ram_bytes <= limits.ram_bytes
         engine = HostEngine(model)
-        engine.set_options(UpdateOptions(rate, UpdateRounding.Q88))
+        engine.set_options(UpdateOptions(0.01))
+        losses = engine.train_many(rows, zeros), engine.evaluate(rows, zeros)
+        trained.append((losses, [engine.values(op.name) for op in model.quantized.graph.weighted()]))
         before = engine.parameters
-        engine.train(inputs[number], label)
-        after = engine.parameters
-        gradients = real_gradients(model, inputs[number], label)
-        compared = 0
-        for op in model.quantized.ops:
-            if op.op.name not in gradients or op.op.fixed:
-                continue
-            slot = layout.slots[op.op.name]
-            assert op.weight_scale is not None and slot.bias_offset is not None
-            count = op.op.out_shape.channels * row_bytes(op.op)
-            moved = _q88(before, slot, count) - _q88(after, slot, count)
-            scale = op.weight_scale if op.op.kind is OpKind.DEPTHWISE else op.weight_scale[:, None, None, None]
-            wanted = rate * _layout(op, gradients[op.op.name][0]) / scale
-            clipped = np.abs(_q88(after, slot, count)) >= 126.9
-            error = np.abs(moved - wanted.reshape(-1))[~clipped]
-            assert error.max() <= 0.5 / 256 * 1.001 + 1e-4 * np.abs(wanted).max(), op.op.name
-            bias_moved = _int32(before, slot.bias_offset, op.op.out_shape.channels) - _int32(
-                after, slot.bias_offset, op.op.out_shape.channels
-            )
-            bias_wanted = rate * gradients[op.op.name][1] / (op.weight_scale.astype(np.float64) * op.inputs[0].scale)
-            assert np.abs(bias_moved - bias_wanted).max() <= 0.5 + 1e-4 * np.abs(bias_wanted).max(), op.op.name
-            compared += int(np.count_nonzero(wanted))
-        assert compared > 100
+        for row, label in ((rows[0], 1), (with_targets(rows[:1, : -4 * 7], targets[:1], 7)[0] | np.int8(-1), 0)):
+            with pytest.raises(EngineError, match="status 4"):
+                engine.train(row, label)
+        assert engine.parameters == before
+    assert trained[0] == trained[1] == trained[2]
+
+
+def compare_step(
+    model: CompiledModel, row: np.ndarray, label: int, gradients: dict[str, tuple[np.ndarray, np.ndarray]]
+) -> None:
+    """One Q8.8 step shows each gradient in 1/256 of a weight and in whole bias units."""
+    rate, layout, engine, compared = 1e-3, model.memory.parameters, HostEngine(model), 0
+    engine.set_options(UpdateOptions(rate, UpdateRounding.Q88))
+    before = engine.parameters
+    engine.train(row, label)
+    after = engine.parameters
+    for op in model.quantized.ops:
+        if op.op.name not in gradients or op.op.fixed:
+            continue
+        slot = layout.slots[op.op.name]
+        assert op.weight_scale is not None and slot.bias_offset is not None
+        count = op.op.out_shape.channels * row_bytes(op.op)
+        moved = _q88(before, slot, count) - _q88(after, slot, count)
+        scale = op.weight_scale if op.op.kind is OpKind.DEPTHWISE else op.weight_scale[:, None, None, None]
+        wanted = rate * _layout(op, gradients[op.op.name][0]) / scale
+        clipped = np.abs(_q88(after, slot, count)) >= 126.9
+        error = np.abs(moved - wanted.reshape(-1))[~clipped]
+        assert error.max() <= 0.5 / 256 * 1.001 + 1e-4 * np.abs(wanted).max(), op.op.name
+        bias_moved = _int32(before, slot.bias_offset, op.op.out_shape.channels) - _int32(
+            after, slot.bias_offset, op.op.out_shape.channels
+        )
+        bias_wanted = rate * gradients[op.op.name][1] / (op.weight_scale.astype(np.float64) * op.inputs[0].scale)
+        assert np.abs(bias_moved - bias_wanted).max() <= 0.5 + 1e-4 * np.abs(bias_wanted).max(), op.op.name
+        compared += int(np.count_nonzero(wanted))
+    assert compared > 100
 
 
 def _q88(image: bytes, slot: ParameterSlot, count: int) -> np.ndarray:

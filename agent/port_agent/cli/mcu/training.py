@@ -11,7 +11,7 @@ import time
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from port_agent.cli.mcu.views import TrainView, show_firmware, show_json, show_summary, summary_of
+from port_agent.cli.mcu.views import TrainView, judgement, show_firmware, show_json, show_summary, summary_of
 from port_agent.mcu.board.catalogue import find_board
 from port_agent.mcu.board.errors import McuError
 from port_agent.mcu.board.firmware import build_firmware
@@ -108,16 +108,21 @@ def run_eval(arguments: argparse.Namespace) -> int:
     if arguments.json:
         show_json({"accuracy": result.accuracy, "loss": result.loss, "samples": result.samples})
     else:
-        print(f"accuracy {result.accuracy:.1%}, loss {result.loss:.3f} on {result.samples:,} samples")
+        print(f"{judgement(result)} on {result.samples:,} samples")
     return 0
 
 
 def run_infer(arguments: argparse.Namespace) -> int:
-    """Show the classes of samples."""
+    """Show the classes of samples, or the outputs of a model with targets."""
     model = read_model(arguments.model)
     rows = load_rows(arguments.data, model)
     link = make_link(replace(read_job(arguments.model), port=arguments.port, serial=arguments.serial), model, None)
     device = link.connect()
+    if model.target_count:
+        for index, row in enumerate(rows):
+            _show_outputs(index, device.outputs(row.tobytes()), arguments.json)
+        link.close()
+        return 0
     piece = max(1, min(device.samples_per_request(labelled=False), INFER_MAX))
     for start in range(0, len(rows), piece):
         for index, found in enumerate(device.infer(rows[start : start + piece].tobytes()), start):
@@ -128,6 +133,13 @@ def run_infer(arguments: argparse.Namespace) -> int:
                 print(f"{index:>7}  {found if name is None else name}")
     link.close()
     return 0
+
+
+def _show_outputs(index: int, outputs: tuple[float, ...], as_json: bool) -> None:
+    if as_json:
+        show_json({"sample": index, "outputs": outputs})
+    else:
+        print(f"{index:>7}  {'  '.join(f'{each:.6g}' for each in outputs)}")
 
 
 def run_record(arguments: argparse.Namespace) -> int:

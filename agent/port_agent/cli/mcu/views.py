@@ -152,6 +152,13 @@ def _pages_line(pages: DevicePages) -> str:
     )
 
 
+def judgement(found: BoardEvaluation) -> str:
+    """Return accuracy and loss in words."""
+    if found.explains:
+        return f"explains {found.accuracy:6.1%} of the targets' variance, mean squared error {found.loss:.4g}"
+    return f"accuracy {found.accuracy:6.1%}, loss {found.loss:.3f}"
+
+
 class TrainView:
     """Shows a training run as a bar, or prints JSON lines."""
 
@@ -190,7 +197,7 @@ class TrainView:
                 self._line("step", step=position.step, loss=mean, samples=event.samples, wall_s=event.wall_s)
             case BoardEvaluation():
                 self.evaluations.append(event)
-                self._write(f"{event.step:>7} samples trained: accuracy {event.accuracy:6.1%}, loss {event.loss:.3f}")
+                self._write(f"{event.step:>7} samples trained: {judgement(event)}")
                 self._line("eval", step=event.step, accuracy=event.accuracy, loss=event.loss, samples=event.samples)
             case SnapshotTaken():
                 self._line("snapshot", step=event.step, bytes=event.size_bytes, wall_s=event.wall_s)
@@ -219,6 +226,7 @@ def summary_of(device: Device, view: TrainView, steps: int, wall_s: float) -> di
     return {
         "board": device.info.board, "model": device.info.model, "steps": steps, "wall_s": wall_s,
         "accuracy_before": first and first.accuracy, "accuracy_after": last and last.accuracy,
+        "explains": bool(last and last.explains),
         "ram_used_bytes": status.ram_used_bytes, "ram_limit_bytes": device.info.ram_bytes,
         "stack_used_bytes": status.stack_used_bytes, "retries": counters.retries,
         "damaged_replies": counters.damaged_replies, "frame_errors": status.frame_errors,
@@ -230,13 +238,17 @@ def show_summary(figures: dict[str, Any]) -> None:
     """Print the table at the end of a run."""
     table = Table("", "before", "after", box=None, pad_edge=False)
     if figures["accuracy_before"] is not None:
-        table.add_row("accuracy", f"{figures['accuracy_before']:.1%}", f"{figures['accuracy_after']:.1%}")
+        table.add_row(
+            "explained variance" if figures["explains"] else "accuracy",
+            f"{figures['accuracy_before']:.1%}",
+            f"{figures['accuracy_after']:.1%}",
+        )
     console = terminal()
     console.print(table)
     if (figures["accuracy_after"] or 0) < (figures["accuracy_before"] or 0):
         console.print(
-            "it recognises less than before: train at a lower --lr (mcu compile --choose-rate finds one), or with more "
-            "data; mcu export --best has the weights that recognised most",
+            "it answers worse than before: train at a lower --lr (mcu compile --choose-rate finds one), or with more "
+            "data; mcu export --best has the weights that answered best",
             highlight=False,
         )
     ram = bytes_or_unknown(figures["ram_used_bytes"])

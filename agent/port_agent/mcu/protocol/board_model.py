@@ -65,8 +65,16 @@ class ModelDirectory:
     parameter_bytes: int
     input_bytes: int
     class_count: int
+    """The number of outputs."""
+    target_count: int
+    """Of each sample, in fp32 behind the input; 0: a sample has a label."""
     input: InputFormat | None
     classes: tuple[str, ...]
+
+    @property
+    def sample_bytes(self) -> int:
+        """The bytes of a sample to learn from."""
+        return self.input_bytes + 4 * self.target_count
 
     def quantize(self, samples: NDArray[Any]) -> NDArray[np.int8]:
         """Return samples as int8 rows [N, input_bytes], in the device's order.
@@ -141,6 +149,7 @@ def read_model(path: Path) -> ModelDirectory:
             parameter_bytes=_number(numbers["PARAMETER_BYTES"]),
             input_bytes=_number(numbers["INPUT_BYTES"]),
             class_count=_number(numbers["CLASS_COUNT"]),
+            target_count=_number(numbers.get("TARGET_COUNT", "0")),
             input=manifest.input,
             classes=manifest.classes,
         )

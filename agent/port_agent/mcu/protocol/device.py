@@ -3,6 +3,7 @@
 Sizes follow HELLO's limits.
 """
 
+import struct
 import time
 import zlib
 from collections.abc import Callable
@@ -26,7 +27,16 @@ from port_agent.mcu.protocol.effects import (
     TrainingState,
 )
 from port_agent.mcu.protocol.messages import ReplyStatus, Request
-from port_agent.mcu.protocol.queries import Crc, DeviceInfo, DevicePages, DeviceStatus, Pages, Read, Status
+from port_agent.mcu.protocol.queries import (
+    Crc,
+    DeviceInfo,
+    DevicePages,
+    DeviceStatus,
+    MemoryRegion,
+    Pages,
+    Read,
+    Status,
+)
 from port_agent.mcu.protocol.session import Session
 
 
@@ -117,11 +127,11 @@ class Device:
 
     def samples_per_request(self, labelled: bool = True) -> int:
         """Return how many samples fit one request; 0: a sample has to be pushed in parts."""
-        per_sample = self.info.input_bytes + (2 if labelled else 0)
+        per_sample = self.info.sample_bytes + 2 if labelled else self.info.input_bytes
         return (self.info.max_payload - 4) // per_sample
 
     def push(self, sample: bytes) -> None:
-        """Write one sample into the input tensor."""
+        """Write one sample, with its targets if it is to learn from, in parts."""
         piece = self.info.max_payload - 4
         for at in range(0, len(sample), piece):
             self.session.request(Push(at, sample[at : at + piece]))
@@ -142,6 +152,14 @@ class Device:
         if pushed and self.session.unfinished != request:
             self.push(samples)
         return self.session.request(request, count * self._sample_s)
+
+    def outputs(self, sample: bytes) -> tuple[float, ...]:
+        """Return the outputs for one sample: logits, or the numbers that a model with targets answers."""
+        self.infer(sample)
+        size, piece = 4 * self.info.class_count, self.info.max_payload // 4 * 4
+        requests = (Read(at, min(piece, size - at), MemoryRegion.LOGITS) for at in range(0, size, piece))
+        data = b"".join(self.session.request(request) for request in requests)
+        return struct.unpack(f"<{self.info.class_count}f", data)
 
     def save(self) -> DeviceTraining:
         """Write a snapshot on the device."""

@@ -59,12 +59,18 @@ class DeviceInfo:
     has_q88: bool
     has_storage: bool
     has_snapshot: bool
+    has_targets: bool
     slot_bytes: int
     ticks_hz: int
     model_hash: bytes
     board: str
     model: str
     serial: bytes
+
+    @property
+    def sample_bytes(self) -> int:
+        """The bytes of a sample to learn from: its input and, if it has targets, an f32 for each output."""
+        return self.input_bytes + (4 * self.class_count if self.has_targets else 0)
 
     @property
     def firmware_version(self) -> str:
@@ -102,8 +108,8 @@ class Hello:
             protocol=protocol, oldest_protocol=oldest, firmware=(major, minor, patch), max_payload=max_payload,
             ram_bytes=ram, flash_bytes=flash, nonce=nonce, next_sequence=sequence, class_count=classes,
             input_bytes=inputs, parameter_bytes=parameters, arena_bytes=arena, trains=bool(flags & 1),
-            has_q88=bool(flags & 2), has_storage=bool(flags & 4), has_snapshot=bool(flags & 8), slot_bytes=slot,
-            ticks_hz=hertz, model_hash=model_hash, board=_text(board), model=_text(model), serial=serial,
+            has_q88=bool(flags & 2), has_storage=bool(flags & 4), has_snapshot=bool(flags & 8),
+            has_targets=bool(flags & 16), slot_bytes=slot, ticks_hz=hertz, model_hash=model_hash, board=_text(board), model=_text(model), serial=serial,
         )  # fmt: skip
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from port_planner.base.targets import explained_share
 from port_planner.mcu.autodiff import SparseScheme, rows_at
 from port_planner.mcu.compile import CompiledModel, compile_quantized
 from port_planner.mcu.host import FAST, HostEngine, UpdateOptions, UpdateRounding
@@ -29,7 +30,8 @@ class EngineMeasure:
     """Accuracy after a short adaptation with the firmware's own engine, by repeated cross-validation; a `Measure`.
 
     As many consecutive draws as there are folds evaluate every sample once. Each fold is evaluated by a model that trained on
-    the others, from its initial parameters.
+    the others, from its initial parameters. For a model with targets, which are behind the inputs, the accuracy is the share
+    of their variance that it explains.
     """
 
     model: QuantizedGraph
@@ -55,7 +57,9 @@ class EngineMeasure:
         engine.state = replace(engine.state, generator=draw * 2654435761 % 2**32 + 1)
         for _ in range(epochs):
             engine.train_many(self.inputs, self.labels, shuffle.permutation(trained))
-        return engine.evaluate(self.inputs[order[judged]], self.labels[order[judged]])[1]
+        loss, accuracy = engine.evaluate(self.inputs[order[judged]], self.labels[order[judged]])
+        targets = self.model.graph.targets
+        return explained_share(loss, self.inputs, targets) if targets else accuracy
 
 
 @dataclass(frozen=True, slots=True, eq=False)

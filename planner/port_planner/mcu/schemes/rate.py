@@ -61,14 +61,17 @@ def choose_rate(
 ) -> RateChoice:
     """Return the accuracy of each rate on samples that it did not train on; deterministic.
 
-    `epochs` and `options` should be those of the job. `progress` receives the number of rates done and their total.
+    For a model with targets, `rates` are those of half the sum of the squared errors: gradients of their mean are smaller the
+    more outputs it has. `epochs` and `options` should be those of the job. `progress` receives the number of rates done and their total.
     """
     judge = EngineMeasure(model.quantized, inputs, labels, epochs, options, FOLDS)
     draws = range(FOLDS)
     untrained = float(np.mean(judge(SparseScheme({}), draws)))
     measured = []
-    for done, rate in enumerate(rates):
+    targets = model.quantized.graph.targets
+    for done, each in enumerate(rates):
         progress(done, len(rates))
+        rate = each * targets / 2 if targets else each
         judged = replace(judge, options=replace(options, learning_rate=rate))
         measured.append(MeasuredRate(rate, tuple(judged(model.scheme, draws))))
     progress(len(rates), len(rates))

@@ -14,6 +14,7 @@ from port_agent.mcu.project import Project, load_project
 from port_agent.mcu.protocol.device import Device
 from port_agent.mcu.protocol.session import Session
 from port_agent.mcu.protocol.transport import SerialTransport
+from port_planner.mcu import HostEngine
 from port_planner.script_loading import load_script
 from tests.agent.cli.mcu.command import run_json
 from tests.agent.mcu.simulated_board import QUICK
@@ -45,6 +46,30 @@ def make_project():
     settings = {"epochs": 3, "learning_rate": 0.02}
     return Project(compile_model(make_module(), x, name="bars"), x, y, x, y, classes=("low", "high"), settings=settings)
 """
+
+
+NUMBERS = """
+import numpy as np
+import torch
+from torch import nn
+
+from port_agent.mcu.project import Project
+from port_planner.mcu import Loss, compile_model
+
+
+def make_module():
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Flatten(), nn.Linear(256, 6), nn.Tanh(), nn.Linear(6, 256)).eval()
+
+
+def make_project():
+    rng = np.random.default_rng(0)
+    x = (rng.normal(size=(60, 3)) @ rng.normal(size=(3, 256))).reshape(60, 1, 16, 16).astype(np.float32) / 2
+    y = x.reshape(60, 256)
+    model = compile_model(make_module(), x, name="autoencoder", loss=Loss.MSE)
+    return Project(model, x[:40], y[:40], x[40:], y[40:], settings={"epochs": 12})
+"""
+"""An autoencoder of images: 256 targets, so that a sample with them is longer than a request."""
 
 
 @pytest.fixture
@@ -139,3 +164,48 @@ def test_weights_of_something_else_are_refused(
     assert "give a .safetensors file of mcu export" in capsys.readouterr().err
     assert main(["mcu", "compile", str(project), "-o", str(build), "--inference", "--q88"]) == 2
     assert "--inference trains nothing" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_numbers_are_learnt_answered_and_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "project.py").write_text(NUMBERS)
+    build = tmp_path / "build"
+    (compiled,) = run_json(capsys, "compile", str(tmp_path), "--choose-rate")
+    rates = compiled["learning_rate"]
+    assert rates["chosen"] == max(rates["measured"], key=lambda each: each["accuracy"])["rate"]
+    with Simulator(build_firmware("posix", build, tmp_path / "firmware"), tmp_path / "simulator") as simulator:
+        where = (str(build), "--port", str(simulator.port))
+        lines = run_json(capsys, "train", *where)
+        assert lines[-1]["explains"] and lines[-1]["accuracy_after"] > 0.5 > lines[-1]["accuracy_before"]
+        (judged,) = run_json(capsys, "eval", *where)
+        assert judged["accuracy"] == lines[-1]["accuracy_after"]
+        assert main(["mcu", "eval", *where]) == 0 and "of the targets' variance" in capsys.readouterr().out
+        np.savez(tmp_path / "new.npz", x=load_project(tmp_path).test_x)
+        found = run_json(capsys, "infer", *where, "--data", str(tmp_path / "new.npz"))
+        learnt = weights_on(simulator)
+    exported = tmp_path / "learnt.safetensors"
+    run_json(capsys, "export", str(build), "-o", str(exported))
+    project = load_project(tmp_path)
+    module = load_script(tmp_path / "project.py").make_module()
+    module.load_state_dict(load_file(exported))
+    with torch.no_grad():
+        wanted = module(torch.from_numpy(project.test_x)).numpy()
+    outputs = np.array([each["outputs"] for each in found], np.float32)
+    assert np.mean((outputs - wanted) ** 2) < 0.01 * np.mean((outputs - project.test_y) ** 2)
+    engine = HostEngine(project.model)
+    engine.parameters = learnt
+    for row, answer in zip(project.model.quantize_input(project.test_x), outputs, strict=True):
+        assert (engine.infer(row)[1] == answer).all()
+
+
+def test_targets_that_do_not_fit_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    script = tmp_path / "project.py"
+    script.write_text(NUMBERS.replace("y[:40], x[40:]", "y[:40, 1:], x[40:]"))
+    assert main(["mcu", "compile", str(tmp_path)]) == 1
+    assert "give 256 real numbers for each sample" in capsys.readouterr().err
+    script.write_text(NUMBERS.replace(", loss=Loss.MSE", ""))
+    assert main(["mcu", "compile", str(tmp_path)]) != 0
+    assert "compile it with loss=Loss.MSE to learn numbers" in capsys.readouterr().err
+    script.write_text(NUMBERS.replace("nn.Linear(6, 256)", "nn.Linear(6, 256), nn.Softmax(1)"))
+    assert main(["mcu", "compile", str(tmp_path)]) != 0
+    assert "no kernel for Softmax" in capsys.readouterr().err

@@ -21,7 +21,7 @@ from port_agent.mcu.trainer import BoardEvaluation, BoardInterrupted, SnapshotTa
 INFO = DeviceInfo(
     protocol=1, oldest_protocol=1, firmware=(0, 1, 0), max_payload=256, ram_bytes=65536, flash_bytes=262144, nonce=0xABC,
     next_sequence=1, class_count=4, input_bytes=64, parameter_bytes=100, arena_bytes=200, trains=True, has_q88=True,
-    has_storage=False, has_snapshot=False, slot_bytes=0, ticks_hz=1000, model_hash=bytes(range(32)), board="posix",
+    has_storage=False, has_snapshot=False, has_targets=False, slot_bytes=0, ticks_hz=1000, model_hash=bytes(range(32)), board="posix",
     model="small", serial=bytes(8),
 )  # fmt: skip
 STATUS = DeviceStatus(
@@ -69,7 +69,7 @@ def test_each_event_is_one_json_line(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_summary_compares_before_and_after_where_both_were_measured(capsys: pytest.CaptureFixture[str]) -> None:
     figures = {
-        "accuracy_before": 0.25, "accuracy_after": 0.75, "steps": 1200, "board": "posix", "wall_s": 3.0,
+        "accuracy_before": 0.25, "accuracy_after": 0.75, "explains": False, "steps": 1200, "board": "posix", "wall_s": 3.0,
         "ram_used_bytes": None, "ram_limit_bytes": 65536, "retries": 2, "duplicates": 1, "interruptions": 0,
     }  # fmt: skip
     show_summary(figures)

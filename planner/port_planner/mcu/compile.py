@@ -78,22 +78,21 @@ def compile_model(
     loss: Loss = Loss.CROSS_ENTROPY,
     scheme: SparseScheme | None = None,
     budget: int | None = None,
-    fit: FitOptions | None = None,
     q88: bool = False,
     simd: bool = True,
 ) -> CompiledModel:
     """Return the compiled model of a PyTorch module.
 
     `calibration` is [N, C, H, W] or [N, C, W]. `loss`: what training lowers. `scheme`: what is trained (None: everything; an empty scheme compiles for
-    inference). `budget`: bytes for the arena and the trained parameters; what does not fit is recomputed. `fit` adds a
-    deadline and whose costs decide. `q88` gives low bytes to all trained weights, or to those that fit the budget. `simd`
+    inference). `budget`: bytes for the arena and the trained parameters; what does not fit is recomputed (`recompile` adds
+    a deadline and whose costs decide). `q88` gives low bytes to all trained weights, or to those that fit the budget. `simd`
     gives the convolutions scratch for the DSP kernels, which a Cortex-M0 does not have. Raises McuCompileError,
     ArenaBudgetError, BoardDeadlineError.
     """
     samples = calibration_samples(calibration)
     graph = import_module(module, calibration.shape[1:], name, samples, loss)
     quantized = quantize(graph, samples.numpy())
-    return compile_quantized(quantized, scheme=scheme, budget=budget, fit=fit, q88=q88, simd=simd)
+    return compile_quantized(quantized, scheme=scheme, budget=budget, q88=q88, simd=simd)
 
 
 def calibration_samples(calibration: NDArray[np.float32]) -> torch.Tensor:

@@ -7,12 +7,12 @@ from numpy.typing import NDArray
 
 from port_planner.base.errors import PortError
 
-LEAST_SPREAD = 1e-12
+MIN_SPREAD = 1e-12
 """A variance below this counts as this."""
 
 
 class TargetError(PortError):
-    """Targets that do not belong to their samples, or are no numbers."""
+    """Targets that do not belong to their samples, or are not finite real numbers."""
 
 
 def with_targets(rows: NDArray[np.int8], targets: NDArray[np.generic], count: int) -> NDArray[np.int8]:
@@ -47,7 +47,7 @@ def explained_share(loss: float, rows: NDArray[np.int8], count: int) -> float:
     At most 1. Below 0, the mean of the targets would be a better answer than the model's.
     """
     spread = float(targets_in(rows, count).astype(np.float64).var(axis=0).mean())
-    return 1.0 - loss / max(spread, LEAST_SPREAD)
+    return 1.0 - loss / max(spread, MIN_SPREAD)
 
 
 __all__ = ["TargetError", "explained_share", "targets_in", "with_targets"]

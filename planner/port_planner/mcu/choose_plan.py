@@ -17,9 +17,9 @@ from port_planner.mcu.memory import (
     ArenaBudgetError,
     MemoryPlan,
     PageUse,
+    mse_target_bytes,
     parameter_block_bytes,
     plan_memory,
-    target_bytes,
 )
 from port_planner.mcu.page_costs import PageCosts, PageMedium, page_costs
 from port_planner.mcu.parameter_trips import skip_parameter_trips
@@ -169,7 +169,7 @@ class _Fit:
         """Return the cheapest plan found. Raises ArenaBudgetError if nothing fits."""
         options, kept = self.options, self.kept
         parameters = 0 if pages is not None and pages.parameters else kept.parameters.size_bytes
-        allowed, targets = options.ram_bytes - parameters, target_bytes(self.graph)
+        allowed, targets = options.ram_bytes - parameters, mse_target_bytes(self.graph)
         target = limit = allowed - targets
         fullest, needed = 0, None
         for _ in range(ATTEMPTS):

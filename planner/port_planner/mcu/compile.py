@@ -83,11 +83,11 @@ def compile_model(
 ) -> CompiledModel:
     """Return the compiled model of a PyTorch module.
 
-    `calibration` is [N, C, H, W] or [N, C, W]. `loss`: what training lowers. `scheme`: what is trained (None: everything; an empty scheme compiles for
-    inference). `budget`: bytes for the arena and the trained parameters; what does not fit is recomputed (`recompile` adds
-    a deadline and whose costs decide). `q88` gives low bytes to all trained weights, or to those that fit the budget. `simd`
-    gives the convolutions scratch for the DSP kernels, which a Cortex-M0 does not have. Raises McuCompileError,
-    ArenaBudgetError, BoardDeadlineError.
+    `calibration` is [N, C, H, W] or [N, C, W]. `loss`: what training lowers. `scheme`: what is trained (None: everything; an
+    empty scheme compiles for inference). `budget`: bytes for the arena and the trained parameters; what does not fit is
+    recomputed (`recompile` adds a deadline and whose costs decide). `q88` gives low bytes to all trained weights, or to those
+    that fit the budget. `simd` gives the convolutions scratch for the DSP kernels, which a Cortex-M0 does not have. Raises
+    McuCompileError, ArenaBudgetError.
     """
     samples = calibration_samples(calibration)
     graph = import_module(module, calibration.shape[1:], name, samples, loss)

@@ -143,7 +143,7 @@ def board_tensor_bytes(graph: Graph, tensor: str, scheme: SparseScheme) -> int:
     return 4 * (scheme.of(name).rows * row_bytes(op) if kind == "dw" else op.out_shape.channels)
 
 
-def target_bytes(graph: Graph) -> int:
+def mse_target_bytes(graph: Graph) -> int:
     """Return the bytes of a sample's targets, fp32; 0 if it has a label."""
     return 4 * graph.targets
 
@@ -183,7 +183,7 @@ def _lifetimes(
     ]
     if graph.targets:
         judged = kinds.index(StepKind.LOSS) if StepKind.LOSS in kinds else count
-        found.append(Buffer(TARGETS, target_bytes(graph), -1, judged))
+        found.append(Buffer(TARGETS, mse_target_bytes(graph), -1, judged))
     if CHECKSUMS in sizes:
         found.append(Buffer(CHECKSUMS, sizes[CHECKSUMS], -1, count - 1))
     return found

@@ -41,7 +41,7 @@ from port_agent.finetuning.text.sequences import BUCKET_TOKENS, masked
 from port_agent.finetuning.text.task import Task, TaskKind
 from port_agent.finetuning.text.tokenizing import TokenizedData, TokenizerHere, TokenizerProtocol
 from port_agent.finetuning.trained_model import check_takes, load_model, multiplied_bytes, stored_dtype
-from port_agent.intercept.budget import flash_written_bytes
+from port_agent.intercept.budget import flash_written_bytes, leaving_room
 from port_agent.system.atomic_file import atomic_directory, write_atomically
 from port_planner.base.errors import ExitCode
 
@@ -663,7 +663,8 @@ def _sample(model: Any, tokenizer: TokenizerProtocol, prompt: Sequence[int]) -> 
             input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=_SAMPLE_TOKENS, do_sample=False
         )
     model.train()
-    return tokenizer.decode(written[0].tolist())
+    with leaving_room(tokenizer.process_bytes):
+        return tokenizer.decode(written[0].tolist())
 
 
 def exit_code(outcome: FinetuneOutcome) -> int:

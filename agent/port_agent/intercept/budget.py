@@ -12,7 +12,7 @@ Model, optimizers and the ends of steps are found, not named. The numbers are th
 import contextlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -295,6 +295,26 @@ def strict_budget() -> ProcessBudget | None:
         return None
     running._process.strict = True
     return running._process
+
+
+@contextlib.contextmanager
+def leaving_room(nbytes: int) -> Iterator[None]:
+    """Evict tensors in a block during which another process takes `nbytes` of the budget.
+
+    Nothing happens without a budget for the whole process.
+    """
+    running = _Running._of_this_process
+    process = None if running is None else running._process
+    if running is None or process is None:
+        yield
+        return
+    before = process.beside_bytes
+    process.beside_bytes = before + nbytes
+    running.interceptor.make_way()
+    try:
+        yield
+    finally:
+        process.beside_bytes = before
 
 
 def without_prefetch() -> contextlib.AbstractContextManager[None]:

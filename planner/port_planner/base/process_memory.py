@@ -39,8 +39,15 @@ def peak_with_children_bytes() -> int:
     getrusage(2): a child counts what its parent had when it was started, so the children's own peak cannot be
     separated.
     """
+    return max(peak_resident_bytes(), peak_of_children_bytes())
+
+
+def peak_of_children_bytes() -> int:
+    """Return the highest resident memory of any child that this process waited for, or of this process when it started
+    one, in bytes.
+    """
     unit = 1 if sys.platform == "darwin" else 1024
-    return max(peak_resident_bytes(), resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit)
+    return resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * unit
 
 
 def data_bytes() -> int:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from port_agent import budget
-from port_agent.intercept.budget import strict_budget
+from port_agent.intercept.budget import leaving_room, strict_budget
 from port_agent.intercept.residency import backing
 from port_agent.intercept.residency.memory import BudgetTooSmallError
 from port_agent.intercept.residency.refusals import UnsupportedError
@@ -137,6 +137,21 @@ def test_a_strict_budget_refuses_what_would_exceed_it(tmp_path: Path, held_bytes
         assert small.sum() == 1 << 20
     assert bound.report.peak_tensor_bytes < 1 << 30
     assert strict_budget() is None
+
+
+@pytest.mark.slow
+def test_tensors_leave_for_another_process(tmp_path: Path, held_bytes: int) -> None:
+    with budget(ram=held_bytes + (400 << 20), page_dir=tmp_path) as bound:
+        kept = [torch.full((4 << 20,), float(number)) for number in range(8)]
+        read_bytes, written_bytes = bound.report.read_bytes, bound.report.written_bytes
+        with leaving_room(370 << 20):
+            assert bound.report.written_bytes >= written_bytes + (64 << 20)
+        assert [one.mean().item() for one in kept] == list(range(8))
+        assert bound.report.read_bytes >= read_bytes + (64 << 20)
+    with budget(tensors="1G", page_dir=tmp_path) as bound, leaving_room(1 << 40):
+        assert torch.ones(1 << 20).sum() == 1 << 20 and bound.report.written_bytes == 0
+    with leaving_room(1 << 40):
+        assert kept[3].mean().item() == 3
 
 
 @pytest.mark.slow

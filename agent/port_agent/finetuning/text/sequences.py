@@ -118,6 +118,7 @@ class SequenceMaker:
         self._conversations = ConversationWriter.of(tokenizer, options)
         self.skipped = self.unwritten = 0
         self.first_unwritten = ""
+        self._shortened = self._unread_tokens = 0
         self._cut = self._cut_tokens = self._dropped = self._most_tokens = self._spanned = self._apart = 0
         self._first_spanned = ""
 
@@ -179,6 +180,11 @@ class SequenceMaker:
                 self._cut,
                 f"{self._cut:,} of {self._apart:,} answers are cut at --seq-len {self._longest}, so "
                 f"{self._cut_tokens:,} tokens are not learned; --seq-len {self._whole_tokens} keeps all",
+            ),
+            (
+                self._shortened,
+                f"{self._shortened:,} texts are cut at --seq-len {self._longest}, so {self._unread_tokens:,} tokens are not "
+                f"read; --seq-len {self._whole_tokens} keeps all",
             ),
             (
                 self._spanned,
@@ -325,7 +331,7 @@ class SequenceMaker:
         if not record.is_text:
             raise FinetuneError('an encoder learns from texts; give records with "text"')
         if record.label is not None and self._task.labels:
-            tokens = array(TOKEN, self._tokenizer(record.text, truncation=True, max_length=self._longest)["input_ids"])
+            tokens = self._whole_text(record.text)
             if record.label not in self._task.labels:
                 raise FinetuneError(
                     f"the label {shown(record.label)} ({record.place}) is not one of the trained labels"
@@ -341,6 +347,16 @@ class SequenceMaker:
             sequence = TokenSequence(tokens, labels)
             if sequence.learned:
                 yield sequence
+
+    def _whole_text(self, text: str | None) -> "array[int]":
+        """Return a text's tokens with the marks around them, shortened inside and counted if they are too many."""
+        found = self._tokenizer(text)["input_ids"]
+        self._most_tokens = max(self._most_tokens, len(found))
+        if len(found) > self._longest:
+            self._shortened += 1
+            self._unread_tokens += len(found) - self._longest
+            found = self._tokenizer(text, truncation=True, max_length=self._longest)["input_ids"]
+        return array(TOKEN, found)
 
 
 def _pair_option(options: FinetuneOptions) -> str:

@@ -26,6 +26,7 @@ from port_agent.finetuning.text.task import Task, read_config, task_of
 from port_agent.finetuning.text.text_encoder import LearnedText, TextEncoder
 from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
 from port_agent.system.python_process import one_thread_environment
+from port_planner.base.process_memory import peak_of_children_bytes
 
 _PROCESS = "port_agent.finetuning.text.process"
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error"}
@@ -62,6 +63,10 @@ class TokenizerProtocol(Protocol):
     def tokenized(self) -> TokenizedData:
         """Return the data as tokens."""
 
+    @property
+    def process_bytes(self) -> int:
+        """The memory of another process that `decode` starts, 0 if there is none."""
+
     def decode(self, tokens: Sequence[int]) -> str:
         """Return the text of tokens."""
 
@@ -71,6 +76,8 @@ class TokenizerProtocol(Protocol):
 
 class TokenizerHere:
     """A model's tokenizer in this process."""
+
+    process_bytes = 0
 
     def __init__(self, options: FinetuneOptions) -> None:
         self._options = options
@@ -160,6 +167,7 @@ class TokenizerProcess:
     def __init__(self, options: FinetuneOptions) -> None:
         self._options = options
         self._tokenized: TokenizedData | None = None
+        self.process_bytes = 0
         self._folder = tempfile.TemporaryDirectory(prefix="port-agent-tokenizer-")
         self._saved = str(Path(self._folder.name) / "tokenizer")
 
@@ -168,6 +176,7 @@ class TokenizerProcess:
         if self._tokenized is None:
             file = SequenceFile.beside(Path(self._options.out))
             self._tokenized = self._run("tokenized", file, self._saved, inherited=(file.descriptor,))
+            self.process_bytes = peak_of_children_bytes()  # before this process, which a child counts, has grown
         return self._tokenized
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -224,6 +224,20 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+def test_a_text_with_a_label_that_is_cut_is_counted(tokenizer: Any) -> None:
+    long = "to be or not to be that is the question " * 3
+    whole = len(tokenizer(long)["input_ids"])
+    given = [Record(text="to be", label="a"), Record(text=long, label="b")]
+    task = Task(TaskKind.CLASSIFICATION, labels=("a", "b"))
+    split = split_sequences(given, tokenizer, options(sequence_tokens=16, held_out=0.0), task)
+    assert max(len(s.tokens) for s in split.train) == 16
+    kept = -(-whole // 32) * 32
+    assert split.notes == (
+        f"1 texts are cut at --seq-len 16, so {whole - 16} tokens are not read; --seq-len {kept} keeps all",
+    )
+    assert split_sequences(given, tokenizer, options(sequence_tokens=kept, held_out=0.0), task).notes == ()
+
+
 def test_a_label_that_is_not_trained_is_named(tokenizer: Any) -> None:
     known, other = Record(text="to be", label="a"), Record(text="or", label="b", place="line 2")
     with pytest.raises(FinetuneError, match=r"the label 'b' \(line 2\) is not one of the trained labels"):

@@ -27,6 +27,7 @@ def test_its_own_process_finds_the_same_and_has_no_torch(
     found = here.tokenized()
     assert apart.tokenized() == found and apart.tokenized() is apart.tokenized()
     assert (found.records, found.broken) == (12, 2) and len(found.prompt) > 0
+    assert here.process_bytes == 0 and apart.process_bytes > 1 << 20
     assert apart.decode(found.prompt) == here.decode(found.prompt) == "user\nto beassistant\n"
     here.save(str(tmp_path / "here"))
     monkeypatch.setattr(tokenizing, "_PROCESS", "none")  # no process is begun beside one that trains

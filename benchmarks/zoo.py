@@ -8,6 +8,8 @@ goes on where the last one ended.
 
 `--operators`: each function of torch's own database of operators instead, with the samples that torch tests it with.
 
+`--device cuda`: with tensors on a GPU, within budgets of its memory: half of what a program took there, and 4 KiB.
+
 `--bundles`: one class of each model type as a job instead, captured, planned with all the memory it wants and with half of
 it, and trained by a worker, equal or refused; with `--programs N` so many random jobs, with `--operators` each function, with
 `--strangers` jobs of the kinds that strangers bring, for longer than `plan` compares them.
@@ -16,6 +18,7 @@ it, and trained by a worker, equal or refused; with `--programs N` so many rando
 import argparse
 import importlib.metadata
 import importlib.util
+import os
 import random
 import sys
 from collections.abc import Iterator
@@ -23,8 +26,10 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.follow_zoo import features
 from benchmarks.follow_zoo.children import Case, Judged, run_in_children
 from benchmarks.follow_zoo.compare import ALL_SETTINGS, WRONG, Outcome
+from benchmarks.follow_zoo.on_device import DeviceCase
 from benchmarks.follow_zoo.table import Results, counts, markdown
 
 RESULTS = Path(__file__).parent / "results"
@@ -42,6 +47,7 @@ def main() -> int:
     parser.add_argument("--programs", type=int, metavar="N", help="this many random programs instead of models")
     parser.add_argument("--bundles", action="store_true", help="jobs that are planned and trained by a worker")
     parser.add_argument("--strangers", action="store_true", help="with --bundles: jobs of strangers' kinds")
+    parser.add_argument("--device", help="make tensors on this device and bound its memory, such as cuda")
     parser.add_argument("--seed", type=int, default=0, help="of the sample, and of the first random program")
     parser.add_argument("--sample", type=int, metavar="N", help="only N cases, drawn by the seed")
     parser.add_argument("--jobs", type=int, default=1)
@@ -52,12 +58,14 @@ def main() -> int:
     parser.add_argument("--results", type=Path, help="file of JSON lines; the table goes beside it as .md")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asked of CUDA itself, no child could use it
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # products have the same bits each time
     kind = _kind(arguments)
-    path = arguments.results or RESULTS / f"{kind}.jsonl"
+    path = arguments.results or RESULTS / f"{kind}{'_' + arguments.device if arguments.device else ''}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     results = Results.read(path)
     chosen = list(_chosen(kind, arguments, results))
-    found = run_and_tell(chosen, results, arguments.jobs, arguments.timeout)
+    found = run_and_tell(chosen, results, arguments.jobs, arguments.timeout, on_device=arguments.device is not None)
     results.compact()
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in PACKAGES if importlib.util.find_spec(p))
     notes = f"Written by `python -m benchmarks.zoo`; {versions}; one thread. {TITLES[kind][1]}"
@@ -101,10 +109,12 @@ TITLES = {
 }
 
 
-def run_and_tell(chosen: list[Judged], results: Results, jobs: int, timeout_s: float) -> list[Outcome]:
+def run_and_tell(
+    chosen: list[Judged], results: Results, jobs: int, timeout_s: float, *, on_device: bool = False
+) -> list[Outcome]:
     """Run the cases in children, keep each outcome at once, print a line each."""
     found = []
-    for outcome in run_in_children(chosen, jobs, timeout_s):
+    for outcome in run_in_children(chosen, jobs, timeout_s, on_device=on_device):
         results.add(outcome)
         found.append(outcome)
         where = f" at {outcome.setting}" if outcome.setting else ""
@@ -119,6 +129,12 @@ def run_and_tell(chosen: list[Judged], results: Results, jobs: int, timeout_s: f
 def _chosen(kind: str, arguments: argparse.Namespace, results: Results) -> Iterator[Judged]:
     """Give the cases of this run: by name, sampled by seed, without those that have a result unless asked again."""
     everything = list(cases_of(kind, arguments.programs or 0, arguments.seed))
+    if arguments.device:
+        everything = [
+            DeviceCase(c.name, c.program, arguments.device)
+            for c in everything
+            if isinstance(c, Case) and c.name not in features.KNOWN_WRONG
+        ]
     if arguments.names:
         everything = [c for c in everything if any(n in c.name for n in arguments.names)]
     if arguments.sample is not None:
@@ -132,8 +148,6 @@ def _chosen(kind: str, arguments: argparse.Namespace, results: Results) -> Itera
 def cases_of(kind: str, programs: int, seed: int) -> Iterator[Judged]:
     """Give every case of a kind, one of TITLES."""
     if kind == "features":
-        from benchmarks.follow_zoo import features
-
         for name, program in features.registered().items():
             yield Case(name, program, ALL_SETTINGS)
     elif kind == "programs":

@@ -57,9 +57,15 @@ class _Running:
     began: float
 
 
-def run_in_children(cases: Iterable[Judged], jobs: int, timeout_s: float) -> Iterator[Outcome]:
-    """Judge each case in a forked child of its own, `jobs` at a time; give outcomes as they come."""
-    warm_up()
+def run_in_children(
+    cases: Iterable[Judged], jobs: int, timeout_s: float, *, on_device: bool = False
+) -> Iterator[Outcome]:
+    """Judge each case in a forked child of its own, `jobs` at a time; give outcomes as they come.
+
+    `on_device`: each child is the first to use its device, for a driver does not survive a fork, and it maps what address space it wants.
+    """
+    if not on_device:
+        warm_up()
     pending = iter(cases)
     running: list[_Running] = []
     with tempfile.TemporaryDirectory(prefix="zoo-answers-") as folder:
@@ -70,7 +76,7 @@ def run_in_children(cases: Iterable[Judged], jobs: int, timeout_s: float) -> Ite
                 if case is None:
                     more = False
                 else:
-                    running.append(_start(case, Path(folder), timeout_s))
+                    running.append(_start(case, Path(folder), timeout_s, None if on_device else ADDRESS_SPACE))
             if running:
                 left_s = min(r.deadline for r in running) - time.monotonic()
                 wait([r.process.sentinel for r in running], timeout=max(0.0, left_s))
@@ -89,18 +95,19 @@ def warm_up() -> None:
     gc.freeze()
 
 
-def _start(case: Judged, folder: Path, timeout_s: float) -> _Running:
+def _start(case: Judged, folder: Path, timeout_s: float, address_space: int | None) -> _Running:
     answer = folder / f"{abs(hash(case.name))}.json"
-    process = multiprocessing.get_context("fork").Process(target=_child, args=(case, answer))
+    process = multiprocessing.get_context("fork").Process(target=_child, args=(case, answer, address_space))
     process.start()
     now = time.monotonic()
     return _Running(case, process, answer, now + timeout_s, now)
 
 
-def _child(case: Judged, answer: Path) -> None:
+def _child(case: Judged, answer: Path, address_space: int | None) -> None:
     """Judge one case in a session of its own, so that what it starts ends with it."""
     os.setsid()
-    resource.setrlimit(resource.RLIMIT_AS, (ADDRESS_SPACE, ADDRESS_SPACE))
+    if address_space is not None:
+        resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)

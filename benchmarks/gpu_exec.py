@@ -6,6 +6,7 @@ compared: it can hang a card that others use. Takes at most eight minutes and sa
 """
 
 import argparse
+import os
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
@@ -187,6 +188,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_exec", description=__doc__.partition("\n")[0])
     parser.add_argument("--small", action="store_true", help="a tiny model, for a look")
     args = parser.parse_args(arguments)
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what is compared has to repeat
+    torch.use_deterministic_algorithms(True, warn_only=True)
     console, began, ran, left = Console(width=118, highlight=False), time.monotonic(), 0, []
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:

@@ -65,7 +65,6 @@ class CudaBackend:
         return self._shared.host_view(memory)
 
     def allocate_host(self, nbytes: int) -> torch.Tensor:
-        pin_as_asked()
         return torch.empty(nbytes, dtype=torch.uint8, pin_memory=True)
 
     def reached(self) -> Event:
@@ -128,13 +127,14 @@ class CudaBackend:
         return torch.cuda.current_stream(self._device)
 
 
-def pin_as_asked() -> None:
-    """Make torch allocate exactly the requested pinned memory, and release it when it is freed.
+def pin_as_asked(kind: str) -> None:
+    """Make torch allocate exactly the requested pinned memory of a CUDA device, and release it when it is freed; nothing for others.
 
     This affects the whole process: do not call it in one that runs the user's program, whose data loader relies on kept
     memory.
     """
-    set_allocator(_PINNED_AS_ASKED)
+    if kind == CUDA:
+        set_allocator(_PINNED_AS_ASKED)
 
 
 def card_name() -> str:

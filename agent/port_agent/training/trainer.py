@@ -15,6 +15,7 @@ import torch
 import xxhash
 
 from port_agent.backend.choose import backend_of
+from port_agent.backend.cuda import pin_as_asked
 from port_agent.backend.staging import Staging
 from port_agent.packing.pages import ITEM_BYTES
 from port_agent.paging.pager import BURST, CHUNK, CorruptPageError, Pager, PagerStats, make_directory
@@ -133,6 +134,7 @@ class Trainer:
         for folder in (options.state_dir, *page_dirs):
             make_directory(folder)
         self.backend = backend_of(bundle.manifest.device_kind)
+        pin_as_asked(self.backend.kind)
         shares = next(iter(bundle.costs.values())).device.shares_pages
         staging = None if self.backend.addressable else Staging(self.backend, BURST, shares=shares)
         repeat_kernels(self.backend.kind)

@@ -7,6 +7,7 @@ import torch
 
 from port_agent.backend.base import DeviceAbsentError
 from port_agent.backend.cuda import CudaBackend, held_by, pin_as_asked
+from port_planner.ir.device_kinds import CUDA
 
 absent = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA GPU")
 present = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -21,6 +22,7 @@ def test_without_a_gpu_it_says_so() -> None:
 @present
 def test_a_copy_out_and_in_follows_what_was_computed() -> None:
     backend = CudaBackend()
+    pin_as_asked(backend.kind)
     there, host = backend.allocate(1 << 20), backend.allocate_host(1 << 20)
     there.fill_(7)
     backend.copy(host, there, backend.reached()).synchronize()
@@ -35,7 +37,7 @@ def test_a_copy_out_and_in_follows_what_was_computed() -> None:
 
 def test_pinned_memory_is_taken_as_it_is_asked_for_and_given_back(capfd: pytest.CaptureFixture[str]) -> None:
     """torch warns where it is to round sizes that it does not keep, and says that it will not."""
-    pin_as_asked()
+    pin_as_asked(CUDA)
     asked = torch._C._accelerator_getAllocatorSettings()
     torch._C._accelerator_setAllocatorSettings(f"pinned_max_round_threshold_mb:7,{asked}")
     output = capfd.readouterr().err

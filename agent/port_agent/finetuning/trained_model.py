@@ -13,7 +13,7 @@ from torch import nn
 from port_agent.finetuning.inputs.libraries import Conv1D, init_empty_weights, peft, transformers
 from port_agent.finetuning.inputs.model_files import CONFIG, FLOAT_NAMES, tensor_entries, weight_files
 from port_agent.finetuning.inputs.options import Compute, FinetuneError, FinetuneOptions
-from port_agent.finetuning.quantized.file import quantize_model
+from port_agent.finetuning.quantized.file import quantize_model, returns_product
 from port_agent.finetuning.quantized.widened import stored_weight, widen
 from port_agent.finetuning.text.task import Task, TaskKind, head_settings, read_config
 from port_agent.intercept.residency.storages import SMALLEST_MAPPING_BYTES
@@ -258,7 +258,7 @@ def _targets(model: Any, wanted: tuple[str, ...]) -> list[str] | str:
     _check_head(model, wanted)
     if wanted and not every:
         return list(wanted)
-    own = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, kinds) and _is_of_transformers(m)}
+    own = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, kinds) and not returns_product(m)}
     refused = own | (_REFUSED_TARGETS if model.config.model_type in _REFUSING_KINDS else set())
     mapping = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
     usual = [name for name in mapping.get(model.config.model_type, ()) if name in here and name not in refused]
@@ -267,10 +267,3 @@ def _targets(model: Any, wanted: tuple[str, ...]) -> list[str] | str:
     head = model.get_output_embeddings()
     plain = {n.rpartition(".")[2] for n, m in model.named_modules() if isinstance(m, kinds) and m is not head}
     return sorted(plain - refused) if refused & plain else _ALL_LINEAR
-
-
-def _is_of_transformers(layer: nn.Module) -> bool:
-    """Return whether a layer is specific to a kind of model, such as a mixture's router, which returns more than a
-    product.
-    """
-    return type(layer).__module__.startswith("transformers.models.")

@@ -118,6 +118,8 @@ def test_layers_that_return_more_than_a_product_get_no_adapters(tmp_path: Path) 
     model = load_model(FinetuneOptions(str(make_model(tmp_path / "phimoe", kind="phimoe")), ("",), ""), CAUSAL, report)
     adapted = {name.split(".lora_")[0].rpartition(".")[2] for name, _ in model.named_parameters() if ".lora_" in name}
     assert {"q_proj", "v_proj"} <= adapted and "router" not in adapted and "lm_head" not in adapted
+    falcon = FinetuneOptions(str(make_model(tmp_path / "falcon", kind="falcon")), ("",), "")
+    assert any("query_key_value.lora_A" in name for name, _ in load_model(falcon, CAUSAL, report).named_parameters())
     mamba = FinetuneOptions(str(make_model(tmp_path / "mamba", kind="mamba")), ("",), "")
     assert not any("out_proj.lora" in name for name, _ in load_model(mamba, CAUSAL, report).named_parameters())
     with pytest.raises(FinetuneError, match=r"peft rejects these layers: .*; give other --targets"):

@@ -34,6 +34,9 @@ _FORMAT = "1"
 ENCODED_ITEMS = 1 << 19
 """Weights encoded at once, which takes about 10 MiB of temporary memory."""
 
+_OWN_PRODUCTS = ("FalconLinear",)
+"""Linear layers of one kind of model that return what any linear layer returns."""
+
 _DECODED = (torch.bfloat16, torch.float32)
 
 Note = Callable[[str], None]
@@ -74,7 +77,7 @@ def quantize_model(model: Any, folder: Path, quantization: Quantization, note: N
 def quantized_layers(model: Any, quantization: Quantization) -> dict[str, nn.Linear | Conv1D]:
     """Return by name the layers of a model that can be quantized. Raises FinetuneError if there are none."""
     head = model.get_output_embeddings()
-    linear = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear | Conv1D) and m is not head}
+    linear = {n: m for n, m in model.named_modules() if returns_product(m) and m is not head and _adds_bias_at_once(m)}
     layers = {
         n: m for n, m in linear.items() if m.weight.shape[1] % quantization.block == 0 and m.weight.dtype in _DECODED
     }
@@ -90,6 +93,21 @@ def quantized_layers(model: Any, quantization: Quantization) -> dict[str, nn.Lin
             f"--base {quantization.value} is for linear layers, and this {model.config.model_type} {why}; train it without --base"
         )
     return layers
+
+
+def returns_product(layer: nn.Module) -> bool:
+    """Return whether a layer is linear and returns its product alone.
+
+    A layer of one kind of model, such as a mixture's router, may return more.
+    """
+    kind = type(layer)
+    is_own = kind.__module__.startswith("transformers.models.") and kind.__name__ not in _OWN_PRODUCTS
+    return isinstance(layer, nn.Linear | Conv1D) and not is_own
+
+
+def _adds_bias_at_once(layer: Any) -> bool:
+    """Return whether a layer has the bits of a product that includes its bias."""
+    return layer.bias is None or type(layer).__name__ not in _OWN_PRODUCTS
 
 
 def _why_not_usable(path: Path, sources: dict[str, Path]) -> str | None:

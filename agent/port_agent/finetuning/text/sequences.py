@@ -166,26 +166,7 @@ class SequenceMaker:
         )
         ignored = ", ".join(f"{key} ({count:,})" for key, count in sorted(written.ignored.items()) if count)
         facts = (
-            (
-                self.skipped,
-                f"{self.skipped:,} records are left out because their prompt alone fills --seq-len {self._longest}; "
-                f"--seq-len {self._whole_tokens} keeps all",
-            ),
-            (
-                self._dropped,
-                f"{self._dropped:,} later answers of conversations are left out because the text before each fills "
-                f"--seq-len {self._longest}; --seq-len {self._whole_tokens} keeps all",
-            ),
-            (
-                self._cut,
-                f"{self._cut:,} of {self._apart:,} answers are cut at --seq-len {self._longest}, so "
-                f"{self._cut_tokens:,} tokens are not learned; --seq-len {self._whole_tokens} keeps all",
-            ),
-            (
-                self._shortened,
-                f"{self._shortened:,} texts are cut at --seq-len {self._longest}, so {self._unread_tokens:,} tokens are not "
-                f"read; --seq-len {self._whole_tokens} keeps all",
-            ),
+            *self._cut_facts(),
             (
                 self._spanned,
                 f"{self._spanned:,} answers begin within a token that also holds the end of the prompt and is "
@@ -206,6 +187,31 @@ class SequenceMaker:
             (ignored, f"the chat template does not write {ignored}, so they are not learned"),
         )
         return tuple(text for count, text in facts if count)
+
+    def _cut_facts(self) -> tuple[tuple[int, str], ...]:
+        """Return counts of what the longest length takes off, and a note for each."""
+        return (
+            (
+                self.skipped,
+                f"{self.skipped:,} records are left out because their prompt alone fills --seq-len {self._longest}; "
+                f"--seq-len {self._whole_tokens} keeps all",
+            ),
+            (
+                self._dropped,
+                f"{self._dropped:,} later answers of conversations are left out because the text before each fills "
+                f"--seq-len {self._longest}; --seq-len {self._whole_tokens} keeps all",
+            ),
+            (
+                self._cut,
+                f"{self._cut:,} of {self._apart:,} answers are cut at --seq-len {self._longest}, so "
+                f"{self._cut_tokens:,} tokens are not learned; --seq-len {self._whole_tokens} keeps all",
+            ),
+            (
+                self._shortened,
+                f"{self._shortened:,} texts are cut at --seq-len {self._longest}, so {self._unread_tokens:,} tokens are not "
+                f"read; --seq-len {self._whole_tokens} keeps all",
+            ),
+        )
 
     @property
     def _whole_tokens(self) -> int:

@@ -138,3 +138,23 @@ def test_rows_of_no_whole_blocks_are_written_as_16_bits(tmp_path: Path) -> None:
     export(folder, tmp_path / "model.gguf", GgufType.Q8_0)
     found = tensors(tmp_path / "model.gguf")
     assert (found["blk.0.ffn_down.weight"][0], found["blk.0.ffn_up.weight"][0]) == ("F16", "Q8_0")
+
+
+@pytest.mark.parametrize("model", KINDS)
+def test_llama_cpp_reads_the_tokens_and_computes_the_logits_of_the_model(model: str, tmp_path: Path) -> None:
+    llama_cpp: Any = pytest.importorskip("llama_cpp")
+    given = {"head_dim": 64} if model == "qwen3" else {}
+    folder = make_exported(tmp_path / "model", model, KINDS[model], **given)
+    export(folder, tmp_path / "model.gguf", GgufType.F32)
+    theirs = llama_cpp.Llama(str(tmp_path / "model.gguf"), n_ctx=64, n_threads=1, logits_all=True, verbose=False)
+    plain, words = (
+        AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32),
+        AutoTokenizer.from_pretrained(folder),
+    )
+    text = "to be or not 2 be, that's  the question\n\n 123 nobler"
+    tokens = words(text)["input_ids"]
+    assert theirs.tokenize(text.encode(), add_bos=False, special=True) == tokens
+    theirs.eval(tokens)
+    mine = plain(torch.tensor([tokens])).logits[0]
+    found = torch.from_numpy(theirs.scores[: len(tokens)].copy())
+    assert (found - mine).abs().max() < 1e-2 * mine.std()  # its cache has 16 bits

@@ -10,7 +10,7 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from port_agent.finetuning.inputs.options import FinetuneError
-from port_agent.finetuning.quantized.file import quantize_model
+from port_agent.finetuning.quantized.file import quantize_model, quantized_layers
 from port_agent.finetuning.quantized.linear import QuantizedLinear, encode_weight
 from port_agent.packing import Quantization
 from tests.agent.finetuning.tiny_model import make_model
@@ -42,6 +42,20 @@ def test_all_linear_layers_but_the_head_are_on_the_grid(quantization: Quantizati
             layer.decoded(),
             QuantizedLinear(quantization, *encode_weight(quantization, weight), None, weight.dtype).decoded(),
         )
+
+
+def test_layers_that_return_more_than_a_product_stay_as_they_are(tmp_path: Path) -> None:
+    def layers(kind: str, **settings: Any) -> set[str]:
+        config = transformers.AutoConfig.for_model(kind, hidden_size=64, num_hidden_layers=1, vocab_size=99, **settings)
+        with torch.device("meta"):
+            model = transformers.AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16)
+        return {name.rpartition(".")[2] for name in quantized_layers(model, Quantization.NF4)}
+
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 1}
+    assert layers("phimoe", intermediate_size=64, **heads) == {"q_proj", "k_proj", "v_proj", "o_proj"}
+    assert "query_key_value" in layers("falcon", num_attention_heads=2)
+    with pytest.raises(FinetuneError, match="has no linear layers"):  # whose bias is added to the rounded product
+        layers("falcon", num_attention_heads=2, bias=True)
 
 
 def test_it_is_computed_once(folder: Path) -> None:

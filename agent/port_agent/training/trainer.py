@@ -177,9 +177,8 @@ class Trainer:
         self._have_run: set[str] = set()
         self._device_limit_bytes = 0
         self.scalars = self._first_scalars()
-        self.step = 0
+        self.step = self.uncommitted = 0
         self.best_loss = math.inf
-        self.uncommitted = 0
         self._open: _OpenStep | None = None
         self._last_step_s = math.inf
         self._recoveries = 0

@@ -156,6 +156,11 @@ const float *port_library_logits(void)
     return port_logits(&engine);
 }
 
+port_engine *port_library_engine(void)
+{
+    return &engine;
+}
+
 port_status port_library_save(void)
 {
     uint8_t header[HEADER_SIZE];

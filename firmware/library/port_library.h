@@ -48,6 +48,9 @@ port_status port_library_train_to(const int8_t *sample, const float *targets, po
 int port_library_infer(const int8_t *sample);
 const float *port_library_logits(void);
 
+/* The engine, for the calls of port_engine.h. */
+port_engine *port_library_engine(void);
+
 /* Save parameters, options and state. PORT_ERROR_MEDIUM without a storage, or if it fails. */
 port_status port_library_save(void);
 

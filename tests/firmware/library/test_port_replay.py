@@ -123,7 +123,7 @@ class Replay:
 def compiled(loss: Loss = Loss.CROSS_ENTROPY, outputs: int = 60) -> CompiledModel:
     torch.manual_seed(1)
     module = nn.Sequential(nn.Linear(24, 6), nn.ReLU(), nn.Linear(6, outputs)).eval()
-    return compile_model(module, SAMPLES.astype(np.float32) / 50, name="replay", loss=loss)
+    return compile_model(module, (SAMPLES / 50).astype(np.float32), name="replay", loss=loss)
 
 
 @pytest.fixture(scope="module")
@@ -233,7 +233,8 @@ def test_a_board_that_replays_does_not_forget(replay: Replay) -> None:
         assert replay.begin(flash) == 0
         for row, label in zip(rows, labels, strict=True):
             assert (
-                replay.calls.port_library_train(row.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint16(label), None) == 0
+                replay.calls.port_library_train(row.ctypes.data_as(ctypes.c_void_p), ctypes.c_uint16(int(label)), None)
+                == 0
             )
             assert replay.keep(row, int(label)) == 0 and again(4) == 0
         found = [replay.calls.port_library_infer(row.ctypes.data_as(ctypes.c_void_p)) for row in rows]

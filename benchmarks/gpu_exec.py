@@ -189,7 +189,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--small", action="store_true", help="a tiny model, for a look")
     args = parser.parse_args(arguments)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # what is compared has to repeat
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.use_deterministic_algorithms(True)
     console, began, ran, left = Console(width=118, highlight=False), time.monotonic(), 0, []
     kind = torch.accelerator.current_accelerator(check_available=True)
     if kind is None:

@@ -240,11 +240,10 @@ class PointerGuards:
 
         `save_file` asks for all addresses before it reads one; others compare them with each other and their storage's.
         """
-        if tensor.device.type != "cpu":
-            return self._tensor_pointer(method, tensor, args, kwargs)
         asking = sys._getframe(_ASKING_FRAME)
         compared = compares_addresses(asking)
-        if (compared or asked_by_safetensors(asking)) and len(found := self._storages(tensor)) == 1:
+        written = tensor.is_cpu and asked_by_safetensors(asking)
+        if (compared or written) and len(found := self._storages(tensor)) == 1:
             offset_bytes = int(tensor.storage_offset()) * tensor.element_size()
             if compared:
                 return id(untyped_storage(tensor)) + offset_bytes

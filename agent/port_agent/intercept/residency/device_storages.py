@@ -10,7 +10,7 @@ import contextlib
 import math
 import sys
 import time
-from collections import defaultdict
+from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -28,17 +28,14 @@ from port_planner.torch_compat.modes import without_modes
 RING_PIECE_BYTES = 4 << 20
 """Of each of the ring's buffers of pinned memory."""
 
-MAX_KEPT_BYTES = 256 << 20
-"""So much of blocks whose storages have ended is kept for the next of the same size: newly allocated memory is filled with zeros
-first, at a tenth of the speed."""
-
 RESERVE_BYTES, _MIN_RESERVE_BYTES, _RESERVE_SHARE = 512 << 10, 64 << 10, 1 / 16
 """Held of a device's memory, at most a share of its budget, for adding up what has to leave when nothing is free. CUDA's allocator gives so
 little from the same memory as single numbers."""
 
 _PART_BYTES = 16 << 20
-_COLUMNS = 1024
-_WORD = torch.int32
+_COLUMNS = 512
+_WORD = torch.int64
+"""Of the type of their sum: CUDA copies what it adds up in another type."""
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 """Each word counts by where it stands: rows and columns are added up, and multiplied by odd numbers (of the golden ratio's digits)."""
 
@@ -65,7 +62,7 @@ def _part_sum(part: torch.Tensor) -> torch.Tensor:
     row_bytes = _COLUMNS * _WORD.itemsize
     whole = part.numel() // row_bytes * row_bytes
     words = part[:whole].view(_WORD).view(-1, _COLUMNS)
-    sums = (words.sum(1, dtype=torch.int64), words.sum(0, dtype=torch.int64), part[whole:].to(torch.int64))
+    sums = (words.sum(1), words.sum(0), part[whole:].to(torch.int64))
     total = torch.zeros((), dtype=torch.int64, device=part.device)
     for one in sums:
         places = torch.arange(1, one.numel() + 1, device=part.device)
@@ -122,18 +119,43 @@ class DeviceMove:
 
 
 class HostBlocks:
-    """Blocks of the host's memory, counted and paged by the host's pool."""
+    """Blocks of the host's memory, counted and paged by the host's pool.
+
+    A block whose storage has ended is kept for the next of its size, for newly allocated memory is filled with zeros first, at a tenth
+    of the speed. What is kept and what is in use never exceed what was in use at once.
+    """
 
     def __init__(self, host: Residency) -> None:
         self._host = host
-        self._kept: dict[int, list[torch.UntypedStorage]] = defaultdict(list)
-        self._kept_bytes = 0
+        self._kept: OrderedDict[int, list[torch.UntypedStorage]] = OrderedDict()
+        self._kept_bytes = self._used_bytes = self._peak_bytes = 0
 
     def take(self, nbytes: int) -> torch.UntypedStorage:
         """Return a block. Raises PageError where the host has none."""
-        if self._kept[nbytes]:
-            self._kept_bytes -= nbytes
-            return self._kept[nbytes].pop()
+        block = self._take_kept(nbytes)
+        self._used_bytes += nbytes
+        self._peak_bytes = max(self._peak_bytes, self._used_bytes)
+        if block is not None:
+            return block
+        while self._kept and self._used_bytes + self._kept_bytes > self._peak_bytes:
+            self._take_kept(next(iter(self._kept)))
+        try:
+            return self._new(nbytes)
+        except PageError:
+            self._used_bytes -= nbytes
+            raise
+
+    def _take_kept(self, nbytes: int) -> torch.UntypedStorage | None:
+        blocks = self._kept.get(nbytes)
+        if blocks is None:
+            return None
+        self._kept_bytes -= nbytes
+        block = blocks.pop()
+        if not blocks:
+            del self._kept[nbytes]
+        return block
+
+    def _new(self, nbytes: int) -> torch.UntypedStorage:
         self._host.make_free(nbytes)
         try:
             return torch.UntypedStorage(nbytes)
@@ -146,11 +168,11 @@ class HostBlocks:
 
     def give_back(self, block: torch.UntypedStorage, nbytes: int) -> None:
         """Keep a block of so many bytes for the next storage of its size, or free it; under a budget of the host's memory none is kept."""
+        self._used_bytes -= nbytes
         storage = self._host.table.known_storage(block)
-        here = math.isinf(self._host.limit_bytes) and (storage is None or storage.resident)
-        if here and self._kept_bytes + nbytes <= MAX_KEPT_BYTES:
+        if math.isinf(self._host.limit_bytes) and (storage is None or storage.resident):
             self._kept_bytes += nbytes
-            self._kept[nbytes].append(block)
+            self._kept.setdefault(nbytes, []).append(block)
 
     def release(self) -> None:
         """Free the blocks that nobody uses."""

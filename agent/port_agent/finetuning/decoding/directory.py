@@ -38,6 +38,8 @@ from port_planner.ir.bundle.safetensors_io import Chunks
 _GPTQ_SETTINGS = "quantize_config.json"
 """Where a model of AutoGPTQ has its quantization, if its configuration does not have it."""
 _FLOATS = ("BF16", "F16", "F32")
+_TRANSPOSED_KINDS = ("gpt2", "openai-gpt")
+"""Kinds whose floats are stored as [inputs, outputs], and whose codes as [outputs, inputs]."""
 
 
 class DecodedType(enum.StrEnum):
@@ -164,6 +166,11 @@ def _folder_source(folder: Path, files: ExitStack) -> _Source:
     quantization = config.pop("quantization_config", None) or (_json(own) if own.is_file() else None)
     if not isinstance(quantization, dict):
         raise FinetuneError(f"{folder} has no quantization_config: its weights are floats, which need no decoding")
+    if config.get("model_type") in _TRANSPOSED_KINDS:
+        raise FinetuneError(
+            f"{folder} is a {config['model_type']}, whose codes are in another order than its floats, which decode does "
+            "not change; use the original model"
+        )
     paths = weight_files(folder)
     opened = {path: files.enter_context(safe_open(path, "pt")) for path in paths}
     entries = {name: (path, entry) for path in paths for name, entry in tensor_entries(path)[1].items()}

@@ -90,6 +90,14 @@ def test_settings_of_autogptq_are_read_beside_the_configuration(tmp_path: Path) 
     assert not (tmp_path / "out" / "quantize_config.json").exists()
 
 
+def test_a_kind_whose_codes_are_in_another_order_is_refused(tmp_path: Path) -> None:
+    folder, _ = make_coded(tmp_path / "coded", *KINDS["gptq"])
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, "model_type": "gpt2"}))
+    with pytest.raises(FinetuneError, match="is a gpt2, whose codes are in another order than its floats"):
+        decode(folder, tmp_path / "out")
+
+
 @pytest.mark.parametrize(
     ("name", "changed", "said"),
     [

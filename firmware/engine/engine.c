@@ -4,6 +4,8 @@
 #include "../kernels/kernels.h"
 #include "pager.h"
 
+#define HAS_GROUPED (PORT_HAS(PORT_OP_GROUPED) || PORT_HAS(PORT_OP_TRANSPOSED)) /* one kernel for both */
+
 uint32_t port_arena_bytes(const port_model *model) { return model->arena_bytes; }
 uint32_t port_parameter_bytes(const port_model *model) { return model->parameter_bytes; }
 uint32_t port_input_bytes(const port_model *model) { return model->input_bytes; }
@@ -134,7 +136,8 @@ static void run_op(const port_bound *bound) {
     case PORT_OP_ADD: port_add_forward(bound); break;
     case PORT_OP_AVERAGE_POOL: port_average_pool_forward(bound); break;
     case PORT_OP_MAX_POOL: port_max_pool_forward(bound); break;
-    case PORT_OP_GROUPED: if (PORT_HAS(PORT_OP_GROUPED)) port_grouped_forward(bound); break;
+    case PORT_OP_GROUPED:
+    case PORT_OP_TRANSPOSED: if (HAS_GROUPED) port_grouped_forward(bound); break;
     case PORT_OP_TABLE: if (PORT_HAS(PORT_OP_TABLE)) port_table_forward(bound); break;
     case PORT_OP_CONCAT: if (PORT_HAS(PORT_OP_CONCAT)) port_concat_forward(bound); break;
     case PORT_OP_UPSAMPLE: if (PORT_HAS(PORT_OP_UPSAMPLE)) port_upsample_forward(bound); break;
@@ -149,7 +152,8 @@ static void run_input_gradient(const port_bound *bound, const float *gradient, f
     case PORT_OP_DEPTHWISE: port_depthwise_input_gradient(bound, gradient, target, accumulate); break;
     case PORT_OP_AVERAGE_POOL: port_average_pool_input_gradient(bound, gradient, target, accumulate); break;
     case PORT_OP_MAX_POOL: port_max_pool_input_gradient(bound, gradient, target, accumulate); break;
-    case PORT_OP_GROUPED: if (PORT_HAS(PORT_OP_GROUPED)) port_grouped_input_gradient(bound, gradient, target, accumulate); break;
+    case PORT_OP_GROUPED:
+    case PORT_OP_TRANSPOSED: if (HAS_GROUPED) port_grouped_input_gradient(bound, gradient, target, accumulate); break;
     case PORT_OP_TABLE: if (PORT_HAS(PORT_OP_TABLE)) port_table_input_gradient(bound, gradient, target, accumulate); break;
     case PORT_OP_CONCAT: if (PORT_HAS(PORT_OP_CONCAT)) port_concat_input_gradient(bound, gradient, target, accumulate, second); break;
     case PORT_OP_UPSAMPLE: if (PORT_HAS(PORT_OP_UPSAMPLE)) port_upsample_input_gradient(bound, gradient, target, accumulate); break;
@@ -166,7 +170,7 @@ static void run_weight_update(const port_engine *engine, const port_step *step, 
     if (groups) port_choose_channels(bound, gradient, engine->model->chosen_share, groups);
     if (bound->op->kind == PORT_OP_DEPTHWISE)
         port_depthwise_weight_update(bound, gradient, groups, update);
-    else if (PORT_HAS(PORT_OP_GROUPED) && bound->op->kind == PORT_OP_GROUPED)
+    else if (HAS_GROUPED && (bound->op->kind == PORT_OP_GROUPED || bound->op->kind == PORT_OP_TRANSPOSED))
         port_grouped_weight_update(bound, gradient, groups, update);
     else
         port_conv_weight_update(bound, gradient, groups, update);

@@ -24,6 +24,7 @@ enum port_op_kind {
     PORT_OP_UPSAMPLE = 10,    /* each pixel kernel_h x kernel_w times */
     PORT_OP_MULTIPLY = 11,    /* in * other, of equal extents */
     PORT_OP_SCALE = 12,       /* in * other, which has one value a channel */
+    PORT_OP_TRANSPOSED = 13,  /* transposed convolution, laid out as PORT_OP_GROUPED */
 };
 
 /* What a sample is judged by: a label, or a target for each output. */
@@ -53,7 +54,7 @@ typedef struct port_op {
     float in_scale, other_scale;
     int32_t add_in, add_other; /* residual add: (in - in_zero) * add_in + (other - other_zero) * add_other, >> add_shift;
                                   concat: each by itself; product: (in - in_zero) * (other - other_zero) * add_in / 2^add_shift */
-    uint16_t groups;           /* of PORT_OP_GROUPED */
+    uint16_t groups;           /* of PORT_OP_GROUPED and PORT_OP_TRANSPOSED */
     uint8_t dilation_h, dilation_w;
     const int8_t *table;       /* int8[256], PORT_OP_TABLE */
     const float *slope;        /* derivative of the function, float[256]; null: no gradient passes */

@@ -1,5 +1,6 @@
-/* Convolution with groups, dilation or several outputs a channel, forward and backward. Scalar; every fp32 sum starts at +0 and
- * runs in ascending order: over pixels (weights), or over output channels and then taps (input). */
+/* Convolution with groups, dilation or several outputs a channel, and transposed convolution, forward and backward. Scalar;
+ * every fp32 sum starts at +0 and runs in ascending order: over pixels (weights), or over output channels and then taps
+ * (input). Where a convolution reads, a transposed one is read: the two differ in nothing else. */
 #include "arithmetic.h"
 #include "kernels.h"
 #include "update.h"
@@ -13,25 +14,47 @@ static const int8_t *row_of(const port_bound *bound, int32_t o) {
     return o < trained ? bound->trained + o * row_bytes(bound->op) : bound->frozen + (o - trained) * row_bytes(bound->op);
 }
 
-/* The input line or column of a tap; negative: outside. */
-static int32_t touched(int32_t position, int32_t stride, int32_t tap, int32_t dilation, int32_t pad, int32_t extent) {
+static int32_t strided(int32_t position, int32_t stride, int32_t tap, int32_t dilation, int32_t pad, int32_t extent) {
     int32_t at = position * stride + tap * dilation - pad;
     return at < extent ? at : -1;
 }
 
-/* The output line or column whose tap touches an input; negative: none. */
-static int32_t reached(int32_t position, int32_t stride, int32_t tap, int32_t dilation, int32_t pad, int32_t extent) {
+static int32_t unstrided(int32_t position, int32_t stride, int32_t tap, int32_t dilation, int32_t pad, int32_t extent) {
     int32_t at = position + pad - tap * dilation;
     return at < 0 || at % stride || at / stride >= extent ? -1 : at / stride;
+}
+
+static int is_transposed(const port_op *op) { return PORT_HAS(PORT_OP_TRANSPOSED) && op->kind == PORT_OP_TRANSPOSED; }
+
+/* The input line that a tap of an output line reads; negative: none. */
+static int32_t line_read(const port_op *op, int32_t i, int32_t tap) {
+    if (is_transposed(op)) return unstrided(i, op->stride_h, tap, op->dilation_h, op->pad_top, op->in_h);
+    return strided(i, op->stride_h, tap, op->dilation_h, op->pad_top, op->in_h);
+}
+
+static int32_t column_read(const port_op *op, int32_t j, int32_t tap) {
+    if (is_transposed(op)) return unstrided(j, op->stride_w, tap, op->dilation_w, op->pad_left, op->in_w);
+    return strided(j, op->stride_w, tap, op->dilation_w, op->pad_left, op->in_w);
+}
+
+/* The output line whose tap reads an input line; negative: none. */
+static int32_t line_reached(const port_op *op, int32_t y, int32_t tap) {
+    if (is_transposed(op)) return strided(y, op->stride_h, tap, op->dilation_h, op->pad_top, op->out_h);
+    return unstrided(y, op->stride_h, tap, op->dilation_h, op->pad_top, op->out_h);
+}
+
+static int32_t column_reached(const port_op *op, int32_t x, int32_t tap) {
+    if (is_transposed(op)) return strided(x, op->stride_w, tap, op->dilation_w, op->pad_left, op->out_w);
+    return unstrided(x, op->stride_w, tap, op->dilation_w, op->pad_left, op->out_w);
 }
 
 static int32_t window_sum(const port_bound *bound, const int8_t *row, int32_t i, int32_t j, int32_t first_c) {
     const port_op *op = bound->op;
     int32_t sum = 0, count = group_inputs(op);
     for (int32_t u = 0; u < op->kernel_h; u++) {
-        int32_t y = touched(i, op->stride_h, u, op->dilation_h, op->pad_top, op->in_h);
+        int32_t y = line_read(op, i, u);
         for (int32_t v = 0; v < op->kernel_w; v++, row += count) {
-            int32_t x = touched(j, op->stride_w, v, op->dilation_w, op->pad_left, op->in_w);
+            int32_t x = column_read(op, j, v);
             if (y < 0 || x < 0) continue;
             const int8_t *in = bound->in + (y * op->in_w + x) * op->in_c + first_c;
             for (int32_t c = 0; c < count; c++) sum += (in[c] - op->in_zero) * row[c];
@@ -62,9 +85,9 @@ static float input_value(const port_bound *bound, const float *gradient, int32_t
     for (int32_t o = first; o < first + outputs; o++) {
         const int8_t *row = row_of(bound, o) + c % inputs;
         for (int32_t u = 0; u < op->kernel_h; u++) {
-            int32_t i = reached(y, op->stride_h, u, op->dilation_h, op->pad_top, op->out_h);
+            int32_t i = line_reached(op, y, u);
             for (int32_t v = 0; v < op->kernel_w && i >= 0; v++) {
-                int32_t j = reached(x, op->stride_w, v, op->dilation_w, op->pad_left, op->out_w);
+                int32_t j = column_reached(op, x, v);
                 if (j < 0) continue;
                 float dy = gradient[(i * op->out_w + j) * op->out_c + o];
                 if (dy != 0.0f) sum += dy * op->weight_scale[o] * (float)row[(u * op->kernel_w + v) * inputs];
@@ -88,9 +111,9 @@ static float weight_value(const port_bound *bound, const float *gradient, int32_
     const port_op *op = bound->op;
     float sum = 0.0f;
     for (int32_t i = bound->first; i < bound->last; i++) {
-        int32_t y = touched(i, op->stride_h, u, op->dilation_h, op->pad_top, op->in_h);
+        int32_t y = line_read(op, i, u);
         for (int32_t j = 0; j < op->out_w && y >= 0; j++) {
-            int32_t x = touched(j, op->stride_w, v, op->dilation_w, op->pad_left, op->in_w);
+            int32_t x = column_read(op, j, v);
             float dy = gradient[(i * op->out_w + j) * op->out_c + o];
             if (x >= 0 && dy != 0.0f) sum += dy * (float)(bound->in[(y * op->in_w + x) * op->in_c + c] - op->in_zero);
         }

@@ -68,7 +68,9 @@ M4F = _counts(
         (StepKind.INPUT, OpKind.CONV): 3.9, (StepKind.INPUT, OpKind.CLASSIFIER): 19.5,
         (StepKind.INPUT, OpKind.DEPTHWISE): 14.3, (StepKind.INPUT, OpKind.AVERAGE_POOL): 8.8,
         (StepKind.FORWARD, OpKind.GROUPED): 37.6, (StepKind.INPUT, OpKind.GROUPED): 85.0,
-        (StepKind.WEIGHT, OpKind.GROUPED): 34.3, (StepKind.FORWARD, OpKind.TABLE): 10.7,
+        (StepKind.WEIGHT, OpKind.GROUPED): 34.3, (StepKind.FORWARD, OpKind.TRANSPOSED): 46.3,
+        (StepKind.INPUT, OpKind.TRANSPOSED): 51.7, (StepKind.WEIGHT, OpKind.TRANSPOSED): 57.0,
+        (StepKind.FORWARD, OpKind.TABLE): 10.7,
         (StepKind.INPUT, OpKind.TABLE): 10.0, (StepKind.FORWARD, OpKind.CONCAT): 18.4,
         (StepKind.INPUT, OpKind.CONCAT): 3.9, (StepKind.FORWARD, OpKind.UPSAMPLE): 16.7,
         (StepKind.INPUT, OpKind.UPSAMPLE): 7.8, (StepKind.FORWARD, OpKind.MULTIPLY): 40.6,
@@ -86,7 +88,7 @@ M4F = _counts(
 """On the emulated Cortex-M4F with its DSP kernels, random weights.
 
 Counted on the camera network and MobileNetV2-w0.35. Max pooling is counted on the tests' network of every layer, and
-groups to products on their network of joins.
+groups to products on their network of joins, transposed convolutions on that of transposed ones.
 """
 
 M0 = _counts(
@@ -97,7 +99,9 @@ M0 = _counts(
         (StepKind.INPUT, OpKind.CONV): 140.0, (StepKind.INPUT, OpKind.CLASSIFIER): 414.0,
         (StepKind.INPUT, OpKind.DEPTHWISE): 165.6, (StepKind.INPUT, OpKind.AVERAGE_POOL): 169.9,
         (StepKind.FORWARD, OpKind.GROUPED): 67.1, (StepKind.INPUT, OpKind.GROUPED): 281.9,
-        (StepKind.WEIGHT, OpKind.GROUPED): 263.9, (StepKind.FORWARD, OpKind.TABLE): 13.4,
+        (StepKind.WEIGHT, OpKind.GROUPED): 263.9, (StepKind.FORWARD, OpKind.TRANSPOSED): 105.8,
+        (StepKind.INPUT, OpKind.TRANSPOSED): 286.6, (StepKind.WEIGHT, OpKind.TRANSPOSED): 271.3,
+        (StepKind.FORWARD, OpKind.TABLE): 13.4,
         (StepKind.INPUT, OpKind.TABLE): 139.0, (StepKind.FORWARD, OpKind.CONCAT): 27.9,
         (StepKind.INPUT, OpKind.CONCAT): 7.5, (StepKind.FORWARD, OpKind.UPSAMPLE): 24.3,
         (StepKind.INPUT, OpKind.UPSAMPLE): 75.0, (StepKind.FORWARD, OpKind.MULTIPLY): 96.2,
@@ -116,7 +120,7 @@ M0 = _counts(
 """On the emulated Cortex-M0. Without an FPU, the backward part costs 30 times as much per multiply-accumulate as on an M4F.
 
 Counted on the digits network. Poolings and residuals are counted on a small residual network, and groups to products on
-the tests' network of joins with 8x6 pixels. Zero gradients are skipped, so counts vary by a tenth between samples.
+the tests' network of joins with 8x6 pixels, transposed convolutions on that of transposed ones. Zero gradients are skipped, so counts vary by a tenth between samples.
 """
 
 _BY_BOARD = {"mkr1000": M0, "nrf52840": M4F}

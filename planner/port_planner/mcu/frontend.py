@@ -40,7 +40,7 @@ from port_planner.mcu.module_trace import (
     run_nodes,
     trace_module,
 )
-from port_planner.mcu.selections import choosing_ops, identity_layer, read_choice
+from port_planner.mcu.selections import choosing_ops, identity_layer, image_layer, read_choice
 from port_planner.mcu.torch_axes import GRAPH_AXES, TorchAxes, extent
 
 INPUT = "input"
@@ -240,6 +240,8 @@ class _Importer:
         match module:
             case nn.Conv2d() | nn.Conv1d():
                 return self._convolution(node, module, value)
+            case nn.ConvTranspose2d() | nn.ConvTranspose1d():
+                return self._transposed(node, module, value)
             case nn.BatchNorm2d() | nn.BatchNorm1d():
                 return self._batch_norm(node, module, value)
             case nn.Linear():
@@ -344,6 +346,9 @@ class _Importer:
     def _view(self, node: fx.Node, value: NodeValue) -> NodeValue:
         extents = self._result_shape(node)
         seen = value.seen.reshaped(extents)
+        if seen is None and value.seen.axes == ("C",) and len(extents) in (2, 3):
+            axes = ("C", "W") if len(extents) == 2 else GRAPH_AXES
+            return self._append(node, image_layer(value.tensor, extents), axes)
         if seen is None:
             shapes = f"{list(value.seen.extents)} as {list(extents)}"
             raise McuCompileError(node_place(node), f"takes {shapes}, which divides an axis", "merge whole axes only")
@@ -418,6 +423,25 @@ class _Importer:
             "", OpKind.DEPTHWISE if depthwise else plain, (value.tensor,), value.shape, out, kernel, stride, padding,
             weight=np.ascontiguousarray(layout[0] if depthwise else layout), bias=bias, origin=origin,
             dilation=dilation, groups=1 if depthwise else conv.groups,
+        )  # fmt: skip
+        return self._own(self._append(node, op, ("C", *names)), conv, conv.weight)
+
+    def _transposed(self, node: fx.Node, conv: nn.ConvTranspose2d | nn.ConvTranspose1d, value: NodeValue) -> NodeValue:
+        dimensions = 1 if isinstance(conv, nn.ConvTranspose1d) else 2
+        names = self._image(node, value, dimensions)
+        after = _by_axis(names, self._result_shape(node)[1:], 1)
+        down, across = (4, 3) if names == ("W", "H") else (3, 4)
+        kernel, groups = _by_axis(names, conv.kernel_size, 1), conv.groups
+        windows = tuple(_numbers(conv.kernel_size, dimensions)) if names == ("W", "H") else kernel
+        extents = (groups, conv.in_channels // groups, conv.out_channels // groups, *windows)
+        origin = LayerOrigin(str(node.target), extents, (0, 2, down, across, 1))
+        weight = _array(conv.weight).reshape(extents).transpose(origin.order)
+        bias = np.zeros(conv.out_channels, np.float32) if conv.bias is None else _array(conv.bias)
+        op = KernelCall(
+            "", OpKind.TRANSPOSED, (value.tensor,), value.shape, Shape(*after, conv.out_channels), kernel,
+            _by_axis(names, conv.stride, 1), _by_axis(names, cast(tuple[int, ...], conv.padding), 0),
+            weight=np.ascontiguousarray(weight.reshape(conv.out_channels, *kernel, -1)), bias=bias, origin=origin,
+            dilation=_by_axis(names, conv.dilation, 1), groups=groups,
         )  # fmt: skip
         return self._own(self._append(node, op, ("C", *names)), conv, conv.weight)
 

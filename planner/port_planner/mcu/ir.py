@@ -49,6 +49,7 @@ class OpKind(IntEnum):
     UPSAMPLE = 10
     MULTIPLY = 11
     SCALE = 12
+    TRANSPOSED = 13
 
 
 class Loss(Enum):
@@ -60,7 +61,7 @@ class Loss(Enum):
     """The mean of the squared differences; a sample has a target for each output."""
 
 
-WEIGHTED = frozenset({OpKind.CONV, OpKind.DEPTHWISE, OpKind.CLASSIFIER, OpKind.GROUPED})
+WEIGHTED = frozenset({OpKind.CONV, OpKind.DEPTHWISE, OpKind.CLASSIFIER, OpKind.GROUPED, OpKind.TRANSPOSED})
 PRODUCTS = frozenset({OpKind.MULTIPLY, OpKind.SCALE})
 TWO_INPUTS = frozenset({OpKind.ADD, OpKind.CONCAT}) | PRODUCTS
 
@@ -152,6 +153,9 @@ class KernelCall:
     @property
     def macs(self) -> int:
         """The multiply-accumulates of one forward call; padding counts as if it were computed."""
+        if self.kind is OpKind.TRANSPOSED:
+            taps = self.kernel[0] * self.kernel[1]
+            return self.in_shape.elements * taps * (self.out_shape.channels // self.groups)
         return self.out_shape.elements * self.kernel[0] * self.kernel[1] * self.fan_in if self.kind in WEIGHTED else 0
 
     @property

@@ -127,7 +127,24 @@ def float_op(
     if weights is None:
         weight, bias = weights_of(op)
         weights = torch_weight(op, weight).to(data.dtype), torch.from_numpy(bias).to(data.dtype)
-    return _clamped(op.clamp, F.conv2d(data, *weights, op.stride, op.padding, op.dilation, torch_groups(op)))
+    return _clamped(op.clamp, convolved(op, data, *weights))
+
+
+def convolved(op: KernelCall, data: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """Return the convolution of an op; `weight` is [out, in / groups, height, width], of transposed ones too."""
+    if op.kind is not OpKind.TRANSPOSED:
+        return F.conv2d(data, weight, bias, op.stride, op.padding, op.dilation, torch_groups(op))
+    groups, (_, inputs, *window) = op.groups, weight.shape
+    swapped = weight.reshape(groups, -1, inputs, *window).transpose(1, 2).reshape(groups * inputs, -1, *window)
+    whole = (op.out_shape.height, op.out_shape.width)
+    before = (op.in_shape.height, op.in_shape.width)
+    more = [
+        after - ((old - 1) * step - 2 * margin + reach * (taps - 1) + 1)
+        for after, old, step, margin, reach, taps in zip(
+            whole, before, op.stride, op.padding, op.dilation, op.kernel, strict=True
+        )
+    ]
+    return F.conv_transpose2d(data, swapped, bias, op.stride, op.padding, more, groups, op.dilation)
 
 
 _WEIGHTLESS: dict[OpKind, Callable[[KernelCall, list[torch.Tensor]], torch.Tensor]] = {
@@ -375,6 +392,7 @@ __all__ = [
     "QuantizedGraph",
     "QuantizedOp",
     "QuantizedTensor",
+    "convolved",
     "flat_input",
     "float_op",
     "logits_error",

@@ -195,4 +195,16 @@ def identity_layer(source: str, seen: TorchAxes) -> KernelCall:
     )  # fmt: skip
 
 
-__all__ = ["AxisChoice", "choosing_ops", "identity_layer", "read_choice"]
+def image_layer(source: str, extents: Sequence[int]) -> KernelCall:
+    """Return the layer that makes an image [C, H, W] or [C, W] of a tensor that is channels only, in torch's order."""
+    channels, *spatial = extents
+    height, width = (1, *spatial)[-2:]
+    places = height * width
+    window = np.eye(places, dtype=np.float32).reshape(height, width, places)
+    return KernelCall(
+        "", OpKind.TRANSPOSED, (source,), Shape(1, 1, channels * places), Shape(height, width, channels), (height, width),
+        weight=np.repeat(window[None], channels, 0), bias=np.zeros(channels, np.float32), groups=channels, fixed=True,
+    )  # fmt: skip
+
+
+__all__ = ["AxisChoice", "choosing_ops", "identity_layer", "image_layer", "read_choice"]

@@ -15,6 +15,7 @@ from port_planner.mcu import CompiledModel, compile_model
 from port_planner.mcu.autodiff import LayerUpdate, SparseScheme
 from port_planner.mcu.emit import parameter_image
 from port_planner.mcu.quantize import run_float
+from tests.planner.mcu.networks import transposed
 
 
 class Layers(nn.Module):
@@ -79,6 +80,21 @@ def test_the_module_computes_with_the_weights_of_the_board(scheme: SparseScheme 
     for source in (state, table.code_tensors(parameters)):
         again = take_weights(model, source)
         assert parameter_image(again.quantized, again.memory, again.scheme) == parameters
+
+
+def test_transposed_convolutions_come_back(tmp_path: Path) -> None:
+    """In groups, with a batch norm behind, and along one axis of an image."""
+    module, data = transposed()
+    model = compile_model(module, data)
+    parameters, table = learnt(model), tables(model, tmp_path)
+    state = table.state_dict(parameters)
+    module.load_state_dict({name: torch.from_numpy(values) for name, values in state.items()})
+    graph = take_weights(model, table.code_tensors(parameters)).quantized.graph
+    with torch.no_grad():
+        expected = run_float(graph, torch.from_numpy(data))[graph.ops[-1].name].flatten(1)
+        torch.testing.assert_close(module(torch.from_numpy(data)), expected, rtol=1e-4, atol=1e-4)
+    again = take_weights(model, state)
+    assert parameter_image(again.quantized, again.memory, again.scheme) == parameters
 
 
 def test_low_bytes_are_parts_of_a_code(tmp_path: Path) -> None:

@@ -102,6 +102,27 @@ class Choices(nn.Module):
         return self.head(y).mean((2, 3)) / 2.0
 
 
+class Transposed(nn.Module):
+    """Transposed convolutions: strides, padding of the output, dilation, groups, along one axis, batch norm behind, an image out."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 6, 3, 2, 1)
+        self.up = nn.Sequential(
+            nn.ConvTranspose2d(6, 8, 3, 2, 1, output_padding=1, bias=False), nn.BatchNorm2d(8), nn.ReLU()
+        )
+        self.grouped = nn.ConvTranspose2d(8, 4, (2, 3), (1, 2), (1, 0), groups=2, dilation=(2, 1))
+        self.along, self.each = nn.ConvTranspose1d(4, 5, 4, 3), nn.ConvTranspose2d(4, 4, 3, groups=4)
+        self.bottleneck, self.decoder = nn.Linear(9, 30), nn.ConvTranspose2d(5, 2, 2, 2)
+        self.head = nn.Linear(48, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.grouped(self.up(self.stem(x))).relu()
+        y = self.along(x.mean(3)).relu()
+        code = self.bottleneck(torch.cat([y.mean(2), self.each(x).tanh().mean((2, 3))], 1))
+        return self.head(self.decoder(code.view(-1, 5, 2, 3)).tanh().flatten(1))
+
+
 def settled(module: nn.Module, data: NDArray[np.float32]) -> nn.Module:
     """Return the module in eval mode with batch norm statistics of the data."""
     module.train()
@@ -147,6 +168,12 @@ def choices(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
     return Choices().eval(), data
 
 
+def transposed(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
+    torch.manual_seed(9)
+    data = np.random.default_rng(9).normal(size=(count, 2, 7, 6)).astype(np.float32)
+    return settled(Transposed(), data), data
+
+
 def bars() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Noise, and in every other sample a bright left half; a network that has learnt nothing yet can learn it."""
     labels = np.arange(60) % 2
@@ -156,4 +183,4 @@ def bars() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 NETWORKS = {"every_layer": every_layer, "hidden_linear": hidden_linear, "stream": stream}
-BUILDS = NETWORKS | {"readers": readers, "joins": joins, "choices": choices}
+BUILDS = NETWORKS | {"readers": readers, "joins": joins, "choices": choices, "transposed": transposed}

@@ -18,9 +18,9 @@ from port_planner.mcu.quantize import (
     QuantizedGraph,
     QuantizedOp,
     concat_axis,
+    convolved,
     flat_input,
     tabulated_function,
-    torch_groups,
     torch_weight,
 )
 
@@ -84,8 +84,7 @@ def _sums(op: QuantizedOp, data: torch.Tensor) -> torch.Tensor:
     centred = (flat_input(op.op, data) - op.inputs[0].zero).double()
     weight = torch_weight(op.op, _present(op, op.weight)).double()
     bias = torch.from_numpy(_present(op, op.bias).astype(np.int64)).view(1, -1, 1, 1)
-    groups = torch_groups(op.op)
-    return F.conv2d(centred, weight, None, op.op.stride, op.op.padding, op.op.dilation, groups).long() + bias
+    return convolved(op.op, centred, weight, None).long() + bias
 
 
 def _average_pool(op: QuantizedOp, data: torch.Tensor) -> torch.Tensor:

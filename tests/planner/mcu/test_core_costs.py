@@ -12,10 +12,10 @@ from port_planner.mcu.autodiff import full_scheme, training_program
 from port_planner.mcu.core_costs import M0, M4F, CoreError, core_costs, kernel_of, work_of
 from port_planner.mcu.frontend import import_module
 from port_planner.mcu.ir import OpKind
-from tests.planner.mcu.networks import every_layer, joins
+from tests.planner.mcu.networks import every_layer, joins, transposed
 
 
-@pytest.mark.parametrize("build", [every_layer, joins])
+@pytest.mark.parametrize("build", [every_layer, joins, transposed])
 def test_every_step_of_every_kind_has_a_count_and_work(build: Callable[[int], tuple[nn.Module, np.ndarray]]) -> None:
     module, data = build(2)
     graph = import_module(module, data.shape[1:])
@@ -25,8 +25,8 @@ def test_every_step_of_every_kind_has_a_count_and_work(build: Callable[[int], tu
         assert work_of(graph, step, scheme) > 0
 
 
-def test_the_two_nets_have_every_kind_of_op() -> None:
-    graphs = [import_module(module, data.shape[1:]) for module, data in (every_layer(2), joins(2))]
+def test_the_nets_have_every_kind_of_op() -> None:
+    graphs = [import_module(module, data.shape[1:]) for module, data in (every_layer(2), joins(2), transposed(2))]
     assert {op.kind for graph in graphs for op in graph.ops} == set(OpKind)
 
 

@@ -18,10 +18,10 @@ from port_planner.mcu.page_costs import PageMedium
 from port_planner.mcu.quantize import (
     QuantizedOp,
     concat_axis,
+    convolved,
     flat_input,
     run_float,
     tabulated_function,
-    torch_groups,
     torch_weight,
 )
 from tests.planner.mcu.networks import BUILDS
@@ -146,8 +146,7 @@ def _real(
     weight = (torch_weight(op.op, op.weight).double() * scale.view(-1, 1, 1, 1)).requires_grad_()
     bias = (torch.from_numpy(op.bias).double() * scale * float(op.inputs[0].scale)).requires_grad_()
     leaves[op.op.name] = (weight, bias)
-    data, groups = flat_input(op.op, inputs[0]), torch_groups(op.op)
-    return F.conv2d(data, weight, bias, op.op.stride, op.op.padding, op.op.dilation, groups)
+    return convolved(op.op, flat_input(op.op, inputs[0]), weight, bias)
 
 
 @pytest.mark.process

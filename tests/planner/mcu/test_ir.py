@@ -101,4 +101,5 @@ def test_the_numbers_of_kernels_are_those_of_the_firmware() -> None:
         "UPSAMPLE": 10,
         "MULTIPLY": 11,
         "SCALE": 12,
+        "TRANSPOSED": 13,
     }

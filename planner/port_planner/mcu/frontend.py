@@ -190,14 +190,30 @@ class _Importer:
             raise McuCompileError("output", "not a single tensor", "return the logits only")
         value = self.values[self.logits]
         if not self._is_linear(value):
-            if len(value.seen.axes) != 1 or value.shape.elements > MAX_OUTPUTS:
-                raise McuCompileError("output", "the model does not end in a linear layer", "end it with nn.Linear")
+            self._refuse_end(value)
             value = self._append(node, identity_layer(value.tensor, value.seen), ("C",))
             self.values[self.logits] = value
         last = self.ops[value.tensor]
         self.ops[last.name] = replace(last, kind=OpKind.CLASSIFIER)
         self._drop_unread(last.name)
         return tuple(self.ops.values())
+
+    @staticmethod
+    def _refuse_end(value: NodeValue) -> None:
+        """Raise McuCompileError for outputs that are not one axis, or more than a layer that passes them on may have."""
+        if len(value.seen.axes) != 1:
+            raise McuCompileError(
+                "output",
+                f"its shape is {list(value.seen.extents)}, but a board's outputs are one axis",
+                "end the model with nn.Flatten() or nn.Linear",
+            )
+        if value.shape.elements > MAX_OUTPUTS:
+            raise McuCompileError(
+                "output",
+                f"{value.shape.elements} outputs do not come from a linear layer, and passing them on takes their square in "
+                "bytes of flash",
+                f"end the model with nn.Linear, or give it at most {MAX_OUTPUTS} outputs",
+            )
 
     def _is_linear(self, value: NodeValue) -> bool:
         """Return whether a linear layer computes a tensor."""

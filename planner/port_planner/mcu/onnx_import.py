@@ -297,6 +297,27 @@ def _convolution(reader: _Reader, node: OnnxNode) -> fx.Node:
     return reader.layer(node, module, node.inputs[1], source)
 
 
+def _transposed_convolution(reader: _Reader, node: OnnxNode) -> fx.Node:
+    dimensions, weight = reader.dimensions(node), reader.parameter(node, 1)
+    node.skip("kernel_shape")  # the weight's
+    node.expect("auto_pad", "NOTSET")
+    ones, zeros, groups = [1] * dimensions, [0] * dimensions, node.take("group", 1)
+    pads = list(node.take("pads", zeros * 2))
+    before, behind = pads[:dimensions], pads[dimensions:]
+    if before != behind:
+        raise node.refusal(f"padding {before} before and {behind} behind", "pad both sides alike")
+    transposed: Callable[..., nn.ConvTranspose1d | nn.ConvTranspose2d]
+    transposed = nn.ConvTranspose1d if dimensions == 1 else nn.ConvTranspose2d
+    module = transposed(
+        weight.shape[0], weight.shape[1] * groups, list(weight.shape[2:]), node.take("strides", ones), before,
+        node.take("output_padding", zeros), groups, bias=False, dilation=node.take("dilations", ones), device="meta",
+    )  # fmt: skip
+    module.weight = weight
+    if reader.constant(node, 2) is not None:
+        module.bias = reader.parameter(node, 2)
+    return reader.layer(node, module, node.inputs[1], reader.tensor(node))
+
+
 def _torch_padding(before: Sequence[int], behind: Sequence[int]) -> list[int]:
     """Return padding in torch's order: pairs, the last axis first."""
     return [side for pair in reversed(list(zip(before, behind, strict=True))) for side in pair]
@@ -576,6 +597,7 @@ _OPERATORS: Mapping[str, Callable[[_Reader, OnnxNode], fx.Node | list[fx.Node]]]
     "Clip": _clip,
     "Concat": _concatenate,
     "Conv": _convolution,
+    "ConvTranspose": _transposed_convolution,
     "Div": _arithmetic(operator.truediv),
     "Dropout": _same,
     "Elu": _function(F.elu, alpha=1.0),

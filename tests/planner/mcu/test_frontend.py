@@ -222,7 +222,11 @@ def test_what_cannot_be_traced_is_refused(forward: Callable[[Any, torch.Tensor],
 @pytest.mark.parametrize(
     ("module", "problem"),
     [
-        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), "does not end in a linear layer"),
+        (nn.Sequential(nn.Conv2d(3, 4, 3), nn.ReLU()), r"its shape is \[4, 6, 6\].*; end the model with nn.Flatten"),
+        (
+            nn.Sequential(nn.Conv2d(3, 8, 3), nn.Flatten()),
+            "288 outputs do not come from a linear layer, .* at most 256",
+        ),
         (nn.Sequential(nn.Conv2d(3, 4, 3, padding=1, padding_mode="reflect"), nn.Flatten()), "reflect padding"),
         (nn.Sequential(nn.Conv2d(3, 4, 3), nn.PReLU(4), nn.Flatten(), nn.Linear(144, 2)), "1: no kernel for PReLU"),
         (nn.Sequential(nn.Upsample(scale_factor=2, mode="bilinear"), nn.Flatten()), r"bilinear upsampling of \[8, 8\]"),

@@ -306,9 +306,9 @@ def _transposed_convolution(reader: _Reader, node: OnnxNode) -> fx.Node:
     before, behind = pads[:dimensions], pads[dimensions:]
     if before != behind:
         raise node.refusal(f"padding {before} before and {behind} behind", "pad both sides alike")
-    transposed: Callable[..., nn.ConvTranspose1d | nn.ConvTranspose2d]
-    transposed = nn.ConvTranspose1d if dimensions == 1 else nn.ConvTranspose2d
-    module = transposed(
+    kinds: dict[int, Callable[..., nn.ConvTranspose1d | nn.ConvTranspose2d]]
+    kinds = {1: nn.ConvTranspose1d, 2: nn.ConvTranspose2d}
+    module = kinds[dimensions](
         weight.shape[0], weight.shape[1] * groups, list(weight.shape[2:]), node.take("strides", ones), before,
         node.take("output_padding", zeros), groups, bias=False, dilation=node.take("dilations", ones), device="meta",
     )  # fmt: skip

@@ -9,7 +9,7 @@ speech models mask no spans of time, for which they draw from numpy.
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -31,8 +31,11 @@ from port_planner.job import TrainingJob
 from port_planner.make_bundle import CapturedJob, InfeasibleError
 from port_planner.plain_steps import plain_losses
 from port_planner.profiling.operators import MeasuredCosts, profile_operators
+from port_planner.steps_ahead import known_steps
 
 FLASH = Flash("flash", 500e6, 500e6, 1e-4, 1e-9, 1e-9)
+AHEAD_WITHIN_S = 60.0
+"""Of the processor, for the steps of a program that counts."""
 PADDING = 5
 STEPS = 6
 """More than `plan` compares by itself: what it lets through must go on being the same."""
@@ -145,12 +148,15 @@ def judge_bundle(
     if difference:
         return Outcome(name, Verdict.NOT_ELIGIBLE, f"differs from itself: {difference}")
     at("capture")
-    seed()
     try:
-        job = make_job()
-        prepared = make_bundle.prepare(job, updates=length.steps // job.accumulate + 1)
+        job = _begun(make_job)
+        prepared = make_bundle.prepare(
+            job,
+            updates=length.steps // job.accumulate + 1,
+            ahead=lambda updates: known_steps(_begun(make_job), updates, AHEAD_WITHIN_S),
+        )
         seen_steps = length.seen_steps or compared_steps(job)
-        shown, prepared = (with_expected_results(prepared, steps) for steps in (seen_steps, length.steps))
+        shown, prepared = (_with_results(prepared, make_job, steps) for steps in (seen_steps, length.steps))
     except PortError as error:
         return Outcome(name, Verdict.REFUSED, " ".join(str(error).split()), "capture")
     at("profile")
@@ -158,6 +164,20 @@ def judge_bundle(
     measured = profile_operators(prepared.graphs.values(), compute_watts=power.compute_watts)
     device = DeviceCosts("zoo", 0, power.static_watts, power.compute_watts, FLASH, 1)
     return _trained_by_worker(name, shown, prepared, measured, device, at)
+
+
+def _with_results(prepared: CapturedJob, make_job: Callable[[], TrainingJob], steps: int) -> CapturedJob:
+    """Return the prepared job with plain PyTorch's results, from the program's beginning if its steps count."""
+    if prepared.known is None:
+        return with_expected_results(prepared, steps)
+    alone = with_expected_results(replace(prepared, job=_begun(make_job)), steps)
+    return replace(alone, job=prepared.job)
+
+
+def _begun(make_job: Callable[[], TrainingJob]) -> TrainingJob:
+    """Return the job as it is at the beginning of its program, which may draw from any generator."""
+    seed()
+    return make_job()
 
 
 def trained(job: TrainingJob, steps: int) -> Any:

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from port_planner.base.errors import CaptureError, ExitCode, PortError
+from port_planner.base.errors import CaptureError, ExitCode, PortError, StatefulStepError
 from port_planner.base.tensor_bytes import chunks_of_tensor, storage_chunks
 from port_planner.base.units import size_at_least
 from port_planner.capture.cross_step_state import StepResults
@@ -40,6 +40,7 @@ from port_planner.ir.bundle.writer import Contents, write_bundle
 from port_planner.ir.costs import CostTable, DeviceCosts
 from port_planner.ir.devices.cpu_teams import CpuTeam
 from port_planner.ir.graph import Phase, Role, StepGraph, computed_bytes, storage_key, structure
+from port_planner.ir.known_steps import KnownSteps
 from port_planner.ir.lowering import optimizer_scalars
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.ir.operators import check_operator
@@ -148,6 +149,8 @@ class CapturedJob:
     plain: PlainRun = field(default_factory=PlainRun)
     other_formulas: tuple[str, ...] = ()
     """Operators, with their lines, whose recorded gradient formula differs from plain PyTorch's."""
+    known: KnownSteps | None = None
+    """The steps of a program that counts or keeps tensors; None: every step is the same."""
     teams: tuple[CpuTeam, ...] = ()
     """Thread teams that the graphs' operators are divided among besides all threads of the bundle, as in the manifest."""
 
@@ -169,19 +172,26 @@ def steps_and_updates(job: TrainingJob, epochs: int) -> tuple[int, int]:
     return steps, epochs * steps // job.accumulate
 
 
-def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> CapturedJob:
+def prepare(
+    job: TrainingJob, *, updates: int = 0, followed: int = 0, ahead: Callable[[int], KnownSteps] | None = None
+) -> CapturedJob:
     """Capture every graph that the job's data will need: full batches, the last short one, evaluation.
 
     Each is recorded several times, on other rows. `updates`: for how many updates the scheduler's hyperparameters are
     tabulated at least. `followed`: so many of the job's first steps will be followed with plain PyTorch; where they show a full batch before and
-    after an update, those are its further recordings. Raises CaptureError for a step that cannot be recorded or is not the same each time, GraphError for one whose
+    after an update, those are its further recordings. `ahead`: runs the job's program alone, from its beginning, for so many updates, if its
+    steps count, keep tensors or compute with other numbers each time; without, such steps are refused. Raises CaptureError for a step that cannot be recorded or is not the same each time, GraphError for one whose
     operators a bundle may not call that way, JobError for data or settings that cannot be trained on.
     """
     buckets, eval_data = checked_samples(job), checked_columns(job.eval_data, "eval_data")
     schedule = _schedule(job, updates)
     each_update: optimizer_scalars.Schedule = schedule or [[{}] * len(job.optimizer.param_groups)] * updates
     with unchanged_arithmetic():
-        found = _record_steps(job, buckets, each_update, followed)
+        try:
+            found = _record_steps(job, buckets, each_update, followed)
+        except StatefulStepError as error:
+            known = _known_ahead(job, updates, ahead, error)
+            found = _record_steps(job, buckets, each_update, followed, known)
         _check_same_updates(found.graphs)
         if eval_data:
             _record_evaluation(job, eval_data, found)
@@ -203,7 +213,7 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0) -> Capture
     return CapturedJob(
         job, graphs, {k: t for k, t in tensors.items() if k in used or k.startswith("constant/")},
         {k: v for k, v in layouts.items() if k in used}, spec, buckets[0].columns, eval_data, result, unused,
-        [bucket.columns for bucket in buckets[1:]], schedule, Recordings(found.recorded, found.varied, constants), tapes=found.tapes,
+        [bucket.columns for bucket in buckets[1:]], schedule, Recordings(found.recorded, found.varied, constants), tapes=found.tapes, known=found.known,
         other_formulas=tuple(sorted(set[str]().union(*(capture.other_formulas for capture in captures)))),
     )  # fmt: skip
 
@@ -218,13 +228,33 @@ class _Recorded:
     results: StepResults = field(default_factory=StepResults)
     recorded: int = 1
     varied: tuple[str, ...] = _RANDOM
+    known: KnownSteps | None = None
+
+
+def _known_ahead(
+    job: TrainingJob, updates: int, ahead: Callable[[int], KnownSteps] | None, error: StatefulStepError
+) -> KnownSteps:
+    """Return the steps of the program run alone. Raises CaptureError, with the reason that `error` gives, if they are not known."""
+    if ahead is None or not updates:
+        raise error
+    if job.eval_data:
+        raise CaptureError(f"{error}. An evaluation between such steps is not supported") from error
+    epoch = -(-steps_and_updates(job, 1)[0] // job.accumulate)  # in it batches of all shapes come
+    try:
+        return ahead(max(updates, epoch))
+    except CaptureError as unknown:
+        raise CaptureError(f"{error}. Whether it decides nothing in later steps is not known: {unknown}") from unknown
 
 
 def _record_steps(
-    job: TrainingJob, buckets: Sequence[JobSamples], each_update: optimizer_scalars.Schedule, followed: int
+    job: TrainingJob,
+    buckets: Sequence[JobSamples],
+    each_update: optimizer_scalars.Schedule,
+    followed: int,
+    known: KnownSteps | None = None,
 ) -> _Recorded:
     """Record a step for each shape of the job's batches, each several times."""
-    kind, found = kind_of_job(job), _Recorded()
+    kind, found = kind_of_job(job), _Recorded(known=known)
     for number, samples in enumerate(buckets):
         data, size, loss_fn = samples.columns, samples.size, _watched_loss(job.loss_of(number))
         for rows in _batch_sizes(size, job.drop_last):
@@ -233,6 +263,11 @@ def _record_steps(
             found.recorded = 1 + len(others)
             found.varied = _ROWS_AND_RANDOM if full and not number and _differ(data, rows, others) else found.varied
             later = full and _is_shown(job, number, size, followed)
+            shape = None if known is None else known.of(number, rows)
+            if known is not None and shape is None:
+                raise CaptureError(
+                    f"a batch of {rows} rows comes after the updates that are planned for; give more --epochs"
+                )
             with own_code(f"a step on a batch of {rows} rows"):  # hooks run in the backward pass
                 capture = capture_step(
                     job.model,
@@ -241,7 +276,7 @@ def _record_steps(
                     on_device((c[:rows] for c in data), kind),
                     clip_grad_norm=job.clip_grad_norm,
                     accumulate=job.accumulate,
-                    repetition=Repetition([on_device(o, kind) for o in others], later, found.results),
+                    repetition=Repetition([on_device(o, kind) for o in others], later, found.results, shape),
                     schedule=each_update[:1] if found.captures else each_update,
                 )
             found.graphs |= {graph_name(k, rows, size, number): g for k, g in capture.graphs.items()}
@@ -573,7 +608,7 @@ def describe(
             BucketSize(columns[0].shape[0], bucket.batch_size)
             for columns, bucket in zip(prepared.buckets, job.buckets, strict=True)
         ),
-        blocks=prepared.blocks, plain=prepared.plain,
+        blocks=prepared.blocks, plain=prepared.plain, known=prepared.known,
     )  # fmt: skip
 
 

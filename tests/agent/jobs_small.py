@@ -17,6 +17,7 @@ from port_planner.ir.bundle.data_order import epoch_order
 from port_planner.ir.bundle.manifest import WHOLE_UPDATE, PlainRun
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost, PackingCost
 from port_planner.ir.graph import StepGraph
+from port_planner.ir.known_steps import KnownSteps
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.job import TrainingJob
@@ -120,12 +121,13 @@ def write_job(
     room_bytes: int = SMALL_ROOM,
     packings: Callable[[StepGraph], tuple[PackingCost, ...]] = lambda graph: (),
     plain: PlainRun | None = None,
+    ahead: Callable[[int], KnownSteps] | None = None,
 ) -> None:
     """Write the bundle of a job: one choice of plans per seed (0: keep everything), with so many steps of plain PyTorch.
 
     `remake`: with the graph of a whole update, cut into small pieces, that does or does not make again what a piece needs.
     """
-    prepared = with_expected_results(make_bundle.prepare(job, updates=30, followed=compared), compared)
+    prepared = with_expected_results(make_bundle.prepare(job, updates=30, followed=compared, ahead=ahead), compared)
     prepared = replace(prepared, plain=plain or prepared.plain)
     if remake is not None:
         names = [name for name, count in full_batches(prepared.graphs, job.accumulate).items() for _ in range(count)]

@@ -1,8 +1,10 @@
 """From a job to graphs, tables and a bundle: every batch size has its graph, and what cannot be trained on is refused."""
 
 import copy
+import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,14 +13,17 @@ import pytest
 import torch
 from torch import nn
 
+from port_planner.base.errors import CaptureError, StatefulStepError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import PlannedLimits
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost
 from port_planner.ir.graph import GraphError, Phase
+from port_planner.ir.known_steps import KnownSteps
 from port_planner.job import JobError, ScriptError, TrainingJob
 from port_planner.make_bundle import InfeasibleError, default_planner, plan_all, prepare, tensor_chunks, write
 from port_planner.profiling.operators import MeasuredCosts
 from port_planner.search.plan_step import PlanResult
+from port_planner.steps_ahead import known_steps
 from tests.planner.tied_job import ROWS, job
 
 NO_TRAINING = MeasuredCosts((), 0, 0)
@@ -55,6 +60,26 @@ def test_the_result_is_the_models_state_tied_tensors_once() -> None:
     assert prepared.result == ("first.weight", "spare.bias", "spare.weight")
     assert set(prepared.unused) == {"spare.bias", "spare.weight"}
     assert "buffer/hidden" in prepared.tensors or any(key.startswith("constant/") for key in prepared.tensors)
+
+
+def test_a_step_that_counts_is_refused_unless_its_program_can_be_run_ahead() -> None:
+    def counted() -> TrainingJob:
+        made, calls = job(), itertools.count(1)
+        plain = made.loss_fn
+        return replace(made, loss_fn=lambda model, *batch: plain(model, *batch) / next(calls))
+
+    with pytest.raises(StatefulStepError, match="was called with"):
+        prepare(counted(), updates=3)
+
+    def refused(updates: int) -> KnownSteps:
+        raise CaptureError("it does not start")
+
+    with pytest.raises(CaptureError, match="in later steps is not known: it does not start"):
+        prepare(counted(), updates=3, ahead=refused)
+    found = prepare(counted(), updates=3, ahead=lambda updates: known_steps(counted(), updates, within_s=60))
+    assert found.known is not None and found.known.updates == 3
+    (plain,) = {graph.scalars for graph in prepare(job()).graphs.values()}
+    assert {graph.scalars for graph in found.graphs.values()} == {plain + 1}
 
 
 def test_capturing_changes_neither_the_model_nor_the_generator() -> None:

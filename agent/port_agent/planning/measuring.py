@@ -53,6 +53,7 @@ class CapturedStep:
 def captured_of(request: PlanRequest, measurer: "MeasurementWorker", progress: "Progress") -> CapturedStep:
     """Load the script's job, move it to its device, and record its step, while the `measurer` loads torch."""
     from port_agent.prepare.device_headroom import within_device
+    from port_agent.prepare.referee.plain_run import run_ahead
     from port_agent.prepare.repeatable import reordered_in
     from port_agent.prepare.threads import counts_set
     from port_planner import make_bundle
@@ -78,7 +79,8 @@ def captured_of(request: PlanRequest, measurer: "MeasurementWorker", progress: "
     measurer.load(counts[0])
     if request.pruned_share is not None:
         job.pruning = Pruning(request.pruned_share, max(updates // 2, 1))
-    prepare = partial(make_bundle.prepare, job, updates=updates, followed=compared_steps_of(request, job))
+    ahead = partial(run_ahead, request.script, all_page_dirs(request)[0], backend.kind, counts[0])
+    prepare = partial(make_bundle.prepare, job, updates=updates, followed=compared_steps_of(request, job), ahead=ahead)
     prepared = within_device(prepare, "recording the step", job, backend, pools)
     reordered = reordered_in(prepared.graphs.values(), allowed=request.reordered)
     progress("capture", 1.0)

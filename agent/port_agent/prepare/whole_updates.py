@@ -23,6 +23,8 @@ def with_whole_update(
     The worker runs it wherever all micro-batches of an update are there; the others stay for the rest.
     """
     counts = full_batches(prepared.graphs, prepared.job.accumulate)
+    if prepared.known is not None and prepared.known.numbers:  # each batch has its own
+        return prepared, measured
     if prepared.placed or prepared.teams:  # their operators have costs where they were placed, batch by batch
         return prepared, measured
     if prepared.job.accumulate == 1 or WHOLE_UPDATE in counts or "last" not in counts:

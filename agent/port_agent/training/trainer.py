@@ -241,7 +241,7 @@ class Trainer:
                 set_arithmetic(then._replace(threads=self.manifest.threads))
 
     def _first_scalars(self) -> StepScalars:
-        return StepScalars(OptimizerSpec.of(self.manifest.optimizer), self.manifest.schedule)
+        return StepScalars(OptimizerSpec.of(self.manifest.optimizer), self.manifest.schedule, self.manifest.known)
 
     def _create(self) -> Commit:
         self._compute_as(self.manifest.reference.arithmetic)
@@ -456,9 +456,8 @@ class Trainer:
         _, bucket, rows = together[0]
         name = graph_name(kind, rows.numel(), m.sizes[bucket], bucket)
         self._open = _OpenStep(self._progress(), self.executors.of(name), time.perf_counter())
-        scalars: list[float | int] = []
-        if kind in UPDATING:
-            scalars = self.scalars.advance()
+        place = m.accumulate - 1 if kind in UPDATING else self.step % m.accumulate
+        scalars = self.scalars.of_batch(place, m.accumulate)
         batch = [column for _, part, taken in together for column in self.samples.batch(taken.tolist(), part)]
         wall, cpu = time.perf_counter(), time.process_time()
         before = replace(self.pager.stats)

@@ -53,6 +53,10 @@ class CaptureError(PortError):
     exit_code = ExitCode.IMPOSSIBLE
 
 
+class StatefulStepError(CaptureError):
+    """A step that counts, keeps tensors, or computes with other numbers each time: later ones may be other steps."""
+
+
 @cache
 def of_the_program(filename: str) -> bool:
     """Return whether a source file is the user's.

@@ -15,10 +15,12 @@ from port_planner.capture.recorder import RecordedOp, Tape
 from port_planner.ir.graph import (
     ITEM_BYTES,
     PERSISTENT,
+    Argument,
     Op,
     Phase,
     Ref,
     Role,
+    Scalar,
     StepGraph,
     Storage,
     Value,
@@ -44,13 +46,33 @@ class UpdateOps:
     scalars: int
     after: tuple[RecordedOp, ...] = ()
 
+    def after_numbers(self, count: int) -> "UpdateOps":
+        """Return the same with the slots of its scalars after `count` others."""
+        moved = {p: tuple(_with_later_slots(op, count) for op in ops) for p, ops in self.updates.items()}
+        return replace(self, updates=moved) if count else self
+
+
+def _with_later_slots(op: RecordedOp, count: int) -> RecordedOp:
+    def later(argument: Argument) -> Argument:
+        if isinstance(argument, Scalar):
+            return Scalar(argument.index + count)
+        return tuple(map(later, argument)) if isinstance(argument, tuple) else argument
+
+    return replace(op, args=tuple(map(later, op.args)), kwargs=tuple((name, later(a)) for name, a in op.kwargs))
+
 
 def assemble(
-    tape: Tape, batch: tuple[int, ...], loss: int, aux: tuple[int, ...], update_ops: UpdateOps | None, kind: str
+    tape: Tape,
+    batch: tuple[int, ...],
+    loss: int,
+    aux: tuple[int, ...],
+    update_ops: UpdateOps | None,
+    kind: str,
+    numbers: int = 0,
 ) -> tuple[StepGraph, dict[str, torch.Tensor]]:
     """Return the graph of `kind` and the contents of its constants.
 
-    `kind`: "step", "first", "next", "last" or "eval".
+    `kind`: "step", "first", "next", "last" or "eval"; `numbers`: how many per-step scalars the tape uses itself.
     """
     ops = [replace(op) for op in tape.ops if op.phase is not Phase.UPDATE]
     tape = Tape(list(tape.storages), list(tape.values), ops, tape.draws_from)
@@ -63,7 +85,8 @@ def assemble(
     update_ops = None if update_ops is None else _following(update_ops, merged)
     ops = tape.ops if update_ops is None else _with_updates(tape, update_ops, kind)
     ops = _alive(tape, ops, kept)
-    return _renumber(tape, ops, batch, loss, aux, update_ops.scalars if update_ops and kind in ("step", "last") else 0)
+    scalars = update_ops.scalars if update_ops and kind in ("step", "last") else 0
+    return _renumber(tape, ops, batch, loss, aux, numbers + scalars)
 
 
 def _copy_changed_constants(tape: Tape) -> None:

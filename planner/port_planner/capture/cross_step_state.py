@@ -22,6 +22,10 @@ class StepResults:
         """Register the storages a step created, and the line of the program that did; "" if unknown."""
         self._steps.append({reference.cdata: (reference, line) for reference, line in made})
 
+    def forget_expired(self) -> None:
+        """Forget the steps of which nothing remains."""
+        self._steps = [step for step in self._steps if any(not made.expired() for made, _ in step.values())]
+
     def hold(self, storage: int) -> bool:
         """Return whether a step created this storage, identified by its address."""
         return any(storage in step for step in self._steps)

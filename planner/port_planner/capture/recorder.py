@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
-from port_planner.base.errors import CaptureError, program_line
+from port_planner.base.errors import CaptureError, StatefulStepError, program_line
 from port_planner.capture.cross_step_state import StepResults
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Argument, Named, Phase, Ref, Role, Value, operands
@@ -25,6 +25,7 @@ from port_planner.ir.run_op import flatten
 from port_planner.ir.torch_device import generator_states, kind_of
 from port_planner.ir.torch_operators import COMPLEX
 from port_planner.operators import operator_of
+from port_planner.torch_compat.contentless import emptied
 from port_planner.torch_compat.modes import TorchDispatchMode, current_modes, pytree, without_modes
 
 _DIGEST_BYTES = 16
@@ -126,6 +127,8 @@ class StepRecorder(TorchDispatchMode):
         self.recording = True
         self.reads_numbers = False
         """Whether an update receives the number it reads from a tensor, if the tensor has one, instead of a step count."""
+        self.without_contents: Any = None
+        """The mode without contents under which the step runs, if it does."""
         self._places: dict[int, _Place] = {}
         self._value_ids: dict[Value, int] = {}
         self._stand_in_bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
@@ -189,11 +192,11 @@ class StepRecorder(TorchDispatchMode):
             )
 
     def require_nothing_gathered(self) -> None:
-        """Raise CaptureError if the program holds tensors of several earlier steps that do not belong to the model."""
+        """Raise StatefulStepError if the program holds tensors of several earlier steps that do not belong to the model."""
         lines = self.tape.results.gathered(self._places.keys())
         if lines is not None:
             made = f", made at {', '.join(lines[:_MAX_LINES])}" if lines else ""
-            raise CaptureError(
+            raise StatefulStepError(
                 f"the program keeps tensors of several steps{made}, which a later step may read: "
                 f"{_CROSS_STEP_REMEDY}. To show a value, return it with the loss: loss_fn may return (loss, "
                 "aux)"
@@ -285,6 +288,8 @@ class StepRecorder(TorchDispatchMode):
         if not self.recording or func.namespace == "profiler":
             return func(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._physical, (args, kwargs))
+        if self.without_contents is not None and func is not torch.ops.aten.lift_fresh.default:
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self._emptied, (args, kwargs))
         if isinstance(kwargs.get("out"), torch.Tensor) and (functional := _without_out(func)) is not None:
             return self._copied_out(functional, args, kwargs)
         if (
@@ -304,6 +309,8 @@ class StepRecorder(TorchDispatchMode):
         result = None if without_kernel else func(*args, **kwargs)
         after = self.generators() if random else b""
         outputs = flatten(result)
+        if self.without_contents is not None and func is torch.ops.aten.lift_fresh.default:
+            self.came_back(outputs[0].untyped_storage(), storage_identity(args[0].untyped_storage()))
         if not outputs and not writes and not only_checks(_name(func)):
             return result
         if any(t.is_conj() or t.is_neg() for t in outputs):
@@ -338,6 +345,14 @@ class StepRecorder(TorchDispatchMode):
         unmarked = tensor.conj()
         with self:
             return torch.conj_physical(unmarked)
+
+    def _emptied(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the tensor without contents that stands for one that has them, at its place."""
+        self.value_of(tensor)
+        with without_modes():
+            stands_in = emptied(tensor, self.without_contents)
+        self.came_back(stands_in.untyped_storage(), storage_identity(tensor.untyped_storage()))
+        return stands_in
 
     def _copied_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
         """Run and record an operator and a copy of its result in place of the variant that writes it to `out`."""

@@ -4,19 +4,21 @@ A bundle repeats the operators, numbers and shapes of its recording for the whol
 other rows and other random numbers; whatever is not the same each time would be frozen, and is refused.
 """
 
+import hashlib
 import pickle
 import random
 from collections.abc import Iterator, Sequence, Set
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import zip_longest
+from typing import Any
 
 import numpy as np
 import torch
 
-from port_planner.base.errors import CaptureError
+from port_planner.base.errors import CaptureError, StatefulStepError
 from port_planner.capture.recorder import RecordedOp, RecordedStorage, Tape
-from port_planner.ir.graph import Argument, Phase, Ref, Role, Value, references, with_operands
+from port_planner.ir.graph import Argument, Phase, Ref, Role, Value, operands, references, with_operands
 from port_planner.ir.operators import GUARD
 
 _REMEDY = (
@@ -25,10 +27,13 @@ _REMEDY = (
 )
 
 _MAX_NAMED = 3
+_CALLED = "was called with"
+"""In what is said of an operator that took other numbers."""
 
 
 def require_same(first: Tape, other: Tape) -> None:
-    """Raise CaptureError with the program's line for the first difference of two tapes of one step.
+    """Raise CaptureError with the program's line for the first difference of two tapes of one step: StatefulStepError if
+    it may be state of Python's alone.
 
     Compared are operators, their order, numbers and dependencies, shapes and layouts, and the contents of constants. Variables of Python's
     that changed in both count on, and may decide something later.
@@ -38,9 +43,10 @@ def require_same(first: Tape, other: Tape) -> None:
         if difference:
             op = theirs or mine
             place = f"{op.line}: " if op is not None and op.line else ""
-            raise CaptureError(f"{place}{difference}: {_REMEDY}")
+            numbers = _CALLED in difference
+            raise (StatefulStepError if numbers else CaptureError)(f"{place}{difference}: {_REMEDY}")
     if counting := sorted(first.changing & other.changing):
-        raise CaptureError(
+        raise StatefulStepError(
             f"the step changes {', '.join(counting[:_MAX_NAMED])} in Python each time, and what the program decides "
             "by that in a later step no recording shows. Keep counts in a buffer of the model, compute with torch's "
             "operators, or train with `port-agent exec`, which supports this"
@@ -91,7 +97,7 @@ def _difference(first: Tape, mine: RecordedOp | None, other: Tape, theirs: Recor
     mine_args, their_args = _arguments(mine), _arguments(theirs)
     for was, now in zip_longest(_spelled(mine_args), _spelled(their_args)):
         if was != now:
-            return f"{mine.name} was called with {was} in one recording of the step and with {now} in another"
+            return f"{mine.name} {_CALLED} {was} in one recording of the step and with {now} in another"
     mine_values = [*references(mine_args), *(v for v in mine.outputs if v is not None)]
     their_values = [*references(their_args), *(v for v in theirs.outputs if v is not None)]
     for a, b in zip_longest(mine_values, their_values):
@@ -208,6 +214,23 @@ def _unlike(first: Tape, mine: int, other: Tape, theirs: int) -> str:
         if _same_contents(s, t)
         else f"different contents of a tensor of {_shape(a)} that no operator of torch made in the thread of the step"
     )
+
+
+def spelled_call(op: RecordedOp, without: Set[int | str] = frozenset()) -> str:
+    """Return an operator's name and arguments, whatever tensors it takes and whatever stands at these positions and keywords."""
+    positional = enumerate(_arguments(op)[: len(op.args)])
+    arguments: list[Any] = ["a number" if place in without else part for place, part in positional]
+    arguments += [(name, "a number" if name in without else part) for name, part in op.kwargs]
+    return repr((op.name, [*_spelled(tuple(arguments))]))
+
+
+def spelled_tensors(tape: Tape, op: RecordedOp) -> str:
+    """Return all that `require_same` compares of an operator's tensors."""
+    values = [tape.values[v] for v in (*operands(op), *(v for v in op.outputs if v is not None))]
+    storages = [tape.storages[s] for s in sorted({*op.writes, *(v.storage for v in values)})]
+    contents = [None if s.data is None else hashlib.blake2b(s.data.numpy().tobytes()).hexdigest() for s in storages]
+    described = [(s.nbytes, s.role, s.name, s.device) for s in storages]
+    return repr((values, op.outputs, op.writes, op.phase, described, contents))
 
 
 def _shape(value: Value) -> str:

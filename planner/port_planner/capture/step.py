@@ -16,6 +16,7 @@ from torch.nn.parameter import is_lazy
 from port_planner.base.errors import CaptureError
 from port_planner.capture.assemble import UpdateOps, assemble
 from port_planner.capture.cross_step_state import StepResults
+from port_planner.capture.numbers import put_slots
 from port_planner.capture.own_optimizer import record_update, with_slots
 from port_planner.capture.plain_formulas import plain_formulas
 from port_planner.capture.python_state import StateOfCode, changed, python_state
@@ -30,13 +31,15 @@ from port_planner.capture.rerecord_check import (
 from port_planner.capture.step_hooks import of_one_parameter, record_hooks_after_steps
 from port_planner.ir.bundle.manifest import TensorLayout
 from port_planner.ir.graph import PERSISTENT, Phase, Ref, Role, StepGraph, storage_key, verify_graph
+from port_planner.ir.known_steps import KnownShape
 from port_planner.ir.lowering import optimizer_scalars
 from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, Schedule, hyperparameters
 from port_planner.ir.operators import OperatorError, check_operator
 from port_planner.ir.torch_device import generator_states, kinds_of, restore_generators
 from port_planner.torch_compat.autograd import NODES_THAT_ASK_FOR_MODES
+from port_planner.torch_compat.contentless import without_contents
 from port_planner.torch_compat.modes import pytree, without_modes
-from port_planner.torch_compat.optimizers import skip_fused_check
+from port_planner.torch_compat.optimizers import hooks_after_steps, skip_fused_check
 from port_planner.torch_compat.tensors import set_buffer
 
 LossFunction = Callable[..., Any]
@@ -82,12 +85,14 @@ class Repetition:
     """How to check that a step is the same each time.
 
     `batches`: on which the step is recorded again with different random numbers and must be the same. `later`: leave
-    them to `record_again` where possible. `results`: of steps recorded earlier.
+    them to `record_again` where possible. `results`: of steps recorded earlier. `known`: what the program's steps are until
+    the end of training; then they need not show it themselves.
     """
 
     batches: Sequence[tuple[Any, ...]] = ()
     later: bool = False
     results: StepResults | None = None
+    known: KnownShape | None = None
 
 
 _NONE = Repetition()
@@ -113,22 +118,26 @@ def capture_step(
     if accumulate < 1:
         raise CaptureError(f"accumulate={accumulate}; it must be 1 or more")
     spec = _described(optimizer)
-    session = _Session(model, batch, repetition.results)
+    known, is_known = repetition.known, repetition.known is not None
+    session = _Session(model, batch, repetition.results, is_known=is_known)
     with _undisturbed(session) as kept, _accumulations_counted(model) as accumulated:
         loss = session.forward(loss_fn)
         grads = session.backward(loss, _trained(optimizer))
-        session.hooked = record_hooks_after_steps(session.recorder, model, optimizer, schedule)
+        session.hooked = record_hooks_after_steps(session.recorder, model, optimizer, schedule, may_count=is_known)
         kept |= session.end()
         value = loss.item()
         del loss
     _require_unchanged(spec, _described(optimizer))
     tape = session.recorder.tape
-    later = repetition.later and tape.as_run
+    later = repetition.later and tape.as_run and known is None
+    session.numbers = 0 if known is None else put_slots(tape, known)
     for seed, other in enumerate(() if later else repetition.batches):
-        again = _Session(model, other, tape.results)
+        again = _Session(model, other, tape.results, is_known=is_known)
         with _undisturbed(again, seed) as kept, _gradients_dropped(accumulated):
             again.backward(again.forward(loss_fn), _trained(optimizer))
             kept |= again.end()
+        if known is not None:
+            put_slots(again.recorder.tape, known)
         require_same(tape, again.recorder.tape)
     constants = constants_of(replace(tape, ops=[*tape.ops, *session.hooked]))
     alone = replace(
@@ -140,7 +149,7 @@ def capture_step(
     graphs = {}
     tensors: dict[str, torch.Tensor | Fill] = {}
     for kind in kinds:
-        graph, data = assemble(tape, session.batch_values, session.loss, session.aux, update_ops, kind)
+        graph, data = assemble(tape, session.batch_values, session.loss, session.aux, update_ops, kind, session.numbers)
         graphs[kind] = _verified(graph, [*tape.ops, *session.hooked])
         tensors |= data
     tensors |= {k: t for k, t in session.persistent.items() if k not in tensors}
@@ -200,6 +209,32 @@ def record_again(
         session.end()
     (require_same_but_for_sums if summed else require_same)(tape, session.recorder.tape)
     return loss.detach()
+
+
+def record_without_contents(
+    model: torch.nn.Module, loss_fn: LossFunction, batch: tuple[Any, ...], results: StepResults
+) -> Tape:
+    """Record forward and backward pass on tensors without contents, with all side effects on the program."""
+    with without_contents() as mode:
+        session = _Session(model, batch, results, is_known=True)
+        session.recorder.without_contents = mode
+        session.backward(session.forward(loss_fn), [])
+        session.end()
+    return session.recorder.tape
+
+
+def record_hooks_without_contents(
+    model: torch.nn.Module, optimizer: torch.optim.Optimizer, results: StepResults
+) -> Tape:
+    """Record the hooks after the optimizer's step as `record_without_contents` does the step."""
+    with without_contents() as mode:
+        session = _Session(model, (), results, is_known=True)
+        session.recorder.without_contents = mode
+        with session.recorder:
+            for hook in hooks_after_steps(optimizer):
+                hook(optimizer, (), {})
+        session.recorder.leave_results()
+    return session.recorder.tape
 
 
 def _verified(graph: StepGraph, recorded: Sequence[RecordedOp]) -> StepGraph:
@@ -311,8 +346,11 @@ def _alone(item: Any) -> Any:
 class _Session:
     """One recording: the model's tensors registered, then forward, backward, update."""
 
-    def __init__(self, model: torch.nn.Module, batch: tuple[Any, ...], results: StepResults | None) -> None:
-        self.model = model
+    def __init__(
+        self, model: torch.nn.Module, batch: tuple[Any, ...], results: StepResults | None, *, is_known: bool = False
+    ) -> None:
+        """`is_known`: whether the steps until the end of training are known, whatever the program counts and keeps."""
+        self.model, self._is_known = model, is_known
         self.batch = batch = pytree.tree_map(_alone, batch)
         self.recorder = StepRecorder(results)
         self.persistent: dict[str, torch.Tensor | Fill] = {}
@@ -336,6 +374,8 @@ class _Session:
         self.before: dict[str, Any] = {}
         """Python's variables when the step began."""
         self.code = StateOfCode()
+        self.numbers = 0
+        """How many slots the step's own numbers have, before those of the optimizer."""
         self.hooked: tuple[RecordedOp, ...] = ()
         """What hooks do after the optimizer's step."""
 
@@ -357,9 +397,11 @@ class _Session:
         return bool(there)
 
     def forward(self, loss_fn: LossFunction) -> torch.Tensor:
-        self.recorder.require_nothing_gathered()
+        if not self._is_known:
+            self.recorder.require_nothing_gathered()
+            self.before = python_state(self.model, loss_fn)
         self.recorder.tape.draws_from = self.recorder.generators()
-        self.loss_fn, self.before = loss_fn, python_state(self.model, loss_fn)
+        self.loss_fn = loss_fn
         with self._recorded():
             result = loss_fn(self.model, *self.batch)
         loss, aux = result if isinstance(result, tuple) and len(result) == 2 else (result, None)
@@ -387,7 +429,8 @@ class _Session:
     def _recorded(self) -> Iterator[None]:
         """Record what the program does in the block."""
         recorder = self.recorder
-        with recorder, watch_reads(recorder.read), self.code.watched(), plain_formulas() as others:
+        watched = contextlib.nullcontext() if self._is_known else self.code.watched()
+        with recorder, watch_reads(recorder.read), watched, plain_formulas() as others:
             yield
         names = {NODES_THAT_ASK_FOR_MODES[node] for node in others}
         lines = (f"{op.name}{' at ' * bool(op.line)}{op.line}" for op in recorder.tape.ops if op.name in names)
@@ -396,10 +439,11 @@ class _Session:
     def end(self) -> set[str]:
         """Record what the step leaves, and return the names of buffers that it replaced by other tensors."""
         kept = self._keep_rebound()
-        placed = self.code.changed()
-        others = changed(self.before, python_state(self.model, self.loss_fn))
-        known = {name.partition(" (in ")[0] for name in placed}
-        self.recorder.tape.changing = placed | (others - known)
+        if not self._is_known:
+            placed = self.code.changed()
+            others = changed(self.before, python_state(self.model, self.loss_fn))
+            known = {name.partition(" (in ")[0] for name in placed}
+            self.recorder.tape.changing = placed | (others - known)
         self.recorder.leave_results()
         return kept
 
@@ -473,7 +517,7 @@ class _Session:
             scalars,
             tuple(after),
         )
-        return update_ops, spec
+        return update_ops.after_numbers(self.numbers), spec
 
     def _accumulators(self, gradient: dict[torch.Tensor, int]) -> dict[torch.Tensor, int]:
         recorder = self.recorder

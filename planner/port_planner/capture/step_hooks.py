@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from port_planner.base.errors import CaptureError, place_of_function
+from port_planner.base.errors import CaptureError, StatefulStepError, place_of_function
 from port_planner.capture.plain_formulas import plain_formulas
 from port_planner.capture.python_state import StateOfCode
 from port_planner.capture.reads import watch_reads
@@ -31,16 +31,22 @@ _LASTING = frozenset({Role.PARAMETER, Role.BUFFER, Role.CONSTANT})
 
 
 def record_hooks_after_steps(
-    recorder: StepRecorder, model: torch.nn.Module, optimizer: torch.optim.Optimizer, schedule: Schedule
+    recorder: StepRecorder,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    schedule: Schedule,
+    *,
+    may_count: bool = False,
 ) -> tuple[RecordedOp, ...]:
     """Run the hooks after the optimizer's step and return their operators, as parts of the update.
 
-    `schedule`: the changes of the optimizer's groups before each future update. Parameters and buffers that they write to are
+    `schedule`: the changes of the optimizer's groups before each future update. `may_count`: Python state is known to
+    decide nothing. Parameters and buffers that they write to are
     left for the caller to restore. Raises CaptureError if they do what a bundle cannot repeat: with Python state, with a number
     that the schedule changes, or with tensors outside the model.
     """
     found = [
-        _Run(recorder, model, optimizer, hook).recorded(_changed_numbers(schedule))
+        _Run(recorder, model, optimizer, hook).recorded(_changed_numbers(schedule), may_count=may_count)
         for hook in hooks_after_steps(optimizer)
     ]
     return tuple(op for ops in found for op in ops)
@@ -92,15 +98,15 @@ class _Run:
         self._what = f"{place_of_function(hook)}, a hook on the optimizer's steps,"
         self._parameters = dict(model.named_parameters())
 
-    def recorded(self, other_numbers: Mapping[int, Mapping[str, Any]]) -> Sequence[RecordedOp]:
+    def recorded(self, other_numbers: Mapping[int, Mapping[str, Any]], *, may_count: bool) -> Sequence[RecordedOp]:
         """Return the operators of the hook.
 
         Raises CaptureError if a second run with different numbers in groups differs.
         """
         first, changing = self._run({})
         second, again = self._run(other_numbers)
-        if counting := sorted(changing & again):
-            raise self._refused(f"changes {', '.join(counting)} in Python each time")
+        if (counting := sorted(changing & again)) and not may_count:
+            raise StatefulStepError(str(self._refused(f"changes {', '.join(counting)} in Python each time")))
         tape = self._recorder.tape
         try:
             require_same(*(_alone(tape, ops) for ops in (first, second)))

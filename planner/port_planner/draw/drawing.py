@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from port_planner.base.units import format_bytes, format_joules, format_seconds
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.costs import CostTable
-from port_planner.ir.graph import Op, Role, StepGraph, Tile
+from port_planner.ir.graph import Role, StepGraph, Tile
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import Program
@@ -119,8 +119,8 @@ def drawing(graph: StepGraph, costs: CostTable, plan: Plan, *, most: int = MAX_L
     for lane, s in enumerate(chosen):
         bars += _bars(ordered, lane, s, decisions[s])
     return Drawing(
-        tuple((ordered.label(s), ordered.storages[s].nbytes) for s in chosen), tuple(bars), program.timeline, moments,
-        plan.ram_bytes, plan.strategy, tuple(map(_name, ordered.ops)), tuple(_phases(ordered)),
+        tuple((_lane_name(ordered, s), ordered.storages[s].nbytes) for s in chosen), tuple(bars), program.timeline, moments,
+        plan.ram_bytes, plan.strategy, tuple(_name(ordered, i) for i in range(len(ordered.ops))), tuple(_phases(ordered)),
         _figures(program, plan), costs.device.base_bytes, len(living) - len(chosen), tuple(_runs(ordered)),
     )  # fmt: skip
 
@@ -141,9 +141,16 @@ def _figures(program: Program, plan: Plan) -> tuple[tuple[str, str], ...]:
     return tuple(figures)
 
 
-def _name(op: Op) -> str:
-    name = op.name.removeprefix("aten::")
-    return name if op.tile is None else f"{name}, piece {op.tile.index + 1} of {op.tile.count}"
+def _lane_name(graph: StepGraph, s: int) -> str:
+    """Return a storage's label, with the module whose weights the operator takes that makes it."""
+    module = "" if graph.storages[s].name else graph.module_of(graph.uses[s][0])
+    return f"{graph.label(s)}{' of ' * bool(module)}{module}"
+
+
+def _name(graph: StepGraph, i: int) -> str:
+    """Return an operator's name with its module, and which piece of how many it is."""
+    name, tile = graph.operator_of_module(i), graph.ops[i].tile
+    return name if tile is None else f"{name}, piece {tile.index + 1} of {tile.count}"
 
 
 def _runs(graph: StepGraph) -> Iterator[TileRun]:

@@ -13,6 +13,12 @@ def without_contents() -> AbstractContextManager[Any]:
     return FakeTensorMode(allow_non_fake_inputs=True)
 
 
+def emptied(tensor: torch.Tensor, mode: Any) -> torch.Tensor:
+    """Return the tensor that stands for one with contents under such a `mode`, or the tensor itself if it has none."""
+    found: torch.Tensor = mode.from_tensor(tensor) if has_contents(tensor) else tensor
+    return found
+
+
 def has_contents(tensor: torch.Tensor) -> bool:
     """Return whether a tensor was created outside `without_contents`."""
     return not isinstance(tensor, FakeTensor)

@@ -21,12 +21,13 @@ from port_agent.worker.protocol import StateRecovered
 from port_planner.base.errors import PortError
 from port_planner.exactness.arithmetic import arithmetic, unchanged_arithmetic
 from port_planner.ir.bundle.bundle import Bundle
-from port_planner.ir.bundle.manifest import BundleError
+from port_planner.ir.bundle.manifest import NUMBERS_FORMAT, BundleError
 from port_planner.ir.costs import Flash
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.plan import Plan
 from port_planner.job import TrainingJob
 from port_planner.plain_steps import plain_losses
+from port_planner.steps_ahead import known_steps
 from tests.agent.exactness import random_plan
 from tests.agent.jobs_small import BATCH, ROWS, Odd, make_job, next_token, small_bundle, unseen_row, write_job
 from tests.agent.training.options import train_options
@@ -74,6 +75,35 @@ def test_a_job_goes_on_from_any_commit_with_the_optimizers_own_numbers(
             digests.append(t.digest())
             t.close()
     assert digests[0] == digests[-1] != digests[1]
+
+
+def counting_job(accumulate: int) -> TrainingJob:
+    """Return a job whose loss counts its calls, computes with the count and keeps what it gave."""
+    job = make_job(accumulate=accumulate, eval_data=(), scheduler=None)
+    kept: list[torch.Tensor] = []
+
+    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        kept.append(nn.functional.cross_entropy(model(x), y) * min(1.0, (1 + len(kept)) / 7))
+        return kept[-1]
+
+    return replace(job, loss_fn=loss)
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_each_batch_is_computed_with_the_number_that_the_script_has_for_it(accumulate: int, tmp_path: Path) -> None:
+    job = counting_job(accumulate)
+    expected = list(plain_losses(job, job.data, STEPS))
+    bundle = tmp_path / "job.port"
+    write_job(bundle, counting_job(accumulate), ahead=lambda n: known_steps(counting_job(accumulate), n, within_s=60))
+    manifest = Bundle(bundle).manifest
+    assert (manifest.format, manifest.known_updates) == (NUMBERS_FORMAT, 30)
+    events: list[StepEvent] = []
+    for stop in (5, STEPS):
+        t = Trainer(Bundle(bundle), train_options(tmp_path / "state", tmp_path, 1, stop))
+        t.start()
+        t.train(events.append, lambda *_: None)
+        t.close()
+    assert [event.loss for event in events] == expected
 
 
 def test_gradients_are_clipped_in_the_models_order_of_parameters(tmp_path: Path) -> None:

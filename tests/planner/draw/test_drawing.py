@@ -25,6 +25,7 @@ def test_drawings_show_every_fate() -> None:
     assert all(0 <= bar.start < bar.stop <= len(step.ops) for bar in picture.bars)
     assert max(picture.memory) <= plan.ram_bytes and len(picture.operators) == len(step.ops)
     assert picture.phases[0].start == 0 and picture.phases[-1].stop == len(step.ops)
+    assert any(" of " in name for name in picture.operators) and any(" of " in name for name, _ in picture.lanes)
     assert dict(picture.figures)["written to flash"] and picture.base_bytes == table.device.base_bytes
 
 

@@ -119,6 +119,12 @@ def _refereed(refinement: Refinement, smaller: list[SmallerPlans], options: Make
     manifest = with_smaller_plans(refinement, smaller)
     others = ", ".join(draft.prepared.other_formulas)
     expected = draft.prepared.reference
+    if draft.prepared.known is not None and plain.unchecked:
+        raise DryRunError(
+            f"the program counts or keeps tensors over steps, and its numbers could not be compared ({plain.unchecked}); "
+            "train with `port-agent exec`, which supports this",
+            ExitCode.IMPOSSIBLE,
+        )
     if others and plain.unchecked and expected.losses and not expected.placed:
         raise DryRunError(f"{_by_other_formulas(others)} ({plain.unchecked})", ExitCode.IMPOSSIBLE)
     try:

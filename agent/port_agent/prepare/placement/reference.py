@@ -12,7 +12,7 @@ from port_agent.training.comparison import MismatchError, processor, tensor_chec
 from port_planner.capture.step import Fill
 from port_planner.exactness.arithmetic import arithmetic, unchanged_arithmetic
 from port_planner.ir.bundle.data_order import bucket_batches
-from port_planner.ir.bundle.manifest import UPDATING, BucketSize, ExpectedResults, batch_kind, graph_name
+from port_planner.ir.bundle.manifest import BucketSize, ExpectedResults, batch_kind, graph_name
 from port_planner.ir.graph import StepGraph, Value
 from port_planner.ir.lowering.optimizer_scalars import StepScalars
 from port_planner.ir.run_op import view
@@ -59,7 +59,7 @@ def _reference(
     job, count = prepared.job, len(prepared.reference.losses)
     before = generator_states((kind,))
     contents = eager_contents({key: _initial(tensor) for key, tensor in prepared.tensors.items()})
-    scalars = StepScalars(prepared.optimizer, prepared.schedule)
+    scalars = StepScalars(prepared.optimizer, prepared.schedule, prepared.known)
     columns = (prepared.data, *prepared.buckets)
     rows_to_batch = (job.batch_size, *(bucket.batch_size for bucket in job.buckets))
     sizes = [BucketSize(c[0].shape[0], size) for c, size in zip(columns, rows_to_batch, strict=True)]
@@ -73,7 +73,7 @@ def _reference(
             for number, (_, bucket, rows) in zip(range(count), batches, strict=False):
                 batch = batch_kind(number, job.accumulate)
                 step = steps[graph_name(batch, rows.numel(), sizes[bucket], bucket)]
-                numbers = scalars.advance() if batch in UPDATING else ()
+                numbers = scalars.of_batch(number % job.accumulate, job.accumulate)
                 losses.append(float(step.run([column[rows] for column in columns[bucket]], numbers)).hex())
     finally:
         restore_generators(before)

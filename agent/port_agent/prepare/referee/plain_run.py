@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from port_agent.guard import guard_environment
-from port_agent.prepare.referee.process import Follow, Followed
+from port_agent.prepare.referee.process import Follow, Followed, RunAhead
 from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
 from port_agent.system.python_process import module_environment, threads_environment
 from port_agent.training.comparison import processor, tensor_checksum
@@ -17,6 +17,7 @@ from port_planner.base.errors import CaptureError
 from port_planner.base.process_memory import available_bytes
 from port_planner.base.units import format_bytes
 from port_planner.ir.bundle.manifest import BucketSize, ExpectedResults, PlainRun
+from port_planner.ir.known_steps import KnownSteps
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job
 from port_planner.make_bundle import CapturedJob
@@ -31,6 +32,8 @@ _WITHIN_S = 2.0
 """Seconds for updates beyond the fewest."""
 _UNCHANGED_WITHIN_S = 5.0
 """CPU seconds for further updates on tensors without contents, up to the number that will be trained."""
+_AHEAD_WITHIN_S = 60.0
+"""CPU seconds for all updates of a program that counts, on tensors without contents."""
 _PATIENCE_S = 600.0
 """Seconds of the whole run, including the script's own start."""
 _MAX_NAMED = 3
@@ -73,6 +76,32 @@ def run_alone(prepared: CapturedJob, script: Script) -> PlainRun:
     return _checked(prepared, found, rows)
 
 
+def run_ahead(script: Path, page_dir: Path, device: str, threads: int, updates: int) -> KnownSteps:
+    """Return the steps of so many updates of a script, run in a process of its own on tensors without contents.
+
+    Raises CaptureError, with the reason, if they are not known.
+    """
+    with tempfile.TemporaryDirectory(dir=page_dir, prefix=".port-ahead-") as folder:
+        target = Path(folder).absolute() / "ahead"
+        request = RunAhead(
+            str(script), folder, str(target), device, threads, not sys.flags.safe_path, updates, _AHEAD_WITHIN_S
+        )
+        try:
+            _run(msgspec.json.encode(request), threads, {})
+        except HelperError as error:
+            raise CaptureError(f"the script alone {error}") from error
+        found = msgspec.msgpack.decode(target.read_bytes(), type=KnownSteps | str)
+    if isinstance(found, str):
+        raise CaptureError(found)
+    return found
+
+
+def _run(request: bytes, threads: int, guarded: Mapping[str, str]) -> None:
+    environment = {**module_environment(), **threads_environment(threads), **guarded}
+    command = HelperCommand("port_agent.prepare.referee.process", (), environment, directory=None)
+    run_helper(command, request, within_s=_PATIENCE_S)
+
+
 def _other_by_design(prepared: CapturedJob) -> str:
     """Return why a bundle's numbers are meant to differ from its script's, or ""."""
     if prepared.reordered:
@@ -109,7 +138,11 @@ def _least_updates(prepared: CapturedJob) -> int:
 def _known_updates(prepared: CapturedJob) -> int:
     """Return the largest number of updates for which the bundle has numbers."""
     recorded = prepared.optimizer.recorded
-    known = [_MAX_UPDATES, *([len(prepared.schedule)] if prepared.schedule else [])]
+    known = [
+        _MAX_UPDATES,
+        *([] if prepared.known is None else [prepared.known.updates]),
+        *([len(prepared.schedule)] if prepared.schedule else []),
+    ]
     return min([*known, *([recorded.updates] if recorded is not None and recorded.updates is not None else [])])
 
 
@@ -120,11 +153,9 @@ def _followed(prepared: CapturedJob, script: Script, rows: tuple[int, ...], guar
         request = Follow(
             script=str(script.path), folder=folder, target=str(target), device=kind_of_job(prepared.job), threads=script.threads,
             rows=rows, finds_beside=not sys.flags.safe_path, least_updates=_least_updates(prepared), most_updates=_known_updates(prepared), within_s=_WITHIN_S, ram_bytes=script.ram_bytes,
-            trained_updates=script.updates, unchanged_within_s=_UNCHANGED_WITHIN_S,
+            trained_updates=0 if prepared.known is not None else script.updates, unchanged_within_s=_UNCHANGED_WITHIN_S,
         )  # fmt: skip
-        environment = {**module_environment(), **threads_environment(script.threads), **guarded}
-        command = HelperCommand("port_agent.prepare.referee.process", (), environment, directory=None)
-        run_helper(command, msgspec.json.encode(request), within_s=_PATIENCE_S)
+        _run(msgspec.json.encode(request), script.threads, guarded)
         return msgspec.msgpack.decode(target.read_bytes(), type=Followed)
 
 
@@ -160,7 +191,8 @@ def _checked(prepared: CapturedJob, found: Followed, rows: tuple[int, ...]) -> P
         arithmetic=prepared.reference.arithmetic,
     )
     updates = len(found.losses) // job.accumulate
-    return PlainRun(updates, rows, results, found.generators, "", found.unchanged_updates)
+    further = found.unchanged_updates if prepared.known is None else prepared.known.updates - updates
+    return PlainRun(updates, rows, results, found.generators, "", further)
 
 
 def _named(keys: list[str]) -> str:

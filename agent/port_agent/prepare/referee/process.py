@@ -2,7 +2,7 @@
 
 No recorder, no mode and no patched function is in this process. The job's own code runs, in the loop that anyone would
 write (`port_planner.plain_steps`), until its numbers are recorded; then further updates run without contents
-(`unchanged_steps`). Under a budget its memory is guarded, which no operator notices.
+(`unchanged_steps`). Or all of them do, to know the steps of a program that counts. Under a budget its memory is guarded, which no operator notices.
 """
 
 import itertools
@@ -18,10 +18,11 @@ from port_agent.system.helper_process import helper_exit_code
 from port_agent.system.torch_loading import load_torch
 
 if TYPE_CHECKING:
+    from port_planner.ir.known_steps import KnownSteps
     from port_planner.job import TrainingJob
 
 
-class Follow(msgspec.Struct, frozen=True):
+class Follow(msgspec.Struct, frozen=True, tag=True):
     """Train what a script describes, and write the results to `target`.
 
     `folder`: for columns of data meanwhile. `finds_beside`: whether modules beside the script are found, as in plain
@@ -46,6 +47,23 @@ class Follow(msgspec.Struct, frozen=True):
     unchanged_within_s: float = 0.0
 
 
+class RunAhead(msgspec.Struct, frozen=True, tag=True):
+    """Run what a script describes for `updates` on tensors without contents, within `within_s` seconds of CPU time, and
+    write its steps, as `KnownSteps`, to `target`; or why they are not known, as text.
+
+    The rest as in `Follow`.
+    """
+
+    script: str
+    folder: str
+    target: str
+    device: str
+    threads: int
+    finds_beside: bool
+    updates: int
+    within_s: float
+
+
 class Followed(msgspec.Struct, frozen=True):
     """Results of a script's first updates, run alone: losses of its batches as hexadecimal floats, and XXH3-64 of the
     bytes of each tensor.
@@ -65,13 +83,13 @@ class Followed(msgspec.Struct, frozen=True):
 
 def main() -> int:
     """Answer the one request, and return the exit code; errors go to standard error."""
-    request = msgspec.json.decode(sys.stdin.buffer.read(), type=Follow)
+    request: Follow | RunAhead = msgspec.json.decode(sys.stdin.buffer.read(), type=Follow | RunAhead)
     return helper_exit_code(lambda: _answer(request))
 
 
-def _answer(request: Follow) -> None:
+def _answer(request: Follow | RunAhead) -> None:
     guard = active_guard()
-    if guard is not None:
+    if guard is not None and isinstance(request, Follow):
         guard.set_process_limit(request.ram_bytes)
     load_torch(meta_kernels=True)
     import torch
@@ -88,7 +106,19 @@ def _answer(request: Follow) -> None:
     move(job, request.device)
     repeat_kernels(request.device)
     torch.set_num_threads(request.threads)
-    Path(request.target).write_bytes(msgspec.msgpack.encode(followed(job, request)))
+    found = followed(job, request) if isinstance(request, Follow) else _ahead(job, request)
+    Path(request.target).write_bytes(msgspec.msgpack.encode(found))
+
+
+def _ahead(job: "TrainingJob", request: RunAhead) -> "KnownSteps | str":
+    """Return the steps of a job, or why they are not known."""
+    from port_planner.base.errors import CaptureError
+    from port_planner.steps_ahead import known_steps
+
+    try:
+        return known_steps(job, request.updates, request.within_s)
+    except CaptureError as error:
+        return str(error)
 
 
 def followed(job: "TrainingJob", request: Follow) -> Followed:

@@ -17,6 +17,7 @@ from port_planner.ir.bundle.pruning import Pruning
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.devices.cpu_teams import MAX_TEAMS, CpuTeam
 from port_planner.ir.graph import ITEM_BYTES
+from port_planner.ir.known_steps import KnownSteps
 from port_planner.ir.operators import OPTIMIZERS
 
 FORMAT = 2
@@ -43,9 +44,11 @@ TEAMS_FORMAT = 11
 """Format for bundles whose operators run on several thread teams: older agents would compute different bits."""
 SUMMED_FORMAT = 12
 """Format for bundles whose chains sum over tiles in another order: older agents would claim plain PyTorch's numbers."""
+NUMBERS_FORMAT = 13
+"""Format for bundles with numbers that change from batch to batch: older agents have none for their graphs."""
 FORMATS = (
     FORMAT, DEVICE_FORMAT, PACKING_FORMAT, PRUNING_FORMAT, FILES_FORMAT, TILES_FORMAT, BUCKETS_FORMAT, BLOCKS_FORMAT,
-    PLACED_FORMAT, TEAMS_FORMAT, SUMMED_FORMAT,
+    PLACED_FORMAT, TEAMS_FORMAT, SUMMED_FORMAT, NUMBERS_FORMAT,
 )  # fmt: skip
 MAX_THREADS = 1024
 """More than any processor has that trains here."""
@@ -298,10 +301,14 @@ class Manifest:
     summed_in_pieces: bool = False
     """Whether a chain sums over its tiles in another order than the whole, with permission; the graph marks it."""
     plain: PlainRun = field(default_factory=PlainRun)
+    known: KnownSteps | None = None
+    """The steps of a program that counts or keeps tensors over steps; None: every step is the same."""
 
     @property
     def format(self) -> int:
         """The oldest format that can represent this bundle."""
+        if self.known is not None:
+            return NUMBERS_FORMAT
         if self.summed_in_pieces:
             return SUMMED_FORMAT
         if self.teams:
@@ -347,9 +354,10 @@ class Manifest:
 
     @property
     def known_updates(self) -> int | None:
-        """For how many updates the optimizer's numbers are known, from the first on; None: for all."""
+        """For how many updates the optimizer's numbers and the program's steps are known, from the first on; None: for all."""
         recorded = self.optimizer.get("recorded")
         known = [None if recorded is None else recorded["updates"], len(self.schedule) or None]
+        known.append(None if self.known is None else self.known.updates)
         return min((count for count in known if count is not None), default=None)
 
     def require_known(self, updates: int) -> None:
@@ -370,6 +378,9 @@ def manifest_of(raw: Mapping[str, Any], path: Path) -> Manifest:
     try:
         manifest = msgspec.convert(raw, Manifest)
         _check_optimizer(manifest.optimizer)
+        known = manifest.known
+        if known is not None and known.numbers and len(known.numbers) < known.updates * manifest.accumulate:
+            raise ValueError(f"{len(known.numbers)} batches have numbers, of {known.updates} updates")
         for layout in (*manifest.batch, *manifest.layouts.values()):
             if layout.dtype not in ITEM_BYTES:
                 raise ValueError(f"dtype {layout.dtype!r}")

@@ -22,6 +22,7 @@ from torch.optim.rmsprop import rmsprop
 from torch.optim.sgd import sgd
 
 from port_planner.base.errors import CaptureError
+from port_planner.ir.known_steps import KnownSteps
 from port_planner.ir.operators import OPTIMIZERS
 from port_planner.torch_compat.modes import OperatorMode, pytree
 
@@ -221,13 +222,13 @@ class StepScalars:
 
     Runs torch's own update functions on one element per group. Not the Optimizer classes: their first step imports
     torch's compiler, which costs a worker 70 MiB. `schedule`: for each update what a scheduler changes of each group; of later
-    ones nothing is known.
+    ones nothing is known. `known`: the numbers of batches, if the program's steps have such.
     """
 
-    def __init__(self, spec: OptimizerSpec, schedule: Schedule = ()) -> None:
+    def __init__(self, spec: OptimizerSpec, schedule: Schedule = (), known: KnownSteps | None = None) -> None:
         if spec.recorded is None and spec.name not in _UPDATES:
             raise CaptureError(f"the optimizer {spec.name!r} is not supported; use one of {', '.join(SUPPORTED)}")
-        self._name, self._recorded = spec.name, spec.recorded
+        self._name, self._recorded, self._known = spec.name, spec.recorded, known
         self._first_groups, self._schedule = [restored(g) for g in spec.groups], schedule
         self._products = _Products(0, ())
         self.steps_done = 0
@@ -240,6 +241,16 @@ class StepScalars:
         return [
             {**g, **restored(changed)} for g, changed in zip(self._first_groups, self._schedule[update], strict=True)
         ]
+
+    def of_batch(self, place: int, accumulate: int) -> list[float | int]:
+        """Return the numbers of a batch, at this `place` among the `accumulate` ones of the next update; the last one counts that update.
+
+        Raises CaptureError as `advance` does.
+        """
+        self._require_known(self.steps_done)
+        batch = self.steps_done * accumulate + place
+        own = () if self._known is None else self._known.numbers_of(batch)
+        return [*own, *(self.advance() if place == accumulate - 1 else ())]
 
     def advance(self) -> list[float | int]:
         """Count the next update and return its scalars, group after group.
@@ -258,7 +269,8 @@ class StepScalars:
 
     def _require_known(self, update: int) -> None:
         """Raise CaptureError unless the scalars of the update, counted from 0, are known."""
-        for known in (self._recorded and self._recorded.updates, len(self._schedule)):
+        steps = self._known and self._known.updates
+        for known in (self._recorded and self._recorded.updates, len(self._schedule), steps):
             if known and update >= known:
                 raise CaptureError(
                     f"the numbers of the optimizer {self._name} are known for {known} updates, but this is update "

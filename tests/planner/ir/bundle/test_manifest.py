@@ -33,6 +33,18 @@ def test_a_bundle_says_for_which_device_it_is_and_only_then_older_agents_cannot_
         load(torn)
 
 
+def test_every_batch_of_the_known_updates_has_its_numbers(tmp_path: Path) -> None:
+    def known(batches: int) -> Callable[[Any], Any]:
+        return lambda manifest: {**manifest, "known": {"updates": 3, "shapes": [], "numbers": [[0.5]] * batches}}
+
+    copy = tmp_path / "copy.port"
+    rewrite(small_bundle(), copy, {"manifest.json": known(3)})
+    assert read_manifest(copy).known_updates == 3
+    rewrite(small_bundle(), copy, {"manifest.json": known(2)})
+    with pytest.raises(BundleError, match="2 batches have numbers, of 3 updates"):
+        read_manifest(copy)
+
+
 def test_the_optimizers_of_bundles_are_those_of_the_planner() -> None:
     assert set(OPTIMIZERS) == set(SUPPORTED)
 

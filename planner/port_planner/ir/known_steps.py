@@ -1,0 +1,52 @@
+"""What is known of the steps of a job whose program counts: that they are the same for so many updates, but for numbers.
+
+Loads no torch: the manifest holds a part of it.
+"""
+
+from dataclasses import dataclass
+
+from port_planner.base.bounds import Count
+
+
+@dataclass(frozen=True, slots=True)
+class NumberPlace:
+    """A number among an operator's arguments that changes from batch to batch.
+
+    `op`: the operator's index on the tape; `argument`: its position, or its keyword; `slot`: the index of the number among
+    those of the batch.
+    """
+
+    op: Count
+    argument: int | str
+    slot: Count
+
+
+@dataclass(frozen=True, slots=True)
+class KnownShape:
+    """The step on batches of so many `rows` of a bucket; `digest`: of its calls, without the numbers
+    at `places`."""
+
+    bucket: Count
+    rows: Count
+    places: tuple[NumberPlace, ...]
+    digest: str
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSteps:
+    """The steps of a job's first `updates`, run alone by its program from the beginning.
+
+    `numbers`: of each batch, in the slots of its shape; none if no shape has any.
+    """
+
+    updates: Count
+    shapes: tuple[KnownShape, ...]
+    numbers: tuple[tuple[float, ...], ...] = ()
+
+    def numbers_of(self, batch: int) -> tuple[float, ...]:
+        """Return the numbers of a batch, counted from 0 over all updates. Raises IndexError beyond the last."""
+        return self.numbers[batch] if self.numbers else ()
+
+    def of(self, bucket: int, rows: int) -> KnownShape | None:
+        """Return what is known of the step on batches of so many rows of a bucket; None for a shape that never comes."""
+        return next((shape for shape in self.shapes if (shape.bucket, shape.rows) == (bucket, rows)), None)

@@ -22,6 +22,7 @@ from port_agent.intercept.dispatch.device_pool import DevicePool
 from port_agent.intercept.residency import storages
 from port_agent.intercept.residency.device_memory import DeviceBudget
 from port_agent.intercept.residency.device_storages import DeviceMove, DeviceStorages, HostBlocks, ProgramStreams
+from port_agent.intercept.residency.pinned_pages import PIECE_BYTES, DirectCopy, PinnedPages
 from port_agent.intercept.residency.pools import MemoryPools
 from port_agent.intercept.residency.refusals import UnsupportedError
 from tests.simulated_card import CONTEXT_BYTES, NAME, UNIFIED, CardBackend, card
@@ -356,6 +357,23 @@ def _buffers_used_early() -> None:
     _put(Staging, take=take)
 
 
+@_mutation("pinned pages that are filled are not waited for")
+def _no_wait_for_pinned() -> None:
+    _put(DirectCopy, landed=lambda copy: copy.event)
+
+
+@_mutation("pinned pages are given to others while they are in use")
+def _pinned_shared() -> None:
+    taken: list[torch.Tensor] = []
+
+    def piece(pages: PinnedPages, nbytes: int) -> torch.Tensor:
+        if not taken:
+            taken.append(pages._backend.allocate_host(PIECE_BYTES))
+        return taken[0]
+
+    _put(PinnedPages, _piece=piece)
+
+
 @_mutation("pages stay believed when storages are written")
 def _stale_pages() -> None:
     def change(pools: MemoryPools, storages: object) -> None:
@@ -403,13 +421,14 @@ def mutated(words: list[str]) -> int:
     MUTATIONS.get(words[0], bool)()
     found: list[str] = []
     try:
-        for size in ("4K", "1M"):
-            with budget(gpu_tensors=size, tensors="300K"):
-                found += [*trained(NAME), *on_two_streams(NAME)]
+        for host in ("300K", None):  # pages that the host's budget moves, and pinned ones
+            for size in ("4K", "1M"):
+                with budget(gpu_tensors=size, tensors=host):
+                    found += [*trained(NAME), *on_two_streams(NAME)]
     except Exception as error:  # of whatever kind: it was noticed
         return _say({"noticed": repr(error)})
     return _say(
-        {"noticed": f"{there.card_races()} races" if there.card_races() else "" if found == 2 * expected else "bits"}
+        {"noticed": f"{there.card_races()} races" if there.card_races() else "" if found == 4 * expected else "bits"}
     )
 
 

@@ -87,6 +87,11 @@ class SimEvent:
             self.stream.do_until(self.number)
             _DEVICE.host = _later(_DEVICE.host, self.clock)
 
+    def query(self) -> bool:
+        """Return whether nothing before it is deferred any more."""
+        with _DEVICE.lock:
+            return not self.stream.is_behind(self.number)
+
 
 class SimStream:
     """Works in order; deferred ones are done when someone waits for them."""
@@ -109,9 +114,13 @@ class SimStream:
         """Do the work just launched only when someone waits for it."""
         self._deferred.append((self.number, action))
 
+    def is_behind(self, number: int) -> bool:
+        """Return whether work up to this number is still deferred."""
+        return bool(self._deferred) and self._deferred[0][0] <= number
+
     def do_until(self, number: int) -> None:
         """Do what is deferred up to the work of this number."""
-        while self._deferred and self._deferred[0][0] <= number:
+        while self.is_behind(number):
             self._deferred.popleft()[1]()
 
     def wait_event(self, event: SimEvent) -> None:

@@ -17,6 +17,9 @@ class Event(Protocol):
     def synchronize(self) -> None:
         """Return once the device has passed it."""
 
+    def query(self) -> bool:
+        """Return whether the device has passed it."""
+
 
 class Backend(Protocol):
     """One device: its memory, one stream that computes and one that copies, and its generator.

@@ -13,6 +13,10 @@ class Done:
     def synchronize(self) -> None:
         """Return at once."""
 
+    def query(self) -> bool:
+        """Return True."""
+        return True
+
 
 DONE = Done()
 

@@ -91,7 +91,7 @@ class CudaBackend:
         torch.cuda.set_rng_state(state, self._device)
 
     def allocated_bytes(self) -> int:
-        return torch.cuda.memory_allocated(self._device) + self._shared.live_bytes
+        return self._counted("current") + self._shared.live_bytes
 
     def outside_bytes(self) -> int:
         free, total = torch.cuda.mem_get_info(self._device)
@@ -104,7 +104,11 @@ class CudaBackend:
         return max(0, (used if held is None else held) - torch.cuda.memory_reserved(self._device))
 
     def peak_bytes(self) -> int:
-        return torch.cuda.max_memory_allocated(self._device) + self._shared.peak_bytes
+        return self._counted("peak") + self._shared.peak_bytes
+
+    def _counted(self, which: str) -> int:
+        """Return a count of the bytes of tensors; `torch.cuda.memory_allocated` makes 300 names for each, which takes half a millisecond."""
+        return int(torch.cuda.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"][which])
 
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)

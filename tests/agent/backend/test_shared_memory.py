@@ -25,6 +25,9 @@ class Event:
         if self.memory is not None:
             self.held_then = self.memory.live_bytes
 
+    def query(self) -> bool:
+        return True
+
 
 def test_both_sides_are_the_same_bytes() -> None:
     memory = SharedMemory(CPU, block, Event)

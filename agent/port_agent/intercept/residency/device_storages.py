@@ -1,7 +1,8 @@
-"""Storages of a device that are away: empty there, their pages blocks of the host's memory.
+"""Storages of a device that are away: empty there, their pages in the host's memory.
 
-A block is a storage of the host like any other, so the host's budget bounds it and pages it to flash. Bytes go through a bounded ring of
-pinned buffers (`port_agent.backend.transfer_ring`), whose thread alone waits for the device. A device has no memory protection that
+Where the host's memory has no budget a page is pinned memory (`port_agent.intercept.residency.pinned_pages`). Where it has one, a page is
+a storage of the host like any other, which that budget bounds and pages to flash; bytes go through a bounded ring of pinned buffers
+(`port_agent.backend.transfer_ring`), whose thread alone waits for the device. A device has no memory protection that
 would tell who wrote past the operators: before a storage leaves whose page is believed, its bytes are added up on the device and
 compared with what they were.
 """
@@ -19,6 +20,8 @@ import torch
 from port_agent.backend.base import Backend, Event
 from port_agent.backend.transfer_ring import RingCopy, TransferRing
 from port_agent.intercept.residency.backing import NAN_BYTE
+from port_agent.intercept.residency.checksums import Checksums
+from port_agent.intercept.residency.pinned_pages import DirectCopy, PinnedPage, PinnedPages
 from port_agent.intercept.residency.residency import Residency
 from port_agent.intercept.residency.storages import HostPage, Moving, Storage, StorageTable, resize
 from port_agent.paging.pager import PageError, PagerStats
@@ -32,42 +35,12 @@ RESERVE_BYTES, _MIN_RESERVE_BYTES, _RESERVE_SHARE = 512 << 10, 64 << 10, 1 / 16
 """Held of a device's memory, at most a share of its budget, for adding up what has to leave when nothing is free. CUDA's allocator gives so
 little from the same memory as single numbers."""
 
-_PART_BYTES = 16 << 20
-_COLUMNS = 512
-_WORD = torch.int64
-"""Of the type of their sum: CUDA copies what it adds up in another type."""
-_ODD = 0x9E3779B97F4A7C15 - (1 << 64)
-"""Each word counts by where it stands: rows and columns are added up, and multiplied by odd numbers (of the golden ratio's digits)."""
-
 
 @contextlib.contextmanager
 def plain_operators() -> Iterator[None]:
     """Have operators in the block run as if nobody followed, whatever mode the program is in."""
     with without_modes(), torch.inference_mode(mode=False), torch.no_grad():
         yield
-
-
-def checksum(contents: torch.Tensor) -> torch.Tensor:
-    """Return a number, on their device, that bytes add up to; another one, but for chance, where one of them or their order differs.
-
-    Takes two readings of them, and the 100th part of `_PART_BYTES` in memory.
-    """
-    total = torch.zeros((), dtype=torch.int64, device=contents.device)
-    for part in contents.split(_PART_BYTES):
-        total = total * _ODD + _part_sum(part)
-    return total
-
-
-def _part_sum(part: torch.Tensor) -> torch.Tensor:
-    row_bytes = _COLUMNS * _WORD.itemsize
-    whole = part.numel() // row_bytes * row_bytes
-    words = part[:whole].view(_WORD).view(-1, _COLUMNS)
-    sums = (words.sum(1), words.sum(0), part[whole:].to(torch.int64))
-    total = torch.zeros((), dtype=torch.int64, device=part.device)
-    for one in sums:
-        places = torch.arange(1, one.numel() + 1, device=part.device)
-        total = total * _ODD + (one * (places * _ODD)).sum()
-    return total
 
 
 class ProgramStreams:
@@ -98,7 +71,7 @@ class ProgramStreams:
 class DeviceMove:
     """A copy of a storage between the device and its block. `end` makes the block one that may leave again."""
 
-    copy: RingCopy
+    copy: RingCopy | DirectCopy
     write: bool
     nbytes: int
     wait_on_device: Callable[[Event], None]
@@ -215,7 +188,9 @@ class DeviceStorages:
         self.streams = ProgramStreams(device)
         self.stats = PagerStats()
         self._ring = TransferRing(backend, RING_PIECE_BYTES, plain_operators)
-        self._blocks = HostBlocks(host)
+        self._host, self._blocks = host, HostBlocks(host)
+        self._pinned = PinnedPages(backend)
+        self._checksums = Checksums(device)
         self._said: set[str] = set()
 
     def totals(self) -> PagerStats:
@@ -228,29 +203,35 @@ class DeviceStorages:
         return not memory.resizable()
 
     def read(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
-        block = _page(storage).block
-        end = self._blocks.hold(block, write=False)
+        page = _page(storage)
+        end = self._blocks.hold(page.block, write=False) if isinstance(page, HostPage) else _nothing_held
         try:
             with plain_operators():
                 self.streams.join()
                 resize(memory, storage.nbytes)
-                copy = self._ring.into_device(self._bytes(memory), _host_bytes(block))
+                copy = self._copied(page, self._bytes(memory), write=False)
         except torch.OutOfMemoryError:
             end()
             raise
         return DeviceMove(copy, False, storage.nbytes, self._wait_on_device, end)
 
     def write(self, storage: Storage, memory: torch.UntypedStorage) -> Moving:
-        page = storage.page
-        if not isinstance(page, HostPage):
-            page = storage.page = HostPage(self._blocks.take(storage.nbytes), storage.nbytes)
-        end = self._blocks.hold(page.block, write=True)
+        if storage.page is None:
+            self.take_page(storage)
+        page = _page(storage)
+        end = self._blocks.hold(page.block, write=True) if isinstance(page, HostPage) else _nothing_held
         with plain_operators():
             self.streams.join()
             contents = self._bytes(memory)
             page.checksum = self._sum(contents)
-            copy = self._ring.out_of_device(_host_bytes(page.block), contents)
+            copy = self._copied(page, contents, write=True)
         return DeviceMove(copy, True, storage.nbytes, self._wait_on_device, end)
+
+    def _copied(self, page: HostPage | PinnedPage, contents: torch.Tensor, *, write: bool) -> RingCopy | DirectCopy:
+        if isinstance(page, PinnedPage):
+            return self._pinned.copy_out(page, contents) if write else self._pinned.copy_in(page, contents)
+        block = _host_bytes(page.block)
+        return self._ring.out_of_device(block, contents) if write else self._ring.into_device(contents, block)
 
     def wait(self, moving: Moving) -> None:
         begin = time.perf_counter()
@@ -310,7 +291,10 @@ class DeviceStorages:
         return make()
 
     def take_page(self, storage: Storage) -> None:
-        storage.page = HostPage(self._blocks.take(storage.nbytes), storage.nbytes)
+        with plain_operators():
+            storage.page = self._pinned.take(storage.nbytes) if math.isinf(self._host.limit_bytes) else None
+        if storage.page is None:
+            storage.page = HostPage(self._blocks.take(storage.nbytes), storage.nbytes)
 
     def give_page_back(self, storage: Storage) -> None:
         if storage.transfer is not None:  # of one that nobody waited for
@@ -319,7 +303,9 @@ class DeviceStorages:
             storage.transfer = None
         if isinstance(storage.page, HostPage):
             self._blocks.give_back(storage.page.block, storage.page.nbytes)
-            storage.page = None
+        elif isinstance(storage.page, PinnedPage):
+            self._pinned.give_back(storage.page)
+        storage.page = None
 
     def read_part(
         self, storage: Storage, memory: torch.UntypedStorage, into: torch.Tensor, start: int, nbytes: int
@@ -354,17 +340,18 @@ class DeviceStorages:
 
     def close(self) -> None:
         self._reserve_bytes, self._reserve = 0, None
+        self._checksums.release()
         self._ring.close()
         self._blocks.release()
 
     def _sum(self, contents: torch.Tensor) -> torch.Tensor:
         """Return the checksum of bytes; where nothing of the device is free, with what is held for that."""
         try:
-            return checksum(contents)
+            return self._checksums.of(contents)
         except torch.OutOfMemoryError:
             self._reserve = None
         try:
-            return checksum(contents)
+            return self._checksums.of(contents)
         finally:
             self._take_reserve()
 
@@ -385,8 +372,12 @@ def _host_bytes(block: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(block, 0, (block.nbytes(),), (1,))
 
 
-def _page(storage: Storage) -> HostPage:
-    if not isinstance(storage.page, HostPage):
+def _nothing_held() -> None:
+    return
+
+
+def _page(storage: Storage) -> HostPage | PinnedPage:
+    if not isinstance(storage.page, HostPage | PinnedPage):
         raise RuntimeError(f"storage {storage.number} of {storage.nbytes} bytes has no page")
     return storage.page
 

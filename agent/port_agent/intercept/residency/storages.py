@@ -24,6 +24,7 @@ from port_planner.torch_compat.modes import without_modes
 from port_planner.torch_compat.tensors import is_zero
 
 if TYPE_CHECKING:
+    from port_agent.intercept.residency.pinned_pages import PinnedPage
     from port_agent.paging.pager import Slot
 
 SMALLEST_BYTES = 16 << 10
@@ -181,7 +182,7 @@ class Storage:
         """Its memory is allocated, filled or being filled; for a mapped one, its pages were read."""
         self.clean = False
         """The page (or the mapped file) holds the same bytes as the storage; for guarded memory, as far as known."""
-        self.page: Slot | GuardedPage | HostPage | None = None
+        self.page: Slot | GuardedPage | HostPage | PinnedPage | None = None
         self.line = ""
         """Of the program, which made it: of a device's alone."""
         self.transfer: Moving | None = None

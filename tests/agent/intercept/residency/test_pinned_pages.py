@@ -1,0 +1,29 @@
+"""Pages in pinned memory; that copies are in order is judged on the simulated card (`test_device_pool`)."""
+
+import torch
+
+from port_agent.backend.cpu import CpuBackend
+from port_agent.intercept.residency.pinned_pages import PIECE_BYTES, PinnedPages
+
+
+def test_a_page_brings_back_what_left_and_its_memory_is_used_again() -> None:
+    pages = PinnedPages(CpuBackend(), 4 * PIECE_BYTES)
+    contents = (torch.arange(2 * PIECE_BYTES + 3000) % 251).to(torch.uint8)
+    page = pages.take(contents.numel())
+    assert page is not None
+    out = pages.copy_out(page, contents)
+    assert out.done()
+    out.landed()
+    found = torch.zeros_like(contents)
+    pages.copy_in(page, found).landed()
+    assert torch.equal(found, contents)
+    assert sum(piece.numel() for piece in page.pieces) == 2 * PIECE_BYTES + 4096
+    assert pages.take(2 * PIECE_BYTES) is None, "more than may be pinned"
+    pages.give_back(page)
+    assert pages.take(2 * PIECE_BYTES) is not None
+
+
+def test_small_pages_share_a_piece() -> None:
+    pages = PinnedPages(CpuBackend(), PIECE_BYTES)
+    taken = [pages.take(1000 + k % 24) for k in range(PIECE_BYTES // 1024)]
+    assert all(page is not None for page in taken) and pages.take(1) is None

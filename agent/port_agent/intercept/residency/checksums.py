@@ -4,7 +4,7 @@ import torch
 
 _PART_BYTES = 256 << 20
 """Of what is added up at once: its sums take a thousandth as much of the device."""
-_COLUMNS = 4096
+_COLUMNS = 1 << 12
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 """The golden ratio's digits as an odd number: each product with it is another one."""
 

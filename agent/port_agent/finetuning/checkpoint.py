@@ -56,7 +56,7 @@ class Checkpoint:
             replace(options, sample=None, json=False, show_data=1, overwrite=False, float32_result=False)
         )
         del settings["accumulate_by"]  # does not change any bit
-        del settings["date"]  # is part of the sequences
+        del settings["date"], settings["answer_tokens"]  # are part of the sequences
         del settings["events"]  # only changes what is shown
         for name in _LATER_SETTINGS:
             if settings[name] == getattr(_DEFAULTS, name):

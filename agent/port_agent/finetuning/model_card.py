@@ -57,7 +57,10 @@ def _learns(options: FinetuneOptions, task: Task) -> str:
 def _rows(options: FinetuneOptions, task: Task, layers: Iterable[str], trained: TrainedOn) -> Iterable[tuple[str, str]]:
     yield "learns", _learns(options, task)
     files = ", ".join(Path(path).name for path in options.data)
-    yield "data", f"{files}: {trained.train:,} sequences, of at most {options.sequence_tokens} tokens"
+    yield (
+        "data",
+        f"{files}: {trained.train:,} sequences, of at most {max(options.sequence_tokens, options.answer_tokens)} tokens",
+    )
     if task.kind is TaskKind.CAUSAL_LM:
         borders = "and masked from each other" if options.borders else "without borders"
         yield (

@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from port_agent.cli.arguments import UsageError
+from port_agent.finetuning.inputs.answer_length import PACKED_TOKENS, longest_answer
 from port_agent.finetuning.inputs.earlier_adapter import AdapterSettings, adapter_settings
 from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.finetuning.inputs.run_date import date_of_run
@@ -80,11 +81,14 @@ def options_of(arguments: argparse.Namespace) -> FinetuneOptions:
     adapter = AdapterSettings(a.lora or _RANK, a.alpha, a.rslora, targets, a.dora)
     if a.begin_from is not None:
         adapter = adapter_settings(a.begin_from)
+    answer_tokens = 0  # pairs of answers are compared on all rows of logits at once, an encoder has its own length
+    if a.seq_len is None and not (a.dpo or a.orpo):
+        answer_tokens = longest_answer(a.model, a.ram // a.batch, with_head=a.full)
     return FinetuneOptions(
         model=str(a.model.absolute()), data=_absolute(a.data), valid=_absolute(a.valid), out=str(a.out.absolute()),
         lora_rank=None if a.full else adapter.rank, base=None if a.base in (None, AS_STORED) else Quantization(a.base),
         begin_from=None if a.begin_from is None else str(a.begin_from.absolute()), targets=adapter.targets, alpha=adapter.alpha, rslora=adapter.rslora,
-        dora=adapter.dora, dropout=a.dropout, sequence_tokens=a.seq_len, batch=a.batch, accumulate=a.accumulate, accumulate_by=a.accumulate_by, autocast=a.autocast,
+        dora=adapter.dora, dropout=a.dropout, sequence_tokens=a.seq_len or PACKED_TOKENS, answer_tokens=answer_tokens, batch=a.batch, accumulate=a.accumulate, accumulate_by=a.accumulate_by, autocast=a.autocast,
         compute=a.compute, head_rows=a.head_rows, epochs=a.epochs, updates=a.updates, learning_rate=a.lr or (_FULL_RATE if a.full else _ADAPTERS_RATE),
         warm_up=a.warm_up, schedule=a.schedule, weight_decay=a.weight_decay, held_out=a.held_out, evaluate_every=a.eval_every, patience=a.patience,
         events=None if a.tensorboard is None else str(a.tensorboard.absolute()), seed=a.seed, date=a.date or date_of_run(a.out), sample=a.sample, json=a.json, show_data=a.show_data or 1, borders=a.borders, dpo=a.dpo, orpo=a.orpo, float32_result=a.float32,

@@ -35,7 +35,8 @@ class FinetuneOptions:
     `data`: files and directories. `valid`: files held out instead of a share of `data`. `base`: the quantization of the
     frozen weights (`port_agent.packing.Quantization`), None to leave them as they are. `lora_rank`: of the adapters,
     None to train all weights. `targets`: ends of the names of the layers that get adapters, () for peft's choice for
-    this kind of model. `sequence_tokens`: the longest sequence. `accumulate`: batches per update. `compute`: the type
+    this kind of model. `sequence_tokens`: the longest sequence, and `answer_tokens` that of an answer with what is
+    before it, if that is more. `accumulate`: batches per update. `compute`: the type
     that a step computes in, None for the faster one here. `accumulate_by`: the order in which batches run, with the
     same bits; None for the one that moves less. `autocast`: forward passes run under torch's bfloat16 autocast, and
     weights stay as they are. `head_rows`: of the logits at a time, None for all of a batch. `updates`: number of
@@ -63,6 +64,7 @@ class FinetuneOptions:
     base: Quantization | None = None
     targets: tuple[str, ...] = ()
     sequence_tokens: int = 256
+    answer_tokens: int = 0
     batch: int = 1
     accumulate: int = 1
     accumulate_by: MicroBatchOrder | None = None

@@ -112,7 +112,10 @@ class SequenceMaker:
             raise FinetuneError(f"{_pair_option(options)} is only for models that continue text; leave it out")
         if task.encoder_alone:
             _check_encoder(tokenizer, options, task)
-        self._tokenizer, self._task, self._longest = tokenizer, task, options.sequence_tokens
+        self._tokenizer, self._task, self._packed_tokens = tokenizer, task, options.sequence_tokens
+        self._longest = (
+            options.sequence_tokens if task.encoder_alone else max(options.sequence_tokens, options.answer_tokens)
+        )
         self._encoder, self._borders = TextEncoder(tokenizer), options.borders
         self._pair_option = _pair_option(options)
         self._conversations = ConversationWriter.of(tokenizer, options)
@@ -220,7 +223,7 @@ class SequenceMaker:
 
     def _packed(self, texts: Iterator[Record]) -> Iterator[TokenSequence]:
         """Yield full sequences of the texts one after another, then the rest."""
-        tokens, longest, begins = array(TOKEN), self._longest, list[int]()
+        tokens, longest, begins = array(TOKEN), self._packed_tokens, list[int]()
         for text in texts:
             begins.append(len(tokens))
             for part in self._encoder.document(parts_of(text)):

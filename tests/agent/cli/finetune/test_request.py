@@ -16,6 +16,7 @@ from port_agent.finetuning.inputs.schedule import RateSchedule
 def parsed(tmp_path: Path, *words: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     add_commands(parser.add_subparsers())
+    (tmp_path / "config.json").write_text(json.dumps({"n_embd": 768, "n_layer": 12, "n_positions": 1024}))
     return parser.parse_args(
         ["finetune", str(tmp_path), "--data", "a", "--out", str(tmp_path / "out"), "--ram", "600M", *words]
     )
@@ -27,8 +28,12 @@ def asked(tmp_path: Path, *words: str) -> FinetuneOptions:
 
 def test_defaults_are_those_of_the_options(tmp_path: Path) -> None:
     plain = asked(tmp_path)
-    default = FinetuneOptions(plain.model, plain.data, plain.out, date=plain.date)
+    default = FinetuneOptions(plain.model, plain.data, plain.out, date=plain.date, answer_tokens=1024)
     assert plain == default
+    assert asked(tmp_path, "--batch", "4").answer_tokens == asked(tmp_path, "--ram", "150M").answer_tokens < 1024
+    for words in (("--seq-len", "64"), ("--dpo",), ("--orpo",)):
+        assert asked(tmp_path, *words).answer_tokens == 0
+    assert asked(tmp_path, "--seq-len", "64").sequence_tokens == 64
     assert (asked(tmp_path, "--orpo").orpo, asked(tmp_path, "--full", "--orpo", "0.5").orpo) == (0.1, 0.5)
     with pytest.raises(SystemExit):
         parsed(tmp_path, "--dpo", "--orpo")

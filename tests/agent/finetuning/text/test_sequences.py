@@ -224,6 +224,18 @@ def test_a_damaged_tokenizer_is_named(tmp_path: Path) -> None:
         load_tokenizer(tmp_path)
 
 
+def test_answers_keep_their_length_where_texts_are_packed_to_a_shorter_one(tokenizer: Any) -> None:
+    answer = Record(prompt="to be", completion=" or not to be that is the question" * 4)
+    given = [Record(text=TEXT * 3), answer]
+    asked = options(sequence_tokens=16, answer_tokens=64)
+    split = split_sequences(given, tokenizer, asked, CAUSAL)
+    alone = split_sequences([answer], tokenizer, options(sequence_tokens=64), CAUSAL)
+    packed = split_sequences(given[:1], tokenizer, options(sequence_tokens=16), CAUSAL)
+    found, wanted = (sorted(list(s.tokens) for s in some) for some in (split.train, [*packed.train, *alone.train]))
+    assert found == wanted and split.notes == alone.notes
+    assert max(len(s.tokens) for s in packed.train) == 16 < max(len(s.tokens) for s in alone.train) <= 64
+
+
 def test_a_text_with_a_label_that_is_cut_is_counted(tokenizer: Any) -> None:
     long = "to be or not to be that is the question " * 3
     whole = len(tokenizer(long)["input_ids"])

@@ -1,0 +1,47 @@
+"""The most tokens of an answer with what is before it, if no length is asked for. Torch-free."""
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from port_agent.finetuning.inputs.model_files import CONFIG
+
+PACKED_TOKENS = 256
+"""The length to which texts are packed if none is asked for, and the least of an answer."""
+_MAX_TOKENS = 2048
+_STEP = 32
+_SHARE = 1 / 4
+"""Of the budget, for what one layer makes of a sequence and the inputs of all."""
+_ITEM_BYTES = 4
+_WIDE, _MIDDLE = 8, 3
+"""Tensors of a layer's width that it holds at once with their gradients, and of the width of its middle."""
+
+_WIDTHS, _MIDDLES = (
+    ("hidden_size", "n_embd", "d_model"),
+    ("intermediate_size", "n_inner", "ffn_dim", "d_ff", "decoder_ffn_dim"),
+)
+_LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers")
+_POSITIONS = ("max_position_embeddings", "n_positions")
+
+
+def longest_answer(model: Path, ram_bytes: int, *, with_head: bool) -> int:
+    """Return the most tokens of an answer that a budget takes with this model, by its configuration alone.
+
+    `with_head`: all its logits are there at once, with their gradients. Never less than `PACKED_TOKENS`; that for a
+    model whose configuration does not name its sizes. `ram_bytes`: the budget over the sequences of a batch.
+    """
+    config = json.loads((model / CONFIG).read_bytes())
+    config = config.get("text_config", config)
+    width, layers = _first(config, _WIDTHS), _first(config, _LAYERS)
+    if not width or not layers:
+        return PACKED_TOKENS
+    middle = _first(config, _MIDDLES) or 4 * width
+    items = (_WIDE + layers) * width + _MIDDLE * middle + (2 * config.get("vocab_size", 0) if with_head else 0)
+    fitting = int(ram_bytes * _SHARE) // (items * _ITEM_BYTES) // _STEP * _STEP
+    return max(PACKED_TOKENS, min(fitting, _MAX_TOKENS, _first(config, _POSITIONS) or _MAX_TOKENS))
+
+
+def _first(config: Mapping[str, Any], names: Iterable[str]) -> int:
+    """Return the first of some settings that a configuration has, else 0."""
+    return next((config[name] for name in names if isinstance(config.get(name), int)), 0)

@@ -19,6 +19,7 @@ from port_planner.mcu.host import (
 from port_planner.mcu.ir import Loss, McuCompileError
 from port_planner.mcu.memory import ArenaBudgetError
 from port_planner.mcu.onnx_import import read_onnx
+from port_planner.mcu.tflite_import import read_tflite
 
 __all__ = [
     "ArenaBudgetError",
@@ -38,4 +39,5 @@ __all__ = [
     "full_scheme",
     "last_layers",
     "read_onnx",
+    "read_tflite",
 ]

@@ -448,7 +448,9 @@ def _view(reader: _Reader, operator: TfliteOperator) -> fx.Node:
 
 
 def _mean(reader: _Reader, operator: TfliteOperator) -> fx.Node:
-    axes = [reader.axis(operator, int(axis)) for axis in np.reshape(reader.constant(operator, 1), -1)]
+    axes = [
+        reader.axis(operator, int(axis)) for axis in np.reshape(cast(NDArray[Any], reader.constant(operator, 1)), -1)
+    ]
     made = reader.call(operator, torch.mean, reader.node(operator), axes, bool(operator.options.keepDims))
     if not operator.options.keepDims and len(reader.shape(operator.outputs[0])) > 2:
         raise operator.refusal("a mean over some of the spatial axes", "average over all of them, or keep the axes")

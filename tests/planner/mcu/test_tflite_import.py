@@ -62,10 +62,10 @@ class TfliteFile:
     def numbers(self, *values: int) -> int:
         return self.constant(np.array(values, np.int32), "INT32")
 
-    def weights(self, weight: NDArray[np.float32], bias: NDArray[np.float32], axis: int = 0) -> list[int]:
+    def weights(self, weight: NDArray[Any], bias: NDArray[Any], axis: int = 0) -> list[int]:
         """Return a weight and its bias; in int8, with a scale for each channel."""
         if not self.is_int8:
-            return [self.constant(weight, "FLOAT32"), self.constant(bias, "FLOAT32")]
+            return [self.constant(each.astype(np.float32), "FLOAT32") for each in (weight, bias)]
         scales = np.abs(np.moveaxis(weight, axis, 0).reshape(len(bias), -1)).max(1) / 127
         along = [1] * weight.ndim
         along[axis] = -1
@@ -199,9 +199,9 @@ def test_pools_sums_joins_and_padding(file: TfliteFile) -> None:
 
 
 def test_what_is_not_known_is_refused_by_operator(tmp_path: Path) -> None:
-    def refuse(said: str, kind: str, options: str = "", shape: Sequence[int] = (1, 9, 8, 3), **chosen: Any) -> None:
+    def refuse(said: str, kind: str, options: str = "", **chosen: int) -> None:
         file = TfliteFile(tmp_path / "net.tflite")
-        made = file.operator(kind, [0], file.tensor(*shape), options, **chosen)
+        made = file.operator(kind, [0], file.tensor(1, 9, 8, 3), options, **chosen)
         with pytest.raises(McuCompileError, match=said):
             read_tflite(file.averaged(made, 3), SAMPLES)
 

@@ -35,6 +35,7 @@ class ArgumentCheck(enum.Enum):
     EMBEDDING_BAG_BACKWARD = enum.auto()
     LSTM = enum.auto()
     FUSED_UPDATE = enum.auto()
+    FAKE_QUANTIZE = enum.auto()
 
 
 class Reads(enum.Enum):

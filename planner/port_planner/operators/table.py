@@ -198,6 +198,9 @@ ROWS: Mapping[str, Operator] = {
     "avg_pool3d_backward": Operator(
         check=ArgumentCheck.AVERAGE_POOL, reordered_on_cuda=_NOTES, reordered_on_mps=_APPLE_PATHS
     ),
+    "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams _fused_moving_avg_obs_fq_helper": Operator(
+        check=ArgumentCheck.FAKE_QUANTIZE
+    ),
     "_fft_c2c _fft_c2r _fft_r2c": Operator(check=ArgumentCheck.FOURIER),
     "grid_sampler_2d": Operator(check=ArgumentCheck.GRID_SAMPLER, coordinates=1),
     "grid_sampler_2d_backward": Operator(
@@ -287,7 +290,8 @@ ROWS: Mapping[str, Operator] = {
         "channel_shuffle cholesky_inverse cholesky_solve clamp clamp_max_ clamp_min_ col2im complex "
         "_conj_physical conj_physical constant_pad_nd copy copysign cosh count_nonzero cummax cummin cumprod "
         "deg2rad detach_copy diag_embed diagonal_copy diagonal_scatter digamma digamma_ _dirichlet_grad dist dot "
-        "embedding_renorm_ elu_ elu_backward eq_ erf_ erfc erfinv exp2 expand_copy expm1 eye fill fill_ flip floor floor_ "
+        "embedding_renorm_ elu_ elu_backward eq_ erf_ erfc erfinv exp2 expand_copy expm1 eye fake_quantize_per_channel_affine_cachemask "
+        "fake_quantize_per_tensor_affine_cachemask fill fill_ flip floor floor_ "
         "floor_divide fmax fmin fmod frac fractional_max_pool2d fractional_max_pool3d frexp _fused_rms_norm "
         "_fused_rms_norm_backward geometric_ glu glu_backward _grouped_mm hamming_window hann_window hardshrink "
         "hardshrink_backward hardsigmoid_ hardsigmoid_backward hardswish_ hardswish_backward huber_loss "

@@ -76,6 +76,13 @@ def _padded_attention(call: GraphCall) -> bool:
     return rows and _attention(replace(call, arguments={**call.arguments, "logsumexp": None}))
 
 
+def _fake_quantize(call: GraphCall) -> bool:
+    """The kernels read one number of each of these tensors, and resize some of them to one for each row."""
+    names = "scale zero_point fake_quant_enabled observer_on fake_quant_on running_min running_max"
+    counts = {math.prod(call.shape(n)) for n in names.split() if call.arguments.get(n) is not None}
+    return counts == {1} and call.arguments.get("per_row_fake_quant") in (None, False)
+
+
 RULES: dict[ArgumentCheck, Fits] = {
     ArgumentCheck.SAME_SHAPES: _same_shapes,
     ArgumentCheck.GELU: _gelu,
@@ -85,4 +92,5 @@ RULES: dict[ArgumentCheck, Fits] = {
     ArgumentCheck.WEIGHT_NORM: _weight_norm,
     ArgumentCheck.ATTENTION: _attention,
     ArgumentCheck.PADDED_ATTENTION: _padded_attention,
+    ArgumentCheck.FAKE_QUANTIZE: _fake_quantize,
 }

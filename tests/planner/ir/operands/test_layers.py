@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import pytest
 import torch
@@ -38,3 +39,41 @@ def test_statistics_for_other_channels(graph: StepGraph) -> None:
         args = tuple(Ref(len(graph.values)) if k == i else a for k, a in enumerate(op.args))
         with pytest.raises(GraphError, match="native_batch_norm"):
             verify_operands(changed(wide, "native_batch_norm", partial(replace, args=args)))
+
+
+@pytest.mark.parametrize("moving", [True, False])
+def test_a_quantizer_has_one_number_of_each_kind(moving: bool) -> None:
+    """Its kernel reads the first number of a tensor, whether there is one or not."""
+    model: Any = nn.Linear(4, 4)
+    model.register_buffer("lowest", torch.zeros(()))
+    model.register_buffer("highest", torch.ones(()))
+    model.register_buffer("scale", torch.ones(1))
+    model.register_buffer("zero", torch.zeros(1, dtype=torch.int32))
+    on = torch.ones(1, dtype=torch.uint8)
+
+    def loss(model: Any, x: torch.Tensor) -> Any:
+        y, scale, zero = model(x), model.scale, model.zero
+        if not moving:
+            return torch.ops.aten._fake_quantize_per_tensor_affine_cachemask_tensor_qparams(
+                y, scale, zero, torch.ones(1, dtype=torch.int64), 0, 255
+            )[0].sum()
+        return torch.fused_moving_avg_obs_fake_quant(
+            y, on, on, model.lowest, model.highest, scale, zero, 0.01, 0, 255, 0, False, False
+        ).sum()
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture_step(model, loss, optimizer, (torch.randn(2, 4),)).graphs["step"]
+    verify_operands(graph)
+    name = "_fused_moving_avg_obs_fq_helper" if moving else "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
+    op = graph.ops[place(graph, name)]
+    for i, argument in enumerate(op.args[1:], 1):
+        if isinstance(argument, Ref):
+            empty = replace(
+                graph, values=(*graph.values, replace(graph.values[argument.value], shape=(0,), stride=(1,)))
+            )
+            args = tuple(Ref(len(graph.values)) if k == i else a for k, a in enumerate(op.args))
+            with pytest.raises(GraphError, match=name):
+                verify_operands(changed(empty, name, partial(replace, args=args)))
+    with pytest.raises(GraphError, match=name):
+        rows = (*op.args[:11], True) if moving else (*op.args[:3], op.args[0], *op.args[4:])
+        verify_operands(changed(graph, name, partial(replace, args=rows)))

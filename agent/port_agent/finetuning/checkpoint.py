@@ -14,7 +14,7 @@ from port_agent.finetuning.base_record import BaseRecord
 from port_agent.finetuning.curve import Curve, CurvePoint
 from port_agent.finetuning.evaluation import HeldOutLosses
 from port_agent.finetuning.inputs.options import Compute, FinetuneError, FinetuneOptions
-from port_agent.finetuning.inputs.run_date import forget_date, keep_date, state_folder
+from port_agent.finetuning.inputs.run_date import forget_run, keep_for_resuming, state_folder
 from port_agent.system.atomic_file import atomic_stream
 from port_planner.exactness.arithmetic import arithmetic, set_arithmetic
 from port_planner.ir.arithmetic import Arithmetic
@@ -50,7 +50,7 @@ class Checkpoint:
     ) -> None:
         self._base, self._round = base, round
         self._compute = options.compute or Compute.STORED
-        self._out, self._date = Path(options.out), options.date
+        self._out, self._date, self._answer_tokens = Path(options.out), options.date, options.answer_tokens
         self.path = checkpoint_path(options, round)
         settings = msgspec.to_builtins(
             replace(options, sample=None, json=False, show_data=1, overwrite=False, float32_result=False)
@@ -85,7 +85,7 @@ class Checkpoint:
         `generator`: state of torch's. Raises OSError.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        keep_date(self._out, self._date)
+        keep_for_resuming(self._out, self._date, self._answer_tokens)
         with atomic_stream(self.path, 0) as stream:
             torch.save(
                 {
@@ -157,7 +157,7 @@ class Checkpoint:
         self.path.unlink(missing_ok=True)
         self._best.unlink(missing_ok=True)
         self.losses.remove()
-        forget_date(self._out)
+        forget_run(self._out)
         if self.path.parent.is_dir() and not any(self.path.parent.iterdir()):
             self.path.parent.rmdir()
 

@@ -8,7 +8,7 @@ from port_agent.cli.arguments import UsageError
 from port_agent.finetuning.inputs.answer_length import PACKED_TOKENS, longest_answer
 from port_agent.finetuning.inputs.earlier_adapter import AdapterSettings, adapter_settings
 from port_agent.finetuning.inputs.options import FinetuneOptions
-from port_agent.finetuning.inputs.run_date import date_of_run
+from port_agent.finetuning.inputs.run_date import date_of_run, length_of_run
 from port_agent.packing.quantized import Quantization
 
 AS_STORED = "bf16"
@@ -83,7 +83,8 @@ def options_of(arguments: argparse.Namespace) -> FinetuneOptions:
         adapter = adapter_settings(a.begin_from)
     answer_tokens = 0  # pairs of answers are compared on all rows of logits at once, an encoder has its own length
     if a.seq_len is None and not (a.dpo or a.orpo):
-        answer_tokens = longest_answer(a.model, a.ram // a.batch, with_head=a.full)
+        kept = length_of_run(a.out)
+        answer_tokens = longest_answer(a.model, a.ram // a.batch, with_head=a.full) if kept is None else kept
     return FinetuneOptions(
         model=str(a.model.absolute()), data=_absolute(a.data), valid=_absolute(a.valid), out=str(a.out.absolute()),
         lora_rank=None if a.full else adapter.rank, base=None if a.base in (None, AS_STORED) else Quantization(a.base),

@@ -1,5 +1,5 @@
-"""The date that chat templates insert, kept beside a fine-tuning's checkpoint so that a run resumed on another day has
-the same text.
+"""What a resumed run takes over so that it has the same text: the date that chat templates insert, and the most tokens of
+an answer, kept beside a fine-tuning's checkpoint.
 """
 
 import datetime
@@ -8,7 +8,7 @@ from pathlib import Path
 from port_agent.finetuning.inputs.options import FinetuneError
 from port_agent.system.atomic_file import write_atomically
 
-_NAME = "date"
+_NAME, _LENGTH_NAME = "date", "answer_tokens"
 
 
 def state_folder(out: Path) -> Path:
@@ -27,12 +27,25 @@ def date_of_run(out: Path) -> str:
         raise FinetuneError(f"{path} is damaged ({error}); give the date of the run: --date YYYY-MM-DD") from error
 
 
-def keep_date(out: Path, date: str) -> None:
-    """Keep the date of a run whose directory exists. Raises OSError."""
+def length_of_run(out: Path) -> int | None:
+    """Return the most tokens of an answer of the run to resume, None if there is none. Raises FinetuneError."""
+    path = state_folder(out) / _LENGTH_NAME
+    try:
+        return int(path.read_text())
+    except (FileNotFoundError, NotADirectoryError):
+        return 0 if path.with_name(_NAME).is_file() else None  # older runs kept the date alone
+    except (OSError, ValueError) as error:
+        raise FinetuneError(f"{path} is damaged ({error}); give the length of the run: --seq-len N") from error
+
+
+def keep_for_resuming(out: Path, date: str, answer_tokens: int) -> None:
+    """Keep the date and the length of a run whose directory exists. Raises OSError."""
+    write_atomically(state_folder(out) / _LENGTH_NAME, str(answer_tokens).encode())
     if date:
         write_atomically(state_folder(out) / _NAME, date.encode())
 
 
-def forget_date(out: Path) -> None:
-    """Remove the stored date."""
-    (state_folder(out) / _NAME).unlink(missing_ok=True)
+def forget_run(out: Path) -> None:
+    """Remove what was kept."""
+    for name in (_NAME, _LENGTH_NAME):
+        (state_folder(out) / name).unlink(missing_ok=True)

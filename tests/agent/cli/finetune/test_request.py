@@ -10,6 +10,7 @@ from port_agent.cli.arguments import UsageError
 from port_agent.cli.finetune.command import add_commands
 from port_agent.cli.finetune.request import check_finetune_arguments, options_of
 from port_agent.finetuning.inputs.options import FinetuneOptions
+from port_agent.finetuning.inputs.run_date import keep_for_resuming, state_folder
 from port_agent.finetuning.inputs.schedule import RateSchedule
 
 
@@ -38,6 +39,12 @@ def test_defaults_are_those_of_the_options(tmp_path: Path) -> None:
     with pytest.raises(SystemExit):
         parsed(tmp_path, "--dpo", "--orpo")
     assert asked(tmp_path, "--full").learning_rate == 2e-5 and asked(tmp_path, "--full").lora_rank is None
+
+
+def test_a_resumed_run_keeps_its_length_with_another_budget(tmp_path: Path) -> None:
+    state_folder(tmp_path / "out").mkdir()
+    keep_for_resuming(tmp_path / "out", "2025-03-09", 480)
+    assert asked(tmp_path, "--ram", "8G").answer_tokens == 480 and asked(tmp_path, "--seq-len", "64").answer_tokens == 0
 
 
 def test_settings_are_taken_over(tmp_path: Path) -> None:

@@ -201,7 +201,7 @@ class _Fit:
                 fitted = _fitted(memory, found.evaluation, self.plain_joules, found.bound_joules, costs)
                 return fitted if use is None else self._spared(fitted, use, planned)
             target -= max(memory.arena.peak_bytes - allowed, 1)
-        least = max(fullest, needed or 0) + parameters + targets
+        least = min(kept.ram_bytes, max(fullest, needed or 0) + parameters + targets)
         raise ArenaBudgetError(
             kept.ram_bytes,
             options.ram_bytes,

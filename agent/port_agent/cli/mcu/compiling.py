@@ -197,9 +197,10 @@ def _rate_json(found: RateChoice) -> dict[str, Any]:
 
 def _show_rate(found: RateChoice) -> None:
     listed = ", ".join(f"{each.rate:g}: {each.accuracy:.1%}" for each in found.measured)
-    print(f"learning rate {found.best.rate:g}; on held-out samples {listed}, untrained: {found.untrained:.1%}")
+    what = "explained variance of held-out samples" if found.explains else "on held-out samples"
+    print(f"learning rate {found.best.rate:g}; {what} {listed}, untrained: {found.untrained:.1%}")
     if not found.helps:
-        print("no rate recognises more than the untrained model: give it more samples, or train other layers")
+        print("no rate answers better than the untrained model: give it more samples, or train other layers")
 
 
 def _fitted_json(fitted: FittedModel) -> dict[str, Any]:

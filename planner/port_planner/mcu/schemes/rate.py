@@ -33,10 +33,14 @@ class MeasuredRate:
 
 @dataclass(frozen=True, slots=True)
 class RateChoice:
-    """The rates that were measured, and the accuracy without training on the same folds."""
+    """The rates that were measured, and the accuracy without training on the same folds.
+
+    `explains`: the accuracy is the share of the targets' variance that is explained.
+    """
 
     measured: tuple[MeasuredRate, ...]
     untrained: float
+    explains: bool = False
 
     @property
     def best(self) -> MeasuredRate:
@@ -75,4 +79,4 @@ def choose_rate(
         judged = replace(judge, options=replace(options, learning_rate=rate))
         measured.append(MeasuredRate(rate, tuple(judged(model.scheme, draws))))
     progress(len(rates), len(rates))
-    return RateChoice(tuple(measured), untrained)
+    return RateChoice(tuple(measured), untrained, targets > 0)

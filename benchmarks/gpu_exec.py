@@ -25,7 +25,7 @@ from port_planner.base.errors import PortError
 from port_planner.base.units import format_bytes
 
 TIME_S = 480.0
-STEPS = 3
+STEPS = 6
 SHARES = (0.8, 0.5, 0.3)
 """Of what the program's tensors took, that a budget leaves them."""
 

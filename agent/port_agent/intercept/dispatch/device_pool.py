@@ -111,10 +111,13 @@ class DevicePool:
             need_bytes = entry.need_bytes
         else:
             need_bytes = self.op_memory.expected_bytes(traits, args, {**kwargs, "device": None}, inputs)
-        if not (need_bytes or writes):
-            residency.try_make_free()
-        elif not residency.make_free(need_bytes) and residency is self.residency:
-            self.op_memory.short(traits.name, [s for s in held if s.table is residency.table], need_bytes)
+        try:
+            if not (need_bytes or writes):
+                residency.try_make_free()
+            elif not residency.make_free(need_bytes) and residency is self.residency:
+                self.op_memory.short(traits.name, [s for s in held if s.table is residency.table], need_bytes)
+        except torch.OutOfMemoryError as error:
+            raise self._full(traits, inputs) from error
 
     def run_tiles(self, *_: Any) -> Any:
         """Raise RuntimeError: nothing runs in pieces here, and nobody asks for it."""

@@ -2,8 +2,10 @@
 
 import torch
 
-_PART_BYTES = 256 << 20
-"""Of what is added up at once: its sums take a thousandth as much of the device."""
+MAX_PART_BYTES, _MIN_PART_BYTES = 4 << 20, 16 << 10
+"""Of what is added up at once."""
+SCRATCH = 4
+"""So many times a part's bytes are taken of the device meanwhile: CUDA's sums of int64 take twice what they read."""
 _COLUMNS = 1 << 12
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 """The golden ratio's digits as an odd number: each product with it is another one."""
@@ -12,8 +14,11 @@ _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 class Checksums:
     """Adds up bytes of one device. Words stand in rows; each word counts by its row and its column."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+    def __init__(self, device: torch.device, scratch_bytes: int | None = None) -> None:
+        """`scratch_bytes`: of the device that a sum may take; None where there is enough."""
+        self._device, self._part_bytes = device, MAX_PART_BYTES
+        while scratch_bytes is not None and self._part_bytes > max(scratch_bytes // SCRATCH, _MIN_PART_BYTES):
+            self._part_bytes //= 2
         self.release()
 
     def of(self, contents: torch.Tensor) -> torch.Tensor:
@@ -22,9 +27,10 @@ class Checksums:
 
         Reads them twice. Raises torch.OutOfMemoryError.
         """
-        total = self._part(contents[:_PART_BYTES])
-        for start in range(_PART_BYTES, contents.numel(), _PART_BYTES):
-            total = total * _ODD + self._part(contents[start : start + _PART_BYTES])
+        first, *others = contents.split(self._part_bytes)
+        total = self._part(first)
+        for part in others:
+            total = total * _ODD + self._part(part)
         return total
 
     def release(self) -> None:

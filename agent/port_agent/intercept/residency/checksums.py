@@ -2,10 +2,8 @@
 
 import torch
 
-MAX_PART_BYTES, _MIN_PART_BYTES = 4 << 20, 16 << 10
-"""Of what is added up at once."""
-SCRATCH = 4
-"""So many times a part's bytes are taken of the device meanwhile: CUDA's sums of int64 take twice what they read."""
+PART_BYTES = 16 << 20
+"""Of what is added up at once: of more rows, CUDA's sums of columns take twice the bytes that they read; of so many, a few KiB (on an H200)."""
 _COLUMNS = 1 << 12
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 """The golden ratio's digits as an odd number: each product with it is another one."""
@@ -14,11 +12,8 @@ _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 class Checksums:
     """Adds up bytes of one device. Words stand in rows; each word counts by its row and its column."""
 
-    def __init__(self, device: torch.device, scratch_bytes: int | None = None) -> None:
-        """`scratch_bytes`: of the device that a sum may take; None where there is enough."""
-        self._device, self._part_bytes = device, MAX_PART_BYTES
-        while scratch_bytes is not None and self._part_bytes > max(scratch_bytes // SCRATCH, _MIN_PART_BYTES):
-            self._part_bytes //= 2
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self.release()
 
     def of(self, contents: torch.Tensor) -> torch.Tensor:
@@ -27,7 +22,7 @@ class Checksums:
 
         Reads them twice. Raises torch.OutOfMemoryError.
         """
-        first, *others = contents.split(self._part_bytes)
+        first, *others = contents.split(PART_BYTES)
         total = self._part(first)
         for part in others:
             total = total * _ODD + self._part(part)

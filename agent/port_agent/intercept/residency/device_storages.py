@@ -20,7 +20,7 @@ import torch
 from port_agent.backend.base import Backend, Event
 from port_agent.backend.transfer_ring import RingCopy, TransferRing
 from port_agent.intercept.residency.backing import NAN_BYTE
-from port_agent.intercept.residency.checksums import MAX_PART_BYTES, SCRATCH, Checksums
+from port_agent.intercept.residency.checksums import Checksums
 from port_agent.intercept.residency.pinned_pages import DirectCopy, PinnedPage, PinnedPages
 from port_agent.intercept.residency.residency import Residency
 from port_agent.intercept.residency.storages import HostPage, Moving, Storage, StorageTable, resize
@@ -31,11 +31,9 @@ from port_planner.torch_compat.modes import without_modes
 RING_PIECE_BYTES = 4 << 20
 """Of each of the ring's buffers of pinned memory."""
 
-_RESERVE_SHARE = 1 / 64
-_MAX_RESERVE_BYTES, _MIN_RESERVE_BYTES = SCRATCH * MAX_PART_BYTES, 64 << 10
-"""Held of a device's memory for adding up what has to leave when nothing is free."""
-_SMALL_RESERVE_BYTES = 512 << 10
-"""CUDA's allocator gives so little from other memory, that of single numbers."""
+_RESERVE_BYTES, _MIN_RESERVE_BYTES, _RESERVE_SHARE = 512 << 10, 64 << 10, 1 / 16
+"""Held of a device's memory, at most a share of its budget, for adding up what has to leave when nothing is free. CUDA's allocator gives so
+little from the same memory as single numbers."""
 
 
 @contextlib.contextmanager
@@ -182,18 +180,18 @@ class DeviceStorages:
     def __init__(self, device: torch.device, backend: Backend, host: Residency, limit_bytes: int | None) -> None:
         """`limit_bytes`: what the device gives this process at most; None where it is not told."""
         self._device, self._backend = device, backend
-        self._reserve_bytes: tuple[int, ...] = ()
-        self._reserve: list[torch.Tensor] = []
+        self._reserve_bytes = 0
+        self._reserve: torch.Tensor | None = None
         if limit_bytes is not None:
-            most_bytes = max(min(_MAX_RESERVE_BYTES, int(limit_bytes * _RESERVE_SHARE)), _MIN_RESERVE_BYTES)
-            self._reserve_bytes = most_bytes, min(_SMALL_RESERVE_BYTES, most_bytes)
-            self._take_reserve()
+            self._reserve_bytes = max(min(_RESERVE_BYTES, int(limit_bytes * _RESERVE_SHARE)), _MIN_RESERVE_BYTES)
+            with plain_operators():
+                self._take_reserve()
         self.streams = ProgramStreams(device)
         self.stats = PagerStats()
         self._ring = TransferRing(backend, RING_PIECE_BYTES, plain_operators)
         self._host, self._blocks = host, HostBlocks(host)
         self._pinned = PinnedPages(backend)
-        self._checksums = Checksums(device, self._reserve_bytes[0] if self._reserve_bytes else None)
+        self._checksums = Checksums(device)
         self._said: set[str] = set()
 
     def totals(self) -> PagerStats:
@@ -249,8 +247,8 @@ class DeviceStorages:
         with plain_operators():
             self.streams.join()
             resize(memory, 0)
-        if not self._reserve:
-            self._take_reserve()
+            if self._reserve is None:
+                self._take_reserve()
 
     def lose(self, storage: Storage, memory: torch.UntypedStorage) -> None:
         with plain_operators():
@@ -342,22 +340,22 @@ class DeviceStorages:
         return
 
     def close(self) -> None:
-        self._reserve_bytes, self._reserve = (), []
+        self._reserve_bytes, self._reserve = 0, None
         self._checksums.release()
         self._ring.close()
         self._blocks.release()
 
     def _sum(self, contents: torch.Tensor) -> torch.Tensor:
         """Return the checksum of bytes, within what is held for that: nothing else of the device may be free."""
-        self._reserve.clear()
+        self._reserve = None
         try:
             return self._checksums.of(contents)
         finally:
             self._take_reserve()
 
     def _take_reserve(self) -> None:
-        with plain_operators(), contextlib.suppress(torch.OutOfMemoryError):  # taken once there is room again
-            self._reserve = [torch.empty(n, dtype=torch.uint8, device=self._device) for n in self._reserve_bytes]
+        with contextlib.suppress(torch.OutOfMemoryError):  # taken once there is room again
+            self._reserve = torch.empty(self._reserve_bytes, dtype=torch.uint8, device=self._device)
 
     def _wait_on_device(self, landed: Event) -> None:
         self._backend.wait(landed)

@@ -11,8 +11,10 @@ import torch
 from port_agent.backend.base import Backend, Event
 from port_planner.base.process_memory import available_bytes
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 16 << 20
 """A page is so many of these and a smaller piece; a power of two, which torch's pinned memory is rounded up to."""
+_SLAB_BYTES = 1 << 20
+"""Pinned at once for smaller pieces."""
 _MIN_PIECE_BYTES = 1 << 10
 SHARE = 1 / 4
 """Of the host's memory that is available at the start: so much is pinned at most."""
@@ -92,8 +94,9 @@ class PinnedPages:
         size = max(_MIN_PIECE_BYTES, 1 << (nbytes - 1).bit_length())
         free = self._free[size]
         if not free:
-            if self._left_bytes < PIECE_BYTES:
+            slab_bytes = max(size, _SLAB_BYTES)
+            if self._left_bytes < slab_bytes:
                 return None
-            self._left_bytes -= PIECE_BYTES
-            free.extend(self._backend.allocate_host(PIECE_BYTES).split(size))
+            self._left_bytes -= slab_bytes
+            free.extend(self._backend.allocate_host(slab_bytes).split(size))
         return free.pop()

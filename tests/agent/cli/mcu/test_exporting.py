@@ -1,5 +1,6 @@
 """What a board learnt survives a power cut, and comes back as the weights of the module."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +16,7 @@ from port_agent.mcu.protocol.device import Device
 from port_agent.mcu.protocol.session import Session
 from port_agent.mcu.protocol.transport import SerialTransport
 from port_planner.mcu import HostEngine
-from port_planner.script_loading import load_script
+from port_planner.script_loading import imports_kept, load_script
 from tests.agent.cli.mcu.command import run_json
 from tests.agent.mcu.simulated_board import QUICK
 
@@ -70,6 +71,13 @@ def make_project():
     return Project(model, x[:40], y[:40], x[40:], y[40:], settings={"epochs": 12})
 """
 """An autoencoder of images: 256 targets, so that a sample with them is longer than a request."""
+
+
+@pytest.fixture(autouse=True)
+def imports() -> Iterator[None]:
+    """Leave the imports of the process as they were: each project that is loaded adds a layer to them."""
+    with imports_kept():
+        yield
 
 
 @pytest.fixture

@@ -1,7 +1,7 @@
 """An NVIDIA GPU: one computing stream, which is torch's current one, and one that copies.
 
-Has not run on a GPU yet: the same executor ran against the simulated device of the tests, which is stricter about order.
-`make check-gpu` says what it does on a real one.
+Programs within `--gpu-ram` ran on an H200; planned steps ran against the simulated device of the tests alone, which is stricter about
+order. `make check-gpu` says what both do on a GPU.
 """
 
 import contextlib

@@ -243,7 +243,7 @@ class _Trainer:
     def packed(self, x: Tensor, y: Tensor, share: float) -> Any:
         """Return these columns in this program's structure, with its noise."""
         if self.noise & 1:
-            x = x + torch.from_numpy(np.random.randn(len(x), 24).astype("f")) * 0.1
+            x = x + torch.tensor(np.random.randn(len(x), 24).astype("f")) * 0.1
         if self.noise & 2:
             x = x * random.uniform(0.5, 1.5)
         kinds = (

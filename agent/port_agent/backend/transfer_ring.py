@@ -36,6 +36,10 @@ class RingCopy:
         """Return whether all of it is issued; what goes to the host has arrived then."""
         return self._issued.done()
 
+    def query(self) -> bool:
+        """Return whether everything has arrived."""
+        return self.done() and self.landed().query()
+
     def synchronize(self) -> None:
         """Return once everything has arrived."""
         self.landed().synchronize()

@@ -221,11 +221,15 @@ class DeviceStorages:
             self.take_page(storage)
         page = _page(storage)
         end = self._blocks.hold(page.block, write=True) if isinstance(page, HostPage) else _nothing_held
-        with plain_operators():
-            self.streams.join()
-            contents = self._bytes(memory)
-            page.checksum = self._sum(contents)
-            copy = self._copied(page, contents, write=True)
+        try:
+            with plain_operators():
+                self.streams.join()
+                contents = self._bytes(memory)
+                page.checksum = self._sum(contents)
+                copy = self._copied(page, contents, write=True)
+        except torch.OutOfMemoryError:
+            end()
+            raise
         return DeviceMove(copy, True, storage.nbytes, self._wait_on_device, end)
 
     def _copied(self, page: HostPage | PinnedPage, contents: torch.Tensor, *, write: bool) -> RingCopy | DirectCopy:
@@ -344,6 +348,7 @@ class DeviceStorages:
         self._checksums.release()
         self._ring.close()
         self._blocks.release()
+        self._pinned.release()
 
     def _sum(self, contents: torch.Tensor) -> torch.Tensor:
         """Return the checksum of bytes, within what is held for that: nothing else of the device may be free."""

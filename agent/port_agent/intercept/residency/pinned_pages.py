@@ -74,6 +74,11 @@ class PinnedPages:
         for piece in page.pieces:
             self._free[piece.numel()].append(piece)
 
+    def release(self) -> None:
+        """Let go of the memory of pages that were given back; no page is taken afterwards."""
+        self._free.clear()
+        self._left_bytes = 0
+
     def copy_out(self, page: PinnedPage, contents: torch.Tensor) -> DirectCopy:
         """Begin to copy device bytes to a page, after all work given to the device so far."""
         return self._copy(page, contents, to_host=True)
@@ -97,6 +102,11 @@ class PinnedPages:
             slab_bytes = max(size, _SLAB_BYTES)
             if self._left_bytes < slab_bytes:
                 return None
+            try:
+                slab = self._backend.allocate_host(slab_bytes)
+            except RuntimeError:  # the driver or the system gives no more, whatever is free
+                self._left_bytes = 0
+                return None
             self._left_bytes -= slab_bytes
-            free.extend(self._backend.allocate_host(slab_bytes).split(size))
+            free.extend(slab.split(size))
         return free.pop()

@@ -1,5 +1,6 @@
 """Pages in pinned memory; that copies are in order is judged on the simulated card (`test_device_pool`)."""
 
+import pytest
 import torch
 
 from port_agent.backend.cpu import CpuBackend
@@ -27,3 +28,28 @@ def test_small_pages_share_a_piece() -> None:
     pages = PinnedPages(CpuBackend(), 1 << 20)
     taken = [pages.take(1000 + k % 24) for k in range(1 << 10)]
     assert all(page is not None for page in taken) and pages.take(1) is None
+
+
+def test_where_no_memory_can_be_pinned_there_is_no_page(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+
+    def refuse(_: CpuBackend, nbytes: int) -> torch.Tensor:
+        asked.append(nbytes)
+        raise RuntimeError("CUDA error: out of memory")
+
+    pages = PinnedPages(CpuBackend(), 4 * PIECE_BYTES)
+    before = pages.take(PIECE_BYTES)
+    assert before is not None
+    monkeypatch.setattr(CpuBackend, "allocate_host", refuse)
+    assert pages.take(2 * PIECE_BYTES) is None and pages.take(1) is None and len(asked) == 1
+    pages.give_back(before)
+    assert pages.take(PIECE_BYTES) is not None, "what is pinned already is used on"
+
+
+def test_nothing_is_held_after_the_end() -> None:
+    pages = PinnedPages(CpuBackend(), PIECE_BYTES)
+    page = pages.take(3000)
+    assert page is not None
+    pages.give_back(page)
+    pages.release()
+    assert pages.take(3000) is None

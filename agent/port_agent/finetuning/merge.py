@@ -24,6 +24,7 @@ from port_agent.finetuning.inputs.model_files import (
     WEIGHTS,
     check_model_files,
     check_not_there,
+    check_room,
     goes_along,
     tensor_entries,
     weight_files,
@@ -35,7 +36,7 @@ from port_agent.finetuning.text.task import task_of
 from port_agent.finetuning.trained_model import FLOATS, is_transposed, outline
 from port_agent.packing.quantized import Quantization
 from port_agent.system.atomic_file import atomic_directory
-from port_planner.base.units import format_bytes, shown
+from port_planner.base.units import shown
 from port_planner.ir.bundle.safetensors_io import TensorEntry
 
 _BEFORE_NAME = "base_model.model."
@@ -120,7 +121,7 @@ def merge_adapter(
     if (model / WEIGHTS).is_file():  # an index beside it describes other files, which are not copied
         small = [path for path in small if path.name != INDEX]
     nbytes = sum(path.stat().st_size for path in (*stored, *small))
-    _check_free(out, nbytes)
+    check_room(out, nbytes, "the merged model takes")
     done = 0
 
     def on_bytes(count: int) -> None:
@@ -321,13 +322,4 @@ def _read_into(given: BinaryIO, block: bytearray) -> None:
     if given.readinto(block) != len(block):  # type: ignore[attr-defined]  # a buffered reader's
         raise FinetuneError(
             f"{given.name} became shorter while it was read; repeat the command once nothing writes to it"
-        )
-
-
-def _check_free(out: Path, nbytes: int) -> None:
-    free = shutil.disk_usage(out.absolute().parent).free
-    if free < nbytes:
-        raise FinetuneError(
-            f"the merged model takes {format_bytes(nbytes)}, and {out.absolute().parent} has {format_bytes(free)} "
-            "free; free some space, or give another --out"
         )

@@ -25,13 +25,13 @@ from port_agent.finetuning.inputs.model_files import (
     INDEX,
     WEIGHTS,
     check_not_there,
+    check_room,
     goes_along,
     tensor_entries,
     weight_files,
 )
 from port_agent.finetuning.inputs.options import FinetuneError
 from port_agent.system.atomic_file import atomic_directory
-from port_planner.base.units import format_bytes
 from port_planner.ir.bundle import safetensors_io
 from port_planner.ir.bundle.safetensors_io import Chunks
 
@@ -92,7 +92,7 @@ def decode_model(
     with ExitStack() as files:
         source = _gguf_source(model, tokenizer) if model.is_file() else _folder_source(model, files)
         count = sum(weight.items for weight in source.weights.values())
-        _check_free(out, count * kind.dtype.itemsize)
+        check_room(out, count * kind.dtype.itemsize, "the decoded weights take", "--out or --type")
         with atomic_directory(out) as building:
             source.write_rest(building, kind.dtype)
             writer = _Writer(kind.dtype, count, progress)
@@ -131,15 +131,6 @@ class _Writer:
             yield made.contiguous().view(-1).view(torch.uint8).numpy().data
             self._done += given.numel()
             self._progress(self._done / self._items)
-
-
-def _check_free(out: Path, nbytes: int) -> None:
-    free = shutil.disk_usage(out.absolute().parent).free
-    if free < nbytes:
-        raise FinetuneError(
-            f"the decoded weights take {format_bytes(nbytes)}, and {out.absolute().parent} has {format_bytes(free)} free; "
-            "free some space, or give another --out or --type"
-        )
 
 
 def _gguf_source(path: Path, tokenizer: Path | None) -> _Source:

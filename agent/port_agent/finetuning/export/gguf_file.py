@@ -17,12 +17,17 @@ from safetensors import safe_open
 
 from port_agent.finetuning.export.shape import GgufShape, shape_of
 from port_agent.finetuning.export.vocabulary import GgufVocabulary, vocabulary_of
-from port_agent.finetuning.inputs.model_files import check_model_files, check_not_there, tensor_entries, weight_files
+from port_agent.finetuning.inputs.model_files import (
+    check_model_files,
+    check_not_there,
+    check_room,
+    tensor_entries,
+    weight_files,
+)
 from port_agent.finetuning.inputs.options import FinetuneError
 from port_agent.finetuning.merge import merge_adapter
 from port_agent.finetuning.text.tokenizing import load_tokenizer
 from port_agent.system.atomic_file import sync_directory
-from port_planner.base.units import format_bytes
 from port_planner.ir.bundle.safetensors_io import TensorEntry
 
 try:
@@ -114,12 +119,7 @@ def export_gguf(
         weights = _weights(shape, {name: e for entries in stored.values() for name, e in entries.items()}, kind)
         kind = weights[0].type if kind is None else kind
         nbytes = sum(np.prod(one.byte_shape, dtype=int) for one in weights)
-        free = shutil.disk_usage(building).free
-        if free < nbytes:
-            raise FinetuneError(
-                f"the file takes {format_bytes(int(nbytes))}, and {out.absolute().parent} has {format_bytes(free)} free; "
-                "free some space, or give another --out"
-            )
+        check_room(out, int(nbytes), "the file takes")
         made = building / "model.gguf"
         with ExitStack() as files:
             opened = {path: files.enter_context(safe_open(path, "pt")) for path in stored}

@@ -2,13 +2,14 @@
 
 import hashlib
 import json
+import shutil
 import struct
 from pathlib import Path
 
 import msgspec
 
 from port_agent.finetuning.inputs.options import FinetuneError
-from port_planner.base.units import shown
+from port_planner.base.units import format_bytes, shown
 from port_planner.ir.bundle.safetensors_io import TensorEntry, read_entries, read_header
 
 CONFIG, WEIGHTS, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
@@ -50,6 +51,19 @@ def check_not_there(out: Path) -> None:
     """Raise FinetuneError if an output directory already exists."""
     if out.exists():
         raise FinetuneError(f"{out} exists already; give a new directory, or remove it")
+
+
+def check_room(out: Path, nbytes: int, what: str, other: str = "--out") -> None:
+    """Raise FinetuneError unless the folder of `out` has so many bytes free.
+
+    `what`: what takes them, with its verb; `other`: the options that may be given otherwise.
+    """
+    folder = out.absolute().parent
+    free = shutil.disk_usage(folder).free
+    if free < nbytes:
+        raise FinetuneError(
+            f"{what} {format_bytes(nbytes)}, and {folder} has {format_bytes(free)} free; free some space, or give another {other}"
+        )
 
 
 def check_model_files(folder: Path) -> None:

@@ -32,12 +32,12 @@ def longest_answer(model: Path, ram_bytes: int, *, with_head: bool) -> int:
     model whose configuration does not name its sizes. `ram_bytes`: the budget over the sequences of a batch.
     """
     config = json.loads((model / CONFIG).read_bytes())
-    config = config.get("text_config", config)
+    config = config.get("text_config") or config
     width, layers = _first(config, _WIDTHS), _first(config, _LAYERS)
     if not width or not layers:
         return PACKED_TOKENS
     middle = _first(config, _MIDDLES) or 4 * width
-    items = (_WIDE + layers) * width + _MIDDLE * middle + (2 * config.get("vocab_size", 0) if with_head else 0)
+    items = (_WIDE + layers) * width + _MIDDLE * middle + (2 * _first(config, ("vocab_size",)) if with_head else 0)
     fitting = int(ram_bytes * _SHARE) // (items * _ITEM_BYTES) // _STEP * _STEP
     return max(PACKED_TOKENS, min(fitting, _MAX_TOKENS, _first(config, _POSITIONS) or _MAX_TOKENS))
 

@@ -25,6 +25,8 @@ GPT2 = {"n_embd": 768, "n_layer": 12, "n_positions": 1024, "vocab_size": 50257}
         ({**SMOL, "max_position_embeddings": 512}, 600 * MIB, False, 512),
         ({**SMOL, "max_position_embeddings": 128}, 600 * MIB, False, 256),
         (GPT2, 8192 * MIB, False, 1024),
+        ({**SMOL, "text_config": None}, 600 * MIB, False, 1472),
+        ({**SMOL, "vocab_size": None, "text_config": {}}, 600 * MIB, True, 1472),
         ({"model_type": "other"}, 8192 * MIB, False, 256),
     ],
 )

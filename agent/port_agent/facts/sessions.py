@@ -1,7 +1,7 @@
 """How long a desktop has not been used, as it reports itself, which it only does within its session.
 
-A helper in the session (`port-agent session`) asks the X server, or under Wayland the desktop over D-Bus, and reports
-through a file in /dev/shm. The file's modification time is the last input, and the kernel's own timestamp beside it
+A helper in the session (`port-agent session`) asks the X server, under Wayland the compositor or the desktop over D-Bus,
+and reports through a file in /dev/shm. The file's modification time is the last input, and the kernel's own timestamp beside it
 shows when the helper last asked. The file's contents are never read or written.
 """
 
@@ -11,13 +11,14 @@ import os
 import shutil
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from port_agent.facts.idle import parse_busctl
 from port_agent.facts.sysfs import Tree
+from port_agent.facts.wayland import NOTIFIER, WaylandIdle
 from port_planner.base.errors import PortError
 
 PREFIX = "port-agent-session-"
@@ -57,9 +58,11 @@ MONITORS = (
         "GetSessionIdleTime",
     ),
 )
-"""GNOME, on Wayland and X; KDE on X and those that follow it. KDE on Wayland answers 0 whatever is done, which proves nothing."""
+"""GNOME, on Wayland and X; KDE on X and those that follow it. KDE on Wayland answers 0 here whatever is done, and tells at its compositor's socket."""
 
 Ask = Callable[[IdleMonitor], float | None]
+Source = Callable[[], float | None]
+"""Returns for how many seconds nothing was typed or moved; None where nothing answers."""
 
 
 def session_stamps(tree: Tree, wall_s: float) -> dict[str, float]:
@@ -144,16 +147,20 @@ def session_file(directory: Path) -> Iterator[int]:
 class SessionHelper:
     """Writes a desktop's answers to its file."""
 
-    def __init__(self, ask: Ask = ask_desktop, ask_server: Callable[[], float | None] = ask_x_server) -> None:
-        """Raises `SessionError` where neither the X server nor a desktop answers."""
-        sources: list[Callable[[], float | None]] = [ask_server, *(partial(ask, monitor) for monitor in MONITORS)]
+    def __init__(self, ask: Ask = ask_desktop, servers: Sequence[Source] | None = None) -> None:
+        """`servers`: what is asked before any desktop; None for the X server and the Wayland compositor.
+
+        Raises `SessionError` where nothing answers.
+        """
+        servers = (ask_x_server, WaylandIdle()) if servers is None else servers
+        sources: list[Source] = [*servers, *(partial(ask, monitor) for monitor in MONITORS)]
         found = next((source for source in sources if source() is not None), None)
         if found is None:
             names = " nor ".join(monitor.service for monitor in MONITORS)
             where = "" if shutil.which("busctl") else " (there is no busctl to ask with)"
             raise SessionError(
-                f"neither an X server with libXss.so.1 nor {names} on this session's bus answers{where}; the agent "
-                "uses its other signals"
+                f"neither an X server with libXss.so.1, nor a Wayland compositor with {NOTIFIER}, nor {names} on this "
+                f"session's bus answers{where}; the agent uses its other signals"
             )
         self._ask, self._input_s = found, 0.0
         self._before: tuple[float, float] | None = None

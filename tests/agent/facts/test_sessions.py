@@ -41,10 +41,6 @@ class Desktop:
         return self.idle_s if monitor is self.monitor else None
 
 
-def no_server() -> None:
-    """Answer as where no X server is."""
-
-
 def answer(platform: LinuxPlatform, now_s: float) -> Answer:
     signals = platform.read(OPTIONS, OwnUse(), now_s).idle_signals
     return next(signal.idle for signal in signals if signal.name == "session")
@@ -56,7 +52,7 @@ def test_an_input_is_seen_and_forgotten_after_a_minute(tmp_path: Path, monitor: 
     shared.mkdir(parents=True)
     assert answer(platform, 0.0) is Answer.UNKNOWN
     desktop = Desktop(monitor, 295.0)
-    helper, now = SessionHelper(desktop, no_server), time.time()
+    helper, now = SessionHelper(desktop, ()), time.time()
     with session_file(shared) as file:
         helper.look(file, now - 5.0)
         desktop.idle_s = 300.0
@@ -83,7 +79,7 @@ def test_a_helper_that_hangs_or_was_killed_says_nothing(tmp_path: Path) -> None:
     shared.mkdir()
     with session_file(shared) as file:
         desktop = Desktop(GNOME, 5.0)
-        helper = SessionHelper(desktop, no_server)
+        helper = SessionHelper(desktop, ())
         helper.look(file, time.time() - 5.0)
         desktop.idle_s = 10.0
         helper.look(file, time.time())
@@ -99,7 +95,7 @@ def test_a_desktop_that_does_not_count_is_not_believed(tmp_path: Path, unit_s: f
     shared = tmp_path / "shm"
     shared.mkdir()
     desktop = Desktop(KDE, 0.0)
-    helper, now = SessionHelper(desktop, no_server), time.time()
+    helper, now = SessionHelper(desktop, ()), time.time()
     with session_file(shared) as file:
         begun_s = os.fstat(file).st_mtime
         for number in range(20):
@@ -117,11 +113,11 @@ def test_other_files_there_are_nobody(tmp_path: Path) -> None:
     assert session_stamps(tree, time.time()) == {} and not tree.take_faults()
 
 
-def test_an_x_server_is_asked_first(tmp_path: Path) -> None:
-    """It counts input itself; some desktops beside it answer for their screen savers, in seconds."""
+def test_servers_are_asked_before_desktops(tmp_path: Path) -> None:
+    """They count input themselves; some desktops beside them answer for their screen savers, in seconds."""
     (tmp_path / "shm").mkdir()
     idle_s, now = [0.0], time.time()
-    helper = SessionHelper(Desktop(KDE, 0.0), lambda: idle_s[0])
+    helper = SessionHelper(Desktop(KDE, 0.0), (lambda: None, lambda: idle_s[0]))
     with session_file(tmp_path / "shm") as file:
         for idle_s[0] in (0.0, 5.0, 10.0):
             helper.look(file, now + idle_s[0])
@@ -169,7 +165,7 @@ def test_a_real_x_server_says_when_the_pointer_moved(tmp_path: Path, monkeypatch
 
 def test_a_session_without_a_desktop_is_said() -> None:
     with pytest.raises(SessionError, match=f"nor {GNOME.service} nor {KDE.service} on this session's bus answers"):
-        SessionHelper(Desktop(GNOME, None), no_server)
+        SessionHelper(Desktop(GNOME, None), ())
 
 
 @pytest.mark.process

@@ -62,7 +62,7 @@ class Live:
         self.root = root
 
     def prepare(self, config: str) -> None:
-        (self.root / "sys").mkdir(parents=True, exist_ok=True)
+        supply_tree(self.root / "sys")
         (self.root / "config.toml").write_text(config)
 
     def heat(self, celsius: float) -> None:
@@ -158,6 +158,7 @@ READY_S = 60.0
 
 def start_agent(root: Path, *command: str, stderr: int | None = None) -> "subprocess.Popen[bytes]":
     """Start an agent, by default with the test worker, and return its process once it says READY as to systemd."""
+    supply_tree(root / "sys")
     words = command or ("tests.agent.live", *(str(root / name) for name in ("state", "run", "config.toml", "sys")))
     address = root / "notify"
     address.unlink(missing_ok=True)
@@ -180,7 +181,6 @@ def start_agent(root: Path, *command: str, stderr: int | None = None) -> "subpro
 def daemon(root: Path, config: str = CONFIG) -> Iterator[ControlClient]:
     """Run a daemon with the test worker in a process of its own."""
     (root / "config.toml").write_text(config)
-    (root / "sys").mkdir(exist_ok=True)
     process = start_agent(root)
     try:
         yield ControlClient(root / "run")

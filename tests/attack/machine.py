@@ -89,7 +89,6 @@ def attack_sleep(scratch: Path, setenv: Callable[[str, str], None], stopped_s: f
     setenv("LD_PRELOAD", str(library))
     setenv("STEPPED_CLOCK", str(clock))
     (scratch / "config.toml").write_text(CONFIG)
-    (scratch / "sys").mkdir()
     wall = uptime = 0
     harmed = []
     with said.open("wb") as errors:

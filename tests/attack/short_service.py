@@ -35,7 +35,7 @@ class _Service:
 
     def __init__(self, folder: Path) -> None:
         beside = folder.parent
-        (beside / "sys").mkdir(exist_ok=True)
+        (beside / "sys/class/power_supply").mkdir(parents=True, exist_ok=True)
         (beside / "config.toml").write_text(CONFIG)
         self.daemon = Daemon(
             Settings(folder / "state", beside / "run", beside / "config.toml", beside / "sys"), seams()

@@ -21,7 +21,6 @@ COUNTS = (400, pytest.param(20_000, marks=pytest.mark.long))
 @pytest.mark.parametrize("count", COUNTS)
 def test_the_control_socket_answers_every_request(tmp_path: Path, count: int, survived: Survived) -> None:
     (tmp_path / "config.toml").write_text(CONFIG)
-    (tmp_path / "sys").mkdir()
     with (tmp_path / "said").open("wb") as said:
         process = start_agent(tmp_path, stderr=said.fileno())
     try:

@@ -62,7 +62,6 @@ def test_what_a_running_agent_refuses(
 ) -> None:
     root = tmp_path_factory.mktemp("agent")
     (root / "config.toml").write_text(CONFIG)
-    (root / "sys").mkdir()
     there = ("--runtime-dir", str(root / "run"))
     process = start_agent(
         root, "port_agent.cli", "run", "--state-dir", str(root / "state"), *there, "--config", str(root / "config.toml")

@@ -23,7 +23,8 @@ _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 def present_kinds(tree: Tree) -> frozenset[str]:
     """Return the kinds of devices that a Linux machine has besides its CPU."""
-    return frozenset({CUDA} if any((tree.dev / node).exists() for node in _NODES) else ())
+    there = [tree.stat(tree.dev / node, SENSOR) is not None for node in _NODES]
+    return frozenset({CUDA} if any(there) else ())
 
 
 def jetson_load_percent(tree: Tree) -> float | None:

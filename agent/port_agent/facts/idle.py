@@ -6,7 +6,6 @@ terminals and consoles, counters of input devices, desktops that are queried in 
 believed once it was seen to say yes.
 """
 
-import contextlib
 import os
 import re
 from collections.abc import Mapping
@@ -17,12 +16,16 @@ from port_agent.facts.readings import Answer, IdleSignal
 from port_agent.facts.sysfs import Tree
 from port_planner.base.units import format_seconds
 
+SENSOR, LOGIND = "terminals", "logind"
 MIN_SAMPLE_S = 0.5
 """Shorter windows of /proc/stat are a handful of ticks: noise."""
 
 
 _CPU_LINE = re.compile(r"^cpu\d+ ", re.MULTILINE)
-_LAST_CONSOLE = 63
+_TERMINAL = re.compile(r"tty[1-9]\d*|console|\d+")
+"""Virtual consoles below /dev, and pseudoterminals below /dev/pts."""
+_LINE = re.compile(r"tty[^\d].*|(hvc|xvc|hvsi|sclp).+")
+"""Serial lines and consoles of virtual machines, below /dev."""
 _SECONDS_SHOWN_S = 120.0
 
 
@@ -145,14 +148,21 @@ class InputMonitor:
 
 
 def terminal_stamps(tree: Tree) -> dict[str, float]:
-    """Return when input was last read, in Unix time, of each terminal and console: the kernel stamps them (every 8 s)."""
-    active = (tree.text(tree.sys / "class/tty/console/active", "terminals") or "").split()
-    names = {*(f"tty{number}" for number in range(1, _LAST_CONSOLE + 1)), "console", *active} - {"tty0"}
-    places = [entry for entry in tree.children(tree.dev / "pts", "terminals") if entry.name.isdigit()]
+    """Return when input was last read, in Unix time, of each terminal: the kernel stamps them (every 8 s).
+
+    Consoles and pseudoterminals are for people, and of the other lines those that the kernel calls consoles or that login
+    gave to the group of /dev/tty; the rest belong to devices.
+    """
+    active = (tree.text(tree.sys / "class/tty/console/active", SENSOR) or "").split()
+    login = tree.stat(tree.dev / "tty", SENSOR)
     stamps = {}
-    for place in [*places, *(tree.dev / name for name in sorted(names))]:
-        with contextlib.suppress(OSError):  # closed between listing and reading, or not existing at all
-            stamps[str(place.relative_to(tree.dev))] = place.stat().st_atime
+    for place in (*tree.children(tree.dev, SENSOR, required=True), *tree.children(tree.dev / "pts", SENSOR)):
+        is_line = _LINE.fullmatch(place.name) is not None
+        found = tree.stat(place, SENSOR) if is_line or _TERMINAL.fullmatch(place.name) else None
+        if found is None:
+            continue
+        if not is_line or place.name in active or (login is not None and found.st_gid == login.st_gid):
+            stamps[f"pts/{place.name}" if place.name.isdigit() else place.name] = found.st_atime
     return stamps
 
 

@@ -56,10 +56,12 @@ def _bits(text: str) -> int:
 
 def _transfers(tree: Tree, entry: Path) -> int | None:
     """Return the counter of the USB device that an input device is part of; None if it is not on USB."""
-    for folder in entry.resolve().parents:
+    place = tree.resolved(entry, f"{SENSOR}/{entry.name}")
+    for folder in () if place is None else place.parents:
         if folder == tree.sys or folder == folder.parent:
             return None
         count = tree.number(folder / "urbnum", f"{SENSOR}/{entry.name}")
         if count is not None:
             return count
+    return None
     return None

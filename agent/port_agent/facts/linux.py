@@ -86,7 +86,7 @@ class LinuxPlatform:
         files = self._files = _read_files(tree, self._thermometers)
         power = self._power.read(tree, now_s)
         memory = read_meminfo(tree)
-        pressure = tree.text(tree.proc / "pressure/memory", "pressure/memory")
+        pressure = tree.text(tree.proc / "pressure/memory", "memory pressure")
         free_bytes, free_inodes = free_disk(tree, options.state_dir)
         facts = Facts(
             power=power.power,
@@ -114,6 +114,8 @@ class LinuxPlatform:
         if self._busctl:
             hint = await self._bus_property(*_LOGIN1, "IdleHint")
             self._idle_hint = bool(hint) if hint is not None else None
+            if hint is None and self.hint_works:
+                faults.append(Fault(idle.LOGIND, "it gives no IdleHint any longer"))
             self.hint_works |= bool(hint)
             metered = await self._bus_property(*_NETWORK_MANAGER, "Metered")
             self._metered = _METERED.get(int(metered or 0), Answer.UNKNOWN)

@@ -172,6 +172,9 @@ class PowerSensor:
         entries = tree.listed(tree.sys / "class/power_supply", "power")
         if entries is None:
             return PowerReading(Power.UNKNOWN, None, "the power supplies cannot be listed")
+        if not entries and not tree.children(tree.sys / "class", "power"):
+            tree.fault("power", f"{tree.sys / 'class'}: empty or missing; is sysfs mounted there?")
+            return PowerReading(Power.UNKNOWN, None, f"the kernel shows nothing in {tree.sys}")
         supplies, unread = [], []
         for entry in entries:
             known_faults = len(tree.faults)
@@ -220,7 +223,9 @@ def _read_supply(tree: Tree, entry: Path) -> Supply | None:
                 values[key] = single
     if values.get("ONLINE", "0") not in _ONLINE:
         tree.fault(f"power/{entry.name}", f"{entry}: online is {values['ONLINE'][:40]!r}")
-    if not values and entry.exists():  # otherwise it was removed at this very moment
+    if (
+        not values and tree.stat(entry, f"power/{entry.name}") is not None
+    ):  # otherwise it was removed at this very moment
         tree.fault(f"power/{entry.name}", f"{entry}: nothing in it can be read")
     return supply_from_uevent({"NAME": entry.name, **values}) if values else None
 

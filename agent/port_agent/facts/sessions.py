@@ -21,6 +21,7 @@ from port_agent.facts.sysfs import Tree
 from port_agent.facts.wayland import NOTIFIER, WaylandIdle
 from port_planner.base.errors import PortError
 
+SENSOR = "sessions"
 PREFIX = "port-agent-session-"
 ASK_S = 5.0
 MAX_SILENCE_S = 60.0
@@ -68,13 +69,12 @@ Source = Callable[[], float | None]
 def session_stamps(tree: Tree, wall_s: float) -> dict[str, float]:
     """Return when input was last seen in each session with a helper, in Unix time."""
     stamps: dict[str, float] = {}
-    for place in tree.children(tree.dev / "shm", "sessions"):
+    for place in tree.children(tree.dev / "shm", SENSOR):
         if place.name.startswith(PREFIX):
-            with contextlib.suppress(OSError):  # removed between listing and reading
-                found = place.stat()
-                if abs(wall_s - found.st_ctime) <= MAX_SILENCE_S:
-                    whose = f"session of user {found.st_uid}"
-                    stamps[whose] = max(found.st_mtime, stamps.get(whose, 0.0))
+            found = tree.stat(place, SENSOR)
+            if found is not None and abs(wall_s - found.st_ctime) <= MAX_SILENCE_S:
+                whose = f"session of user {found.st_uid}"
+                stamps[whose] = max(found.st_mtime, stamps.get(whose, 0.0))
     return stamps
 
 

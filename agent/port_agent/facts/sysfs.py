@@ -1,9 +1,11 @@
 """Read small kernel files below an injectable root; a failed read is a fault, never a default."""
 
 import errno
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from pathlib import Path
 from typing import TypeVar
 
@@ -88,12 +90,15 @@ class Tree:
             with path.open("rb", buffering=0) as file:
                 return (file.read(READ_LIMIT_BYTES) or b"").decode("utf-8", "replace").strip()
 
-        try:
-            return self.ask(path, read)
-        except OSError as error:
-            if required or error.errno not in (*_ABSENT, *absent):
-                self.fault(sensor, f"{path}: {error.strerror}")
-            return None
+        return self._found(path, sensor, read, () if required else (*_ABSENT, *absent))
+
+    def stat(self, path: Path, sensor: str) -> os.stat_result | None:
+        """Return what the file system says of `path`; None if it is not there, and with a fault if that is unknown."""
+        return self._found(path, sensor, path.stat)
+
+    def resolved(self, path: Path, sensor: str) -> Path | None:
+        """Return `path` without symbolic links; None if it leads nowhere, and with a fault if it cannot be followed."""
+        return self._found(path, sensor, lambda: Path(os.path.realpath(path, strict=True)))
 
     def number(self, path: Path, sensor: str, *, required: bool = False, absent: Sequence[int] = ()) -> int | None:
         """Return the integer in `path`, or None; text that is not a valid number is a fault."""
@@ -106,16 +111,25 @@ class Tree:
             self.fault(sensor, f"{path}: expected a number, found {text[:40]!r}")
             return None
 
-    def children(self, path: Path, sensor: str) -> list[Path]:
-        """Return the sorted entries of a directory; an absent one has none."""
-        return self.listed(path, sensor) or []
+    def children(self, path: Path, sensor: str, *, required: bool = False) -> list[Path]:
+        """Return the sorted entries of a directory; an absent one has none, and is a fault if it is `required`."""
+        return (
+            self._found(
+                path, sensor, lambda: sorted(path.iterdir(), key=attrgetter("name")), () if required else _ABSENT
+            )
+            or []
+        )
 
     def listed(self, path: Path, sensor: str) -> list[Path] | None:
         """Return the sorted entries of a directory, none for an absent one; None, and a fault, if it cannot be listed."""
+        known_faults = len(self.faults)
+        found = self._found(path, sensor, lambda: sorted(path.iterdir(), key=attrgetter("name")))
+        return [] if found is None and len(self.faults) == known_faults else found
+
+    def _found(self, path: Path, sensor: str, read: Callable[[], T], absent: Sequence[int] = _ABSENT) -> T | None:
         try:
-            return self.ask(path, lambda: sorted(path.iterdir()))
+            return self.ask(path, read)
         except OSError as error:
-            if error.errno in _ABSENT:
-                return []
-            self.fault(sensor, f"{path}: {error.strerror}")
+            if error.errno not in absent:
+                self.fault(sensor, f"{path}: {error.strerror}")
             return None

@@ -2,6 +2,7 @@
 
 import errno
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
 from port_agent.facts.readings import Answer, ThrottleReading
@@ -19,8 +20,11 @@ _CPU_CHIPS = ("coretemp", "k10temp", "zenpower", "cpu_thermal", "cpu-thermal", "
 _BITS_NOW = {0: "under-voltage", 1: "ARM frequency capped", 2: "throttled", 3: "soft temperature limit"}
 """Bits of the Pi firmware's get_throttled that hold now; 16 to 19 are the same since boot and never reset."""
 
-_PI_FIRMWARE = "devices/platform/soc*/soc*:firmware/get_throttled"
-"""`soc/soc:firmware` up to a Pi 4; a Pi 5 has the address of its bus in both names (`soc@107c000000`)."""
+_THROTTLING = "throttling"
+_PI_BUS, _PI_FIRMWARE = re.compile(r"soc.*"), re.compile(r"soc.*:firmware")
+"""Folders below /sys/devices/platform: `soc/soc:firmware` up to a Pi 4; a Pi 5 has the address of its bus in both names
+(`soc@107c000000`).
+"""
 
 
 class TemperatureSensor:
@@ -30,22 +34,17 @@ class TemperatureSensor:
         self._seen: set[Path] = set()
 
     def read(self, tree: Tree) -> float | None:
-        """Return degrees Celsius, or None.
+        """Return degrees Celsius, or None. Zones do not stand for chips: the one of a PC's firmware may be a constant.
 
         A thermometer that gave a value and is gone or fails, and one that hangs, is a fault of `temperature`; others that fail
         are faults of their own: some never give a value.
         """
-        values = _read_zones(tree)
-        if all(value is None for value in values.values()):
-            values |= _read_chips(tree)
+        values = _read_zones(tree) | _read_chips(tree)
         found = {place: value / 1000.0 for place, value in values.items() if value is not None}
         failing = {fault.sensor for fault in tree.faults}
         for place in sorted((self._seen | values.keys()) - found.keys()):
-            beside = any(
-                other.parent == place.parent for other in found
-            )  # a core that is switched off takes its thermometer with it
-            lost = _sensor(place) in failing or not (beside or place.exists())
-            if place in tree.silent or (place in self._seen and lost):
+            lost = place in self._seen and (_sensor(place) in failing or _has_vanished(tree, place, found))
+            if place in tree.silent or lost:
                 tree.fault(SENSOR, f"{place} has vanished, or does not answer")
         if self._seen and not found:
             tree.fault(SENSOR, "no thermometer gives a plausible value any longer")
@@ -72,6 +71,12 @@ def _read_chips(tree: Tree) -> dict[Path, int | None]:
         for entry in tree.children(chip, SENSOR)
         if re.fullmatch(r"temp\d+_input", entry.name)
     }
+
+
+def _has_vanished(tree: Tree, place: Path, found: Iterable[Path]) -> bool:
+    """Return whether a thermometer is gone while others of its chip are too: a core takes its own with it when it is off."""
+    beside = any(other.parent == place.parent for other in found)
+    return not beside and tree.stat(place, _sensor(place)) is None
 
 
 def _sensor(place: Path) -> str:
@@ -102,11 +107,14 @@ def parse_throttled(text: str) -> ThrottleReading | None:
 
 def read_throttled(tree: Tree) -> ThrottleReading | None:
     """Return the Pi firmware's throttling state from sysfs, or None if there is no such file."""
-    place = next(iter(sorted(tree.sys.glob(_PI_FIRMWARE))), None)
-    text = None if place is None else tree.text(place, "throttling")
-    if text is None:
-        return None
-    reading = parse_throttled(text)
-    if reading is None:
-        tree.fault("throttling", f"{place}: cannot read {text[:40]!r}")
-    return reading
+    for bus in tree.children(tree.sys / "devices/platform", _THROTTLING):
+        for firmware in tree.children(bus, _THROTTLING) if _PI_BUS.fullmatch(bus.name) else ():
+            place = firmware / "get_throttled"
+            text = tree.text(place, _THROTTLING) if _PI_FIRMWARE.fullmatch(firmware.name) else None
+            if text is None:
+                continue
+            reading = parse_throttled(text)
+            if reading is None:
+                tree.fault(_THROTTLING, f"{place}: cannot read {text[:40]!r}")
+            return reading
+    return None

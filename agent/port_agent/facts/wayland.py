@@ -23,7 +23,7 @@ _SYNC, _GET_REGISTRY, _BIND, _GET_NOTIFICATION = 0, 1, 0, 1
 _ERROR, _GLOBAL, _DONE, _IDLED = 0, 0, 0, 0
 """Events of wl_display, wl_registry, a callback and the notification."""
 _WORD, _HEADER = struct.Struct("=I"), struct.Struct("=IHH")
-_CHUNK_BYTES = 4096
+_CHUNK_BYTES = 8192
 
 _Event = tuple[int, int, bytes]
 """The object that an event is of, the event's number, and its arguments."""

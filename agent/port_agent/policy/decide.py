@@ -155,7 +155,7 @@ SPACE_MARGIN = 1.25
 
 HEAT_IGNORED_C = 120.0
 """A limit that no processor reaches: with it no thermometer is needed."""
-PRESENCE_SENSORS = ("cpu load", "terminals", "input", "sessions")
+PRESENCE_SENSORS = ("cpu load", "pressure", "terminals", "input", "sessions", "logind", "gpu")
 
 SILENCE_S = 60.0
 """How long all signals may be silent before it is unknown whether the device is idle."""
@@ -259,6 +259,9 @@ def _unreadable(facts: Facts, policy: Policy) -> Iterator[_Objection]:
         "temperature": f"when.max_temperature = {HEAT_IGNORED_C:.0f}"
         if policy.max_temperature_c < HEAT_IGNORED_C
         else None,
+        "throttling": "when.stop_when_throttled = false"
+        if policy.stop_when_throttled and facts.throttle.now is Answer.UNKNOWN
+        else None,
     }
     overrides |= dict.fromkeys(PRESENCE_SENSORS, presence)
     for fault in facts.faults:
@@ -281,6 +284,11 @@ def _power(facts: Facts, policy: Policy, memory: Memory) -> Iterator[_Objection]
     elif policy.require_external_power and power is Power.UNKNOWN:
         detail = facts.power_detail or "no reading"
         yield _Objection("power", f"cannot tell the power source ({detail}); set when.assume_power", at_once=True)
+    elif power is Power.BATTERY and level is None and policy.min_battery_percent > 0:
+        yield _Objection(
+            "low-battery", "on a battery whose level cannot be read; when.min_battery = 0 trains without it"
+        )
+        return
     if level is None:
         if "low-battery" in memory.held and facts.battery is not Answer.NO:
             yield _Objection("low-battery", "the battery was low and its level can no longer be read")

@@ -24,6 +24,7 @@ def linux(tmp_path: Path) -> LinuxPlatform:
     supply_tree(tmp_path / "sys", ACAD=MAINS.format(online=1))
     zone = "class/thermal/thermal_zone0"
     write_tree(tmp_path / "sys", {f"{zone}/type": "cpu", f"{zone}/temp": "45000"})
+    (tmp_path / "dev/pts").mkdir(parents=True, exist_ok=True)
     write_tree(tmp_path / "sys/class/net", {"lo/operstate": "unknown", "eth0/operstate": "up"})
     return LinuxPlatform(tmp_path / "sys", tmp_path / "proc", tmp_path / "dev")
 

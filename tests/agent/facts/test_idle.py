@@ -101,6 +101,27 @@ def test_every_terminal_and_console_counts(tmp_path: Path, name: str) -> None:
     assert terminal_answer(monitor, tree, 1.0) is Answer.NO
 
 
+@pytest.mark.parametrize("name", ["ttyS1", "ttyGS0", "hvc0"])
+def test_a_line_at_which_people_log_in_counts(tmp_path: Path, name: str) -> None:
+    """Login and getty give the line to the group of /dev/tty; a device's line belongs to another."""
+    tree = Tree(sys=tmp_path / "sys", dev=write_tree(tmp_path / "dev", {name: "", "tty": "", "ttyprintk": ""}))
+    stamp(tmp_path / "dev" / name, 8)
+    assert terminal_stamps(tree)[name] == 8
+    if os.geteuid() == 0:
+        os.chown(tmp_path / "dev" / name, 0, 65534)
+        assert name not in terminal_stamps(tree)
+
+
+def test_a_terminal_that_cannot_be_looked_at_is_a_fault(tmp_path: Path) -> None:
+    (tmp_path / "pts").mkdir()
+    (tmp_path / "pts/0").symlink_to("0")  # ELOOP, for root too
+    tree = Tree(sys=tmp_path, dev=tmp_path)
+    assert terminal_stamps(tree) == {}
+    assert [fault.sensor for fault in tree.take_faults()] == ["terminals"]
+    terminal_stamps(Tree(sys=tmp_path, dev=tmp_path / "nowhere", faults=tree.faults))
+    assert [fault.sensor for fault in tree.take_faults()] == ["terminals"]
+
+
 @pytest.mark.parametrize("name", ["ttyUSB0", "ttyACM0", "ttyS1"])
 def test_a_serial_port_that_is_no_console_is_no_person(tmp_path: Path, name: str) -> None:
     tree = Tree(sys=tmp_path, dev=write_tree(tmp_path, {name: ""}))

@@ -71,9 +71,19 @@ def test_rule(tmp_path: Path, supplies: dict[str, str], power: Power, level: flo
 
 
 def test_a_machine_without_the_class_is_assumed_on_mains(tmp_path: Path) -> None:
+    (tmp_path / "class/net").mkdir(parents=True)
     tree = Tree(sys=tmp_path)
     assert read_power(tree).power is Power.ASSUMED
     assert tree.take_faults() == ()
+
+
+@pytest.mark.parametrize("folder", ["", "class"])
+def test_where_the_kernel_shows_nothing_no_plug_is_assumed(tmp_path: Path, folder: str) -> None:
+    """/sys is not mounted, or `sensors.sysfs_root` names another directory."""
+    (tmp_path / folder).mkdir(exist_ok=True)
+    tree = Tree(sys=tmp_path)
+    assert read_power(tree).power is Power.UNKNOWN
+    assert "is sysfs mounted there?" in str(tree.take_faults())
 
 
 def test_separate_files_stand_in_for_a_missing_uevent(tmp_path: Path) -> None:
@@ -161,7 +171,7 @@ def test_a_ups_board_by_its_current(tmp_path: Path) -> None:
             raise newest
         return newest
 
-    sensor, tree = PowerSensor(read), Tree(sys=tmp_path)
+    sensor, tree = PowerSensor(read), Tree(sys=supply_tree(tmp_path))
     assert sensor.read(tree, 0.0).power is Power.EXTERNAL
     before = sensor.feeding(tree)
     amperes.append(-0.3)

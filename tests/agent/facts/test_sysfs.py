@@ -1,11 +1,14 @@
 """Small kernel files: what is not there is nothing, what cannot be read is a fault, and neither is a default."""
 
+import ast
 import errno
 import os
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
+from port_agent.facts import gpu, idle, input_devices, linux, power_supply, sessions, thermal
 from port_agent.facts.readings import Fault
 from port_agent.facts.sysfs import READ_LIMIT_BYTES, Tree
 
@@ -69,3 +72,16 @@ def test_children_are_sorted(tree: Tree) -> None:
     for name in ("zone10", "zone2", "zone1"):
         (tree.sys / name).mkdir()
     assert [path.name for path in tree.children(tree.sys, "t")] == ["zone1", "zone10", "zone2"]
+
+
+@pytest.mark.parametrize("module", [gpu, idle, input_devices, linux, power_supply, sessions, thermal])
+def test_sensors_look_at_files_through_the_tree_alone(module: ModuleType) -> None:
+    """Then whatever hangs or fails is noticed, and `test_admission` can make each of them fail."""
+    direct = {"exists", "glob", "is_dir", "is_file", "iterdir", "read_bytes", "read_text", "resolve", "stat", "statvfs"}
+    found = [
+        ast.unparse(call)
+        for call in ast.walk(ast.parse(Path(str(module.__file__)).read_text()))
+        if isinstance(call, ast.Call) and isinstance(call.func, ast.Attribute) and call.func.attr in direct
+        if ast.unparse(call.func.value) not in ("tree", "self.tree")
+    ]
+    assert found == (["os.statvfs(directory)"] if module is linux else [])  # asked by the tree

@@ -25,7 +25,15 @@ def test_temperature_ignores_dead_and_foreign_zones(tmp_path: Path) -> None:
     assert read_temperature(Tree(sys=tmp_path)) == pytest.approx(51.2)
 
 
-def test_temperature_falls_back_to_hwmon(tmp_path: Path) -> None:
+def test_the_processors_own_thermometer_counts_beside_a_firmwares_constant(tmp_path: Path) -> None:
+    zone = "class/thermal/thermal_zone0"
+    tree = Tree(sys=write_tree(tmp_path, {f"{zone}/type": "acpitz", f"{zone}/temp": "16800"}))
+    assert read_temperature(tree) == 16.8
+    write_tree(tmp_path / "class/hwmon/hwmon2", {"name": "k10temp", "temp1_input": "91000"})
+    assert read_temperature(tree) == 91.0
+
+
+def test_temperature_of_hwmon(tmp_path: Path) -> None:
     files = {"hwmon0/name": "coretemp", "hwmon0/temp1_input": "61000", "hwmon0/temp2_input": "59000"}
     files |= {"hwmon1/name": "nvme", "hwmon1/temp1_input": "80000"}
     write_tree(tmp_path / "class/hwmon", files)

@@ -63,6 +63,7 @@ def options(tmp_path: Path) -> AgentOptions:
     pressure = {f"pressure/{what}": quiet for what in ("cpu", "io", "memory")}
     write_tree(proc, GROUPS | mounts | numbers | pressure)
     write_tree(cgroup / "port-agent.service", {"cgroup.controllers": "memory cpu", "cgroup.subtree_control": ""})
+    (tmp_path / "dev/pts").mkdir(parents=True)
     supply_tree(tmp_path / "sys", BAT0=LAPTOP_BATTERY.format(status="Charging", capacity=50))
     write_tree(tmp_path / "sys/class/thermal/thermal_zone0", {"type": "cpu", "temp": "44000"})
     return replace(AgentOptions(), sysfs_root=tmp_path / "sys", proc_root=proc, dev_root=tmp_path / "dev")

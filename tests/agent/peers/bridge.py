@@ -140,7 +140,7 @@ class Agent:
 @contextmanager
 def agent_on(host: Host, root: Path, name: str, peers: str = "discover = true\n") -> Iterator[Agent]:
     """Run an agent on a host until the block ends."""
-    (root / "sys").mkdir(parents=True, exist_ok=True)
+    (root / "sys/class/power_supply").mkdir(parents=True, exist_ok=True)
     (root / "config.toml").write_text(f'{CONFIG}[peers]\nname = "{name}"\n{peers}')
     words = [str(root / part) for part in ("state", "run", "config.toml", "sys")]
     command = ["ip", "netns", "exec", host.namespace, sys.executable, "-m", "tests.agent.live", *words]

@@ -50,7 +50,7 @@ def cable() -> Iterator[tuple[str, str]]:
 @contextmanager
 def agent_in(namespace: str, root: Path, peers: str) -> Iterator[tuple[ControlClient, "subprocess.Popen[bytes]"]]:
     """Run a daemon in a namespace; its control socket works from everywhere."""
-    (root / "sys").mkdir(parents=True)
+    (root / "sys/class/power_supply").mkdir(parents=True)
     (root / "config.toml").write_text(CONFIG + peers)
     words = [str(root / name) for name in ("state", "run", "config.toml", "sys")]
     command = ["ip", "netns", "exec", namespace, sys.executable, "-m", "tests.agent.live", *words]

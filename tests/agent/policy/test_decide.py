@@ -109,6 +109,13 @@ SILENT_PROBE = (Fault("temperature", "does not answer"),)
         ({"available_memory_bytes": None, "faults": (Fault("memory", "EIO"),)}, {"min_free_memory_bytes": 0}),
         ({"faults": (Fault("terminals", "EACCES"),)}, {"idle_for_s": 0.0}),
         ({"faults": (Fault("cpu load", "EIO"),)}, {"train_while_in_use": True}),
+        ({"faults": (Fault("pressure/io", "EIO"),)}, {"idle_for_s": 0.0}),
+        ({"faults": (Fault("logind", "no answer"),)}, {"idle_for_s": 0.0}),
+        ({"faults": (Fault("gpu", "no answer"),)}, {"idle_for_s": 0.0}),
+        (
+            {"throttle": ThrottleReading(Answer.UNKNOWN), "faults": (Fault("throttling", "EIO"),)},
+            {"stop_when_throttled": False},
+        ),
     ],
 )
 def test_a_sensor_that_is_asked_and_cannot_be_read_stops_by_its_name(
@@ -121,9 +128,18 @@ def test_a_sensor_that_is_asked_and_cannot_be_read_stops_by_its_name(
     assert decide(facts, replace(POLICY, **override), NOW, RESTED).state is State.TRAIN
 
 
-@pytest.mark.parametrize("sensor", ["temperature/thermal_zone7", "gpu", "network/eth0", "power/BAT1"])
+@pytest.mark.parametrize("sensor", ["temperature/thermal_zone7", "memory pressure", "network/eth0", "power/BAT1"])
 def test_a_fault_that_decides_nothing_stops_nothing(sensor: str) -> None:
     assert decide(replace(GOOD, faults=(Fault(sensor, "EINVAL"),)), POLICY, NOW, RESTED).state is State.TRAIN
+
+
+def test_a_battery_of_unknown_level_is_not_drained() -> None:
+    """It may be used, down to a level that is not known."""
+    policy = replace(POLICY, require_external_power=False)
+    for level, codes in ((80.0, ("go",)), (None, ("low-battery",))):
+        facts = replace(GOOD, power=Power.BATTERY, battery_percent=level)
+        assert decide(facts, policy, NOW, RESTED).codes == codes
+    assert decide(facts, replace(policy, min_battery_percent=0.0), NOW, RESTED).state is State.TRAIN
 
 
 def test_all_reasons_are_given_at_once() -> None:

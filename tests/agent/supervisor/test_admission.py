@@ -1,6 +1,8 @@
 """From sensor files to the decision: health items on the way, hysteresis kept, jumps of the clock told from time."""
 
 import asyncio
+import errno
+import os
 from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
@@ -9,13 +11,14 @@ import pytest
 
 from port_agent.facts import Answer, IdleSignal, OwnUse, Power, SensorThread
 from port_agent.facts.linux import LinuxPlatform
+from port_agent.facts.sysfs import Tree
 from port_agent.health.conditions import HealthBoard
 from port_agent.policy.decide import Policy, PolicyDecision, device_in_use
 from port_agent.supervisor.admission import Admission
 from tests.agent.facts.machines import hang, linux
 from tests.agent.set_clock import SetClock
 from tests.agent.supervisor.truth_table import LOOKED_AFTER_S, NIGHTS, Machine, Row, expected, line, rows
-from tests.agent.trees import LAPTOP_BATTERY, MAINS
+from tests.agent.trees import LAPTOP_BATTERY, MAINS, write_tree
 from tests.waiting import until
 
 ANY_TIME = Policy(
@@ -225,6 +228,56 @@ KINDS = [
     ("lies: memory in words", "proc/meminfo", lie("MemAvailable: much\n"), "unreadable", "memory"),
     ("lies: a load in words", "proc/stat", lie("cpu  a b c d e f\n"), "unreadable", "cpu load"),
 ]
+
+
+NEEDED_BY_NONE = ("class/net", "pressure/memory", "BAT0", "thermal_zone0/type")
+"""What may fail beside mains that are online: network, memory's pressure, the battery; a zone of unknown kind counts anyway."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("error", [errno.EIO, errno.EACCES, errno.EMFILE, errno.ESTALE])
+def test_whatever_cannot_be_read_stops_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: int) -> None:
+    """Every file and folder that is asked for while training goes on fails alone; the answer is not to be a default."""
+    asked, harmed = Tree.ask, set[Path]()
+    seen: dict[Path, None] = {}
+
+    def ask(tree: Tree, path: Path, read: Callable[[], object]) -> object:
+        seen[path] = None
+        if path in harmed:
+            raise OSError(error, os.strerror(error))
+        return asked(tree, path, read)
+
+    monkeypatch.setattr(Tree, "ask", ask)
+    machine, clock = Machine(tmp_path), SetClock()
+    write_tree(tmp_path / "sys", {"class/hwmon/hwmon0/name": "coretemp", "class/hwmon/hwmon0/temp1_input": "40000"})
+    write_tree(
+        tmp_path / "sys",
+        {"class/net/eth0/operstate": "up", "bus/pci/drivers/nvidia/0000:01:00.0/power/runtime_status": "suspended"},
+    )
+    write_tree(tmp_path / "sys", {"devices/platform/soc/soc:firmware/get_throttled": "0"})
+    write_tree(tmp_path / "proc/pressure", dict.fromkeys(("cpu", "io"), "some avg10=0.00"))
+    write_tree(tmp_path / "dev", {"tty": "", "ttyS0": "", "nvidia0": "", "shm/port-agent-session-1": ""})
+    os.utime(tmp_path / "dev/ttyS0", (1.0, 1.0))
+    os.utime(tmp_path / "dev/shm/port-agent-session-1", (1.0, 1.0))
+    (tmp_path / "state").mkdir()
+
+    async def trains(then_harmed: Path | None = None) -> bool:
+        platform = LinuxPlatform(tmp_path / "sys", tmp_path / "proc", tmp_path / "dev")
+        admission = Admission(platform, clock, HealthBoard(), tmp_path / "state")
+        harmed.clear()
+        for _ in range(4):
+            clock.pass_time(QUIET)
+            machine.show(Row(), 0.0)
+            decision = admission.judge(await admission.read(Policy(), OwnUse()), Policy(), 0, "")
+            if decision.state.trains and then_harmed is not None:
+                harmed.add(then_harmed)
+        admission.close()
+        return decision.state.trains
+
+    assert asyncio.run(trains())
+    asked_for = [path for path in seen if path.exists() and not any(part in str(path) for part in NEEDED_BY_NONE)]
+    assert len(asked_for) > 25
+    assert [str(path.relative_to(tmp_path)) for path in asked_for if asyncio.run(trains(path))] == []
 
 
 @pytest.mark.parametrize(

@@ -27,7 +27,7 @@ from port_agent.system.locks import InstanceError
 from tests.agent.facts.machines import fake_program
 from tests.agent.live import KINDS, seams
 from tests.agent.live_daemon import BUNDLE, CONFIG, LONG, go, process_state, running, undisturbed, until
-from tests.agent.trees import write_tree
+from tests.agent.trees import supply_tree, write_tree
 
 pytestmark = pytest.mark.process
 
@@ -583,7 +583,7 @@ async def ignores_everything(root: Path, config: str) -> None:
 @go
 async def test_a_supervisor_that_dies_takes_its_worker_along(tmp_path: Path) -> None:
     (tmp_path / "config.toml").write_text(CONFIG)
-    (tmp_path / "sys").mkdir()
+    supply_tree(tmp_path / "sys")
     words = [str(tmp_path / name) for name in ("state", "run", "config.toml", "sys")]
     process = await asyncio.create_subprocess_exec(sys.executable, "-m", "tests.agent.live", *words)
     client = ControlClient(tmp_path / "run")

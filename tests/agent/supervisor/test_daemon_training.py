@@ -58,7 +58,7 @@ def test_interrupted_training_gives_the_weights_of_plain_training(tmp_path: Path
     assert subprocess.run(command, cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}).returncode == 0
     (tmp_path / "config.toml").write_text(CONFIG)
     places = ["--state-dir", str(tmp_path / "s"), "--runtime-dir", str(tmp_path / "r")]
-    words = ["run", *places, "--config", str(tmp_path / "config.toml"), "--sysfs-root", str(tmp_path)]
+    words = ["run", *places, "--config", str(tmp_path / "config.toml"), "--sysfs-root", str(tmp_path / "sys")]
     daemon = start_agent(tmp_path, "port_agent.cli", *words)
     try:
         client = ControlClient(tmp_path / "r")

@@ -1,10 +1,18 @@
-"""Ports of this machine that are free."""
+"""Ports of this machine that are free, and stay so until a test listens there."""
 
+import random
 import socket
+
+_OURS = range(16_384, 32_768)
+"""Below the ports that Linux and macOS give to outgoing connections: one of those may be taken a moment later."""
 
 
 def free_port() -> int:
     """Return one."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port: int = server.getsockname()[1]
-        return port
+    for port in random.SystemRandom().sample(_OURS, len(_OURS)):
+        try:
+            with socket.create_server(("", port)):
+                return port
+        except OSError:
+            continue
+    raise OSError(f"no port from {_OURS.start} to {_OURS.stop - 1} is free")

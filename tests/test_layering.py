@@ -20,7 +20,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("port_planner.operators",),
     ("port_planner.base", "port_planner.torch_compat"),
     ("port_planner.ir",),
-    ("port_planner.ir.lowering", "port_planner.ir.bundle"),
+    ("port_planner.ir.lowering", "port_planner.ir.bundle", "port_planner.proximal"),
     (
         "port_planner.capture",
         "port_planner.profiling",

@@ -102,7 +102,8 @@ class TrainingJob:
     PyTorch). `clip_grad_norm`: clip the global norm of the gradients of `model.parameters()` to this. `allow_nonfinite`: go on
     where the loss or the state becomes NaN or infinite; else training stops there and keeps the last good checkpoint. `pruning`:
     weights of small magnitude are set to zero during training, which gives other results than plain PyTorch. `epochs`: passes
-    over the data that it is meant for, where `plan --epochs` says nothing.
+    over the data that it is meant for, where `plan --epochs` says nothing. `proximal_mu`: FedProx; mu / 2 times the squared distance from the
+    weights that training, or a round of a federation, begins with is added to the loss of each update.
     """
 
     model: "torch.nn.Module"
@@ -121,6 +122,7 @@ class TrainingJob:
     pruning: Pruning | None = None
     buckets: Sequence[Bucket] = ()
     epochs: int = 1
+    proximal_mu: float | None = None
 
     def __post_init__(self) -> None:
         self.loss_fn = with_model(self.loss_fn)
@@ -128,7 +130,16 @@ class TrainingJob:
             bucket if bucket.loss_fn is None else replace(bucket, loss_fn=with_model(bucket.loss_fn))
             for bucket in self.buckets
         ]
+        if self.proximal_mu is not None:
+            from port_planner.proximal import keep_start
+
+            keep_start(self.model)
 
     def loss_of(self, bucket: int) -> Callable[..., Any]:
-        """Return the loss function for batches of a bucket, 0 of `data`."""
-        return (self.buckets[bucket - 1].loss_fn if bucket else None) or self.loss_fn
+        """Return the loss function for training on batches of a bucket, 0 of `data`."""
+        loss_fn = (self.buckets[bucket - 1].loss_fn if bucket else None) or self.loss_fn
+        if self.proximal_mu is None:
+            return loss_fn
+        from port_planner.proximal import with_proximal_term
+
+        return with_proximal_term(loss_fn, self.proximal_mu / self.accumulate)

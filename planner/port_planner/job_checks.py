@@ -98,6 +98,9 @@ def _check_settings(job: TrainingJob) -> None:
     clip = job.clip_grad_norm
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf):
         raise JobError(f"clip_grad_norm is {clip!r}; it must be a number above 0, or None")
+    mu = job.proximal_mu
+    if mu is not None and (isinstance(mu, bool) or not isinstance(mu, int | float) or not 0 < mu < math.inf):
+        raise JobError(f"proximal_mu is {mu!r}; it must be a number above 0, or None")
     for name, least in (("batch_size", 1), ("accumulate", 1), ("epochs", 1), ("seed", 0)):
         value = getattr(job, name)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value < MAX_WHOLE:

@@ -28,6 +28,7 @@ from port_planner.ir.bundle.manifest import (
     Manifest,
     PlainRun,
     PlannedLimits,
+    ProximalTerm,
     Recordings,
     TensorLayout,
     WeightBlocks,
@@ -49,6 +50,7 @@ from port_planner.job import JobError, ScriptError, TrainingJob, own_code
 from port_planner.job_checks import JobSamples, checked_columns, checked_samples
 from port_planner.job_device import kind_of_job, on_device
 from port_planner.profiling.operators import MeasuredCosts
+from port_planner.proximal import kept_starts
 from port_planner.search.pareto import choice_of
 from port_planner.search.plan_problem import plan_problem
 from port_planner.search.plan_step import PlanResult
@@ -608,8 +610,16 @@ def describe(
             BucketSize(columns[0].shape[0], bucket.batch_size)
             for columns, bucket in zip(prepared.buckets, job.buckets, strict=True)
         ),
-        blocks=prepared.blocks, plain=prepared.plain, known=prepared.known,
+        blocks=prepared.blocks, plain=prepared.plain, known=prepared.known, proximal=_proximal_term(prepared),
     )  # fmt: skip
+
+
+def _proximal_term(prepared: CapturedJob) -> ProximalTerm | None:
+    job = prepared.job
+    if job.proximal_mu is None:
+        return None
+    kept = {key: name for key, name in kept_starts(job.model).items() if key in prepared.layouts}
+    return ProximalTerm(float(job.proximal_mu), kept)
 
 
 def _storage_chunks(tensor: torch.Tensor | TensorSlice) -> Chunks:

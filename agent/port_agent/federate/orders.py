@@ -74,10 +74,17 @@ class ServerStrategy(StrEnum):
 
     FEDAVG = "fedavg"
     """Uses it unchanged."""
+    FEDPROX = "fedprox"
+    """Likewise; each device's loss has a proximal term (Li et al. 2020, arXiv 1812.06127)."""
     FEDAVGM = "fedavgm"
     """Goes on from it with momentum (Hsu et al. 2019, arXiv 1909.06335)."""
     FEDADAM = "fedadam"
     """Adam, the average change being its gradient (Reddi et al. 2020, arXiv 2003.00295)."""
+
+    @property
+    def keeps_average(self) -> bool:
+        """Whether the average is the result, and nothing is kept for the next round."""
+        return self in (ServerStrategy.FEDAVG, ServerStrategy.FEDPROX)
 
 
 _Factor = Annotated[float, msgspec.Meta(ge=0.0, lt=1.0)]
@@ -94,6 +101,8 @@ class StrategySettings(msgspec.Struct, frozen=True, kw_only=True):
     """For FedAdam."""
     tau: Annotated[float, msgspec.Meta(gt=0.0, le=1e3)] = 1e-3
     """For FedAdam: added to the root of its second moment."""
+    proximal_mu: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] = 0.0
+    """For FedProx: the factor that all devices' jobs have."""
 
 
 class FederationSettings(msgspec.Struct, frozen=True, kw_only=True):

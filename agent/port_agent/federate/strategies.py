@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 from flwr.app import ArrayRecord, Message, MetricRecord
-from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM
+from flwr.serverapp.strategy import FedAdam, FedAvg, FedAvgM, FedProx
 from numpy.typing import NDArray
 
 from port_agent.federate.orders import RoundOrder, ServerStrategy, StrategySettings, server_file
@@ -28,7 +28,7 @@ class ServerStep:
         """Load the state of the round before; raises OSError, ValueError for a damaged file."""
         self._order, self._folder = order, Path(order.folder)
         self.strategy = _strategy(order.server, len(order.nodes))
-        if order.number > 1 and order.server.strategy is not ServerStrategy.FEDAVG:
+        if order.number > 1 and not order.server.strategy.keeps_average:
             self._give(_read(self._folder / server_file(order.number - 1)))
 
     def average(self, start: Arrays, replies: list[Message]) -> tuple[Arrays | None, MetricRecord | None]:
@@ -37,7 +37,7 @@ class ServerStep:
         A tensor without negative numbers, as a running variance is, gets none by the optimizer's step: then its plain average counts.
         """
         averaged, metrics = self.strategy.aggregate_train(self._order.number, replies)
-        if averaged is None or self._order.server.strategy is ServerStrategy.FEDAVG:
+        if averaged is None or self._order.server.strategy.keeps_average:
             return None if averaged is None else plain_arrays(averaged), metrics
         stepped = plain_arrays(averaged)
         plain, _ = _strategy(StrategySettings(), len(replies)).aggregate_train(self._order.number, replies)
@@ -76,6 +76,10 @@ def _strategy(server: StrategySettings, count: int) -> FedAvg:
                 eta=server.rate, beta_1=server.betas[0], beta_2=server.betas[1], tau=server.tau,
                 fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count,
             )  # fmt: skip
+        case ServerStrategy.FEDPROX:
+            made = FedProx(
+                proximal_mu=server.proximal_mu, fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count
+            )
         case ServerStrategy.FEDAVG:
             made = FedAvg(fraction_evaluate=0.0, min_train_nodes=count, min_available_nodes=count)
     return made

@@ -55,12 +55,15 @@ class FederatedTensors:
     """A hash of these."""
     base: str = ""
     """What an adapter is over: the same adapter over other weights is another model."""
+    proximal_mu: float = 0.0
+    """The factor of its proximal term; 0: it has none."""
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of names, types and shapes, and of the base: devices with the same value can be averaged."""
+        """SHA-256 of names, types and shapes, and of base and proximal term: devices with the same value can be averaged."""
         lines = [f"{name} {layout.dtype} {list(layout.shape)}" for name, layout in self.layouts.items()]
         lines += [self.base] if self.base else []
+        lines += [f"proximal term {self.proximal_mu!r}"] if self.proximal_mu else []
         return hashlib.sha256("\n".join(lines).encode()).hexdigest()
 
     @property
@@ -139,9 +142,11 @@ def _bundle_tensors(path: Path) -> FederatedTensors:
     def initial() -> Arrays:
         return {name: _initial(bundle, bundle.result_key(name), layout) for name, layout in averaged.items()}
 
+    term = bundle.manifest.proximal
     return FederatedTensors(
-        averaged, sum(size.samples for size in bundle.manifest.sizes), initial, bundle.data_digest()
-    )
+        averaged, sum(size.samples for size in bundle.manifest.sizes), initial, bundle.data_digest(),
+        proximal_mu=0.0 if term is None else term.mu,
+    )  # fmt: skip
 
 
 def _initial(bundle: Bundle, key: str, layout: TensorLayout) -> NDArray[np.generic]:
@@ -162,7 +167,8 @@ def _adapter_tensors(path: Path) -> FederatedTensors:
     members = _members(path, begin)
     layouts = {name: _dense(members[name]) for name in sorted(members) if members[name].dtype in _AVERAGED_AS}
     over = " ".join([str(job.options.base), *sorted(job.weights.values())])
-    return FederatedTensors(layouts, job.sequences, lambda: _read(path, begin, layouts), job.data_sha256, over)
+    mu = job.options.proximal_mu or 0.0
+    return FederatedTensors(layouts, job.sequences, lambda: _read(path, begin, layouts), job.data_sha256, over, mu)
 
 
 def _dense(member: Member) -> TensorLayout:

@@ -23,7 +23,7 @@ _NAME, _ROUND_NAME, _LOSSES_SUFFIX, _BEST_SUFFIX = "checkpoint.pt", "round.pt", 
 
 _DEFAULTS = FinetuneOptions("", (), "")
 _LATER_SETTINGS = (
-    "autocast", "begin_from", "alpha", "rslora", "dora", "borders", "dpo", "orpo", "dropout", "weight_decay", "warm_up", "schedule", "evaluate_every", "patience"
+    "autocast", "begin_from", "alpha", "rslora", "dora", "borders", "dpo", "orpo", "dropout", "weight_decay", "warm_up", "schedule", "evaluate_every", "patience", "proximal_mu"
 )  # fmt: skip
 
 _DAMAGED = (RuntimeError, ValueError, KeyError, EOFError, OSError, NotImplementedError, zipfile.BadZipFile)

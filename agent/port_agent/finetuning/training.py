@@ -267,6 +267,8 @@ class _Finetuning:
         self._first = 0 if given is None else self.updates * (given.number or 0)
         """Updates of earlier rounds: this one continues in the data where they ended."""
         self.trained = [p for p in model.parameters() if p.requires_grad]
+        self._starts = [] if options.proximal_mu is None else [p.detach().clone() for p in self.trained]
+        """What the proximal term holds the weights near to."""
         self.optimizer = ClippedAdamW(self.trained, options.learning_rate, CLIP_NORM, options.weight_decay)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda u: rate_share(options.schedule, u, self.updates, options.warm_up)
@@ -538,10 +540,20 @@ class _Finetuning:
         return total / learned, learned
 
     def _update(self) -> None:
+        if self._starts:
+            self._hold_near_start(self.options.proximal_mu or 0.0)
         self.optimizer.step()
         self.schedule.step()
         self.done += 1
         self._generator = torch.get_rng_state()
+
+    @torch.no_grad()
+    def _hold_near_start(self, mu: float) -> None:
+        """Add the gradient of mu / 2 times the squared distance from where the weights began."""
+        for parameter, start in zip(self.trained, self._starts, strict=True):
+            if parameter.grad is not None:
+                parameter.grad.add_(parameter - start, alpha=mu)
+        self.optimizer.norms = {}
 
     def _batch(self, index: int) -> list[TokenSequence]:
         """Return batch `index` of the whole training; each pass over the sequences has its own order."""

@@ -57,7 +57,7 @@ def _traced(job: TrainingJob, data: Sequence[Column]) -> list[tuple[str, str]]:
     batch = on_device((column[: job.batch_size] for column in data), kind_of_job(job))
     trained = [p for p in job.model.parameters() if p.requires_grad]
     with OperatorDigests() as digests:
-        result = job.loss_fn(job.model, *batch)
+        result = job.loss_of(0)(job.model, *batch)
         torch.autograd.grad(result[0] if isinstance(result, tuple) else result, trained, allow_unused=True)
     seen: list[tuple[str, str]] = digests.seen
     return seen

@@ -1,10 +1,9 @@
 """Real agents with the real worker, paired with each other, each with a federated job of its own data."""
 
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,6 +12,7 @@ from port_agent.control.client import ControlClient, ControlError
 from port_agent.peers.fleet.paired import PairedDevices, device_of
 from port_agent.peers.identity.keys import own_identity
 from tests.agent.live_daemon import CONFIG, ROOT
+from tests.agent.peers.ports import free_port
 from tests.agent.trees import LAPTOP_BATTERY, MAINS, supply_tree
 from tests.waiting import until
 
@@ -120,10 +120,7 @@ def running(devices: Sequence[Device]) -> Iterator[None]:
 @contextmanager
 def local_devices(root: Path, *names: str) -> Iterator[list[Device]]:
     """Give agents of this machine that run and have met."""
-    with ExitStack() as stack:
-        held = [stack.enter_context(socket.create_server(("", 0))) for _ in names]
-        ports = [sock.getsockname()[1] for sock in held]
-    made = [Device(root / name, ("127.0.0.1", port)) for name, port in zip(names, ports, strict=True)]
+    made = [Device(root / name, ("127.0.0.1", free_port())) for name in names]
     pair_all(made)
     with running(made):
         yield made

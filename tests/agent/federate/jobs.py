@@ -45,22 +45,23 @@ def gestures_job(part: int, parts: int) -> TrainingJob:
     return TrainingJob(model, classify, torch.optim.SGD(trained, lr=0.05, momentum=0.9), data, 16)
 
 
-def alike_job(part: int) -> TrainingJob:
-    """Return the job of one device whose samples are all the same: whatever their order, the bits are."""
+def alike_job(part: int, mu: float | None = None) -> TrainingJob:
+    """Return the job of one device whose samples are all the same: whatever their order, the bits are. `mu`: of a proximal term."""
     torch.manual_seed(3)
     model, count = nn.Sequential(nn.Linear(12, 8), nn.Tanh(), nn.Linear(8, 3)), 3 + 2 * part
     row = torch.randn(1, 12, generator=torch.Generator().manual_seed(part))
     data = (row.repeat(count, 1), torch.full((count,), part))
-    return TrainingJob(model, classify, torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9), data, count)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9)
+    return TrainingJob(model, classify, optimizer, data, count, proximal_mu=mu)
 
 
-def averaged_by_hand(rounds: int, parts: list[int], epochs: int) -> dict[str, NDArray[np.float32]]:
+def averaged_by_hand(rounds: int, parts: list[int], epochs: int, mu: float = 0.0) -> dict[str, NDArray[np.float32]]:
     """Return the weights after rounds of plain PyTorch and FedAvg, summed in the order of `parts`."""
     jobs = [alike_job(part) for part in parts]
     counts = [len(job.data[0]) for job in jobs]
     weights = {name: tensor.numpy() for name, tensor in jobs[0].model.state_dict().items()}
     for _ in range(rounds):
-        trained = [_trained_by_hand(part, weights, epochs) for part in parts]
+        trained = [_trained_by_hand(part, weights, epochs, mu) for part in parts]
         shares = [
             [array * (count / sum(counts)) for array in one.values()]
             for one, count in zip(trained, counts, strict=True)
@@ -69,12 +70,16 @@ def averaged_by_hand(rounds: int, parts: list[int], epochs: int) -> dict[str, ND
     return weights
 
 
-def _trained_by_hand(part: int, weights: dict[str, NDArray[np.float32]], epochs: int) -> dict[str, NDArray[np.float32]]:
-    job = alike_job(part)
-    job.model.load_state_dict({name: torch.from_numpy(array) for name, array in weights.items()})
+def _trained_by_hand(
+    part: int, weights: dict[str, NDArray[np.float32]], epochs: int, mu: float
+) -> dict[str, NDArray[np.float32]]:
+    job, begun = alike_job(part), {name: torch.from_numpy(array) for name, array in weights.items()}
+    job.model.load_state_dict(begun)
     for _ in range(epochs):
         job.optimizer.zero_grad()
         loss, _ = classify(job.model, *job.data)
+        for name, parameter in job.model.named_parameters() if mu else ():
+            loss = loss + mu / 2 * (parameter - begun[name]).square().sum()
         loss.backward()
         job.optimizer.step()
     return {name: tensor.numpy().copy() for name, tensor in job.model.state_dict().items()}
@@ -99,8 +104,8 @@ def gestures_bundle(folder: Path, part: int, parts: int = 3) -> Path:
     return path
 
 
-def alike_bundle(folder: Path, part: int) -> Path:
+def alike_bundle(folder: Path, part: int, mu: float | None = None) -> Path:
     """Return the bundle of a device of `alike_job`."""
     path = folder / f"alike{part}.port"
-    write_job(path, alike_job(part), seeds=(0,), ram_bytes=1 << 30)
+    write_job(path, alike_job(part, mu), seeds=(0,), ram_bytes=1 << 30)
     return path

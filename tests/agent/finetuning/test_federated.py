@@ -14,6 +14,7 @@ from port_agent.finetuning.federated import FederatedRound, federated_job
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.job_file import FinetuneJob
 from port_agent.finetuning.round_files import RoundFiles, open_round
+from port_agent.finetuning.steering import Steering
 from port_agent.finetuning.text.task import Task, TaskKind
 from port_agent.finetuning.trained_model import load_model
 from port_agent.finetuning.training import FinetuneOutcome, finetune
@@ -118,14 +119,47 @@ def test_a_checkpoint_of_another_round_is_passed_over(asked: FinetuneOptions, su
 
     def leave(number: int) -> FinetuneOutcome:
         """Train a round, told to leave after its first update."""
-        from port_agent.finetuning.steering import Steering
-
         steering = Steering()
         given = FederatedRound(begun, number, os.open(tmp_path / "part", os.O_WRONLY | os.O_CREAT))
         return finetune(options, lambda update: setattr(steering, "leaving", True), lambda text: None, steering, given)
 
     assert leave(0).left and trained(options, tmp_path, begun, 0)[1] == whole, "goes on with the same bits"
     assert leave(1).left and trained(options, tmp_path, begun, 0)[1] == whole, "of the other round nothing is used"
+
+
+@pytest.mark.slow
+def test_a_proximal_term_holds_adapters_near_those_of_the_round(
+    asked: FinetuneOptions, submitted: bytes, tmp_path: Path
+) -> None:
+    options = replace(asked, out=str(tmp_path / "out"))
+    held, begun = replace(options, proximal_mu=50.0), submitted.partition(b"\n")[2]
+    once = trained(replace(options, updates=1), tmp_path, begun, 0)[1]
+    assert trained(replace(held, updates=1), tmp_path, begun, 0)[1] == once, "the first update is where it began"
+    free, near = (trained(one, tmp_path, begun, 0)[1] for one in (options, held))
+    start = safetensors.torch.load(begun)
+
+    def away(adapter: bytes) -> float:
+        found = safetensors.torch.load(adapter)
+        return sum((found[name] - start[name]).square().sum().item() for name in start)
+
+    assert 0 < away(near) < away(free)
+    steering = Steering()
+    given = FederatedRound(begun, 0, os.open(tmp_path / "part", os.O_WRONLY | os.O_CREAT))
+    assert finetune(held, lambda update: setattr(steering, "leaving", True), lambda text: None, steering, given).left
+    assert trained(held, tmp_path, begun, 0)[1] == near, "continued from a checkpoint, it is held near the same"
+
+
+def test_devices_with_another_proximal_term_are_not_averaged(
+    asked: FinetuneOptions, submitted: bytes, tmp_path: Path
+) -> None:
+    adapter = submitted.partition(b"\n")[2]
+    seen = set()
+    for mu in (None, 0.1, 0.2):
+        path = tmp_path / f"{mu}.port"
+        job = job_of(replace(asked, proximal_mu=mu)).encoded()
+        path.write_bytes(job[:-1] + b',"sequences":5}\n' + adapter)
+        seen.add(federated_tensors(path).fingerprint)
+    assert len(seen) == 3
 
 
 def test_an_adapter_of_another_model_is_refused_by_name(asked: FinetuneOptions, submitted: bytes) -> None:

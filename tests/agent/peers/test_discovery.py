@@ -29,6 +29,8 @@ from tests.agent.peers.networks import ROOT, agent_in, cable
 from tests.waiting import until
 
 ON = '[peers]\ndiscover = true\nname = "{name}"\n'
+DOCTOR_S = 600.0
+"""It asks torch and sensors, as the command waits for it."""
 HOSTILE = ROOT / "tests/agent/peers/hostile.py"
 
 
@@ -47,7 +49,8 @@ def seen(client: ControlClient) -> dict[str, str]:
 
 def doctor(client: ControlClient) -> tuple[str, str]:
     """Return the doctor's verdict and finding on discovery."""
-    checks = client.post("/v1/doctor", flash=False)["checks"]
+    patient = ControlClient(client.path.parent, DOCTOR_S)
+    checks = patient.post("/v1/doctor", flash=False)["checks"]
     (check,) = [check for check in checks if check["name"] == "discovery of peers"]
     return check["verdict"], check["finding"]
 

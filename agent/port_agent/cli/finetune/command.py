@@ -362,6 +362,13 @@ def _add_job(group: "argparse._ArgumentGroup") -> None:
         action="store_true",
         help="with --submit: train a round of the adapters when a paired device that leads a federation of this name asks",
     )
+    group.add_argument(
+        "--proximal-mu",
+        type=positive_number,
+        metavar="X",
+        help="with --federated: FedProx; X / 2 times the squared distance from the round's first adapters is added to the "
+        "loss (the federation is led with --strategy fedprox --proximal-mu X)",
+    )
     add_federation_terms(group)
 
 

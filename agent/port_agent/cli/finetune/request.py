@@ -45,6 +45,11 @@ def check_finetune_arguments(arguments: argparse.Namespace) -> None:
             a.autocast and a.base in tuple(Quantization),
             "--autocast casts weights, and quantized weights are decoded to the model's own type; give one of them",
         ),
+        (
+            a.proximal_mu is not None and not a.federated,
+            "--proximal-mu holds adapters near those that a round begins with; give --submit and --federated, or leave "
+            "it out",
+        ),
         (a.federated and a.full, "--federated exchanges adapters, and --full has none; leave out --full"),
         (a.federated and a.begin_from, "--federated begins with an adapter of its own; leave out --from"),
         (
@@ -91,7 +96,7 @@ def options_of(arguments: argparse.Namespace) -> FinetuneOptions:
         begin_from=None if a.begin_from is None else str(a.begin_from.absolute()), targets=adapter.targets, alpha=adapter.alpha, rslora=adapter.rslora,
         dora=adapter.dora, dropout=a.dropout, sequence_tokens=a.seq_len or PACKED_TOKENS, answer_tokens=answer_tokens, batch=a.batch, accumulate=a.accumulate, accumulate_by=a.accumulate_by, autocast=a.autocast,
         compute=a.compute, head_rows=a.head_rows, epochs=a.epochs, updates=a.updates, learning_rate=a.lr or (_FULL_RATE if a.full else _ADAPTERS_RATE),
-        warm_up=a.warm_up, schedule=a.schedule, weight_decay=a.weight_decay, held_out=a.held_out, evaluate_every=a.eval_every, patience=a.patience,
+        warm_up=a.warm_up, schedule=a.schedule, weight_decay=a.weight_decay, proximal_mu=a.proximal_mu, held_out=a.held_out, evaluate_every=a.eval_every, patience=a.patience,
         events=None if a.tensorboard is None else str(a.tensorboard.absolute()), seed=a.seed, date=a.date or date_of_run(a.out), sample=a.sample, json=a.json, show_data=a.show_data or 1, borders=a.borders, dpo=a.dpo, orpo=a.orpo, float32_result=a.float32,
         overwrite=a.overwrite,
     )  # fmt: skip

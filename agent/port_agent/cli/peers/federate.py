@@ -107,9 +107,10 @@ def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def _add_strategy(start: argparse.ArgumentParser) -> None:
     start.add_argument(
         "--strategy",
-        choices=("fedavg", "fedavgm", "fedadam"),
+        choices=("fedavg", "fedprox", "fedavgm", "fedadam"),
         default="fedavg",
-        help="how an average is applied: as it is (default), with server momentum, or as a gradient for Adam",
+        help="how an average is applied: as it is (default), likewise with a proximal term in the devices' losses, with "
+        "server momentum, or as a gradient for Adam",
     )
     start.add_argument(
         "--server-rate",
@@ -119,6 +120,12 @@ def _add_strategy(start: argparse.ArgumentParser) -> None:
     )
     start.add_argument("--server-momentum", type=_factor, metavar="X", help="momentum of fedavgm (default 0.9)")
     start.add_argument("--server-betas", type=_factor, nargs=2, metavar="X", help="betas of fedadam (default 0.9 0.99)")
+    start.add_argument(
+        "--proximal-mu",
+        type=positive_number,
+        metavar="X",
+        help="factor of fedprox's term, which the jobs were made with",
+    )
     start.add_argument("--server-tau", type=positive_number, metavar="X", help="tau of fedadam (default 0.001)")
 
 
@@ -138,6 +145,10 @@ def _server(arguments: argparse.Namespace) -> dict[str, Any]:
 
     Raises UsageError for numbers of another strategy.
     """
+    if (arguments.strategy == "fedprox") != (arguments.proximal_mu is not None):
+        raise UsageError("--strategy fedprox and --proximal-mu belong together; give both or neither")
+    if arguments.strategy == "fedprox":
+        return {"strategy": "fedprox", "proximal_mu": arguments.proximal_mu}
     known = {"fedavg": (), "fedavgm": ("rate", "momentum"), "fedadam": ("rate", "betas", "tau")}[arguments.strategy]
     given = {name: getattr(arguments, f"server_{name}") for name in ("rate", "momentum", "betas", "tau")}
     given = {name: value for name, value in given.items() if value is not None}

@@ -50,7 +50,8 @@ class FinetuneOptions:
     `evaluate_every`: updates between two evaluations of held-out data, of which the best weights are the result; None:
     only before and after. `patience`: evaluations without improvement that end the training. `dpo` and
     `orpo`: the beta of learning from pairs of a preferred and a rejected answer by that loss; both None for answers
-    alone. `borders`: texts packed into one
+    alone. `proximal_mu`: FedProx; the adapters are held near those that training or a round of a federation begins with
+    (`port_planner.proximal`). `borders`: texts packed into one
     sequence are masked from each other. `events`: the directory of TensorBoard files that losses are added to, None for
     none. `date`: today's date for chat templates (YYYY-MM-DD); "": the day on which they are asked. `float32_result`:
     whether a fully trained model is written in 32 bits, not in its files' type. `overwrite`: whether the contents of
@@ -90,6 +91,7 @@ class FinetuneOptions:
     borders: bool = False
     dpo: float | None = None
     orpo: float | None = None
+    proximal_mu: float | None = None
     seed: int = 0
     sample: str | None = None
     date: str = ""

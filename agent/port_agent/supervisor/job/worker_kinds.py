@@ -146,6 +146,20 @@ def read_finetune_job(bundle: Path) -> BundleFacts:
     return BundleFacts((PlanFigures(0, job.ram_bytes),), job.threads)
 
 
+def proximal_mu(job: Job, bundle: Path | None) -> float:
+    """Return the factor of the proximal term that a job trains with; 0 for none. Raises PortError, OSError as the readers of facts."""
+    if bundle is None:
+        return 0.0
+    if job.spec.kind is JobKind.FINETUNE:
+        from port_agent.finetuning.job_file import FinetuneJob
+
+        return FinetuneJob.read(bundle).options.proximal_mu or 0.0
+    from port_planner.ir.bundle.bundle import read_manifest
+
+    term = read_manifest(bundle).proximal
+    return 0.0 if term is None else term.mu
+
+
 DEFAULT_KINDS: Mapping[JobKind, WorkerKind] = {
     JobKind.TRAIN: WorkerKind(TORCH_WORKER, read_training_bundle, torch_environment, torch_lacks, check_command),
     JobKind.MCU: WorkerKind(BOARD_WORKER, no_facts, no_environment),

@@ -26,6 +26,7 @@ from port_agent.federate.orders import (
     RoundEvent,
     RoundOrder,
     ServerStrategy,
+    StrategySettings,
     global_file,
     server_file,
 )
@@ -49,7 +50,7 @@ from port_agent.peers.federation_requests import (
     node_number,
 )
 from port_agent.peers.transfer import IncomingFile, file_bytes, read_chunk, sha256_of
-from port_agent.supervisor.job.worker_kinds import bundle_path
+from port_agent.supervisor.job.worker_kinds import bundle_path, proximal_mu
 from port_agent.supervisor.peers.federated_jobs import (
     NO_FLOWER,
     THIS_DEVICE,
@@ -176,7 +177,7 @@ class Federations:
             raise JobRequestError(
                 "noise without --clip gives no privacy, because it scales with the clipping norm; give --clip", job.id
             )
-        if settings.server.strategy is not ServerStrategy.FEDAVG and (settings.secure or settings.clip):
+        if not settings.server.strategy.keeps_average and (settings.secure or settings.clip):
             what = settings.server.strategy.value
             raise JobRequestError(
                 f"--strategy {what} cannot be combined with --secure or --clip yet; choose one of them", job.id
@@ -187,6 +188,7 @@ class Federations:
             raise JobRequestError(
                 "secure aggregation of two devices would reveal each to the other; give --min-devices 3", job.id
             )
+        self._check_proximal(job, settings.server)
         folder = self._folder(job)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700)
@@ -194,6 +196,22 @@ class Federations:
         self._lead(job)
         self._audit(f"a federation of job {job.label} began: {settings.rounds} rounds")
         return self.describe(name)
+
+    def _check_proximal(self, job: Job, server: StrategySettings) -> None:
+        """Raise JobRequestError unless the strategy's proximal term is that of the job, which devices train with."""
+        try:
+            own = proximal_mu(job, bundle_path(job, self._store.job_dir(job.id)))
+        except (PortError, OSError) as error:
+            raise JobRequestError(f"job {job.label} cannot be federated: {error}", job.id) from error
+        given = server.proximal_mu if server.strategy is ServerStrategy.FEDPROX else 0.0
+        if own != given:
+            has = f"trains with a proximal term of {own:g}" if own else "trains without a proximal term"
+            lead = (
+                f"--strategy fedprox --proximal-mu {own:g}"
+                if own
+                else "another --strategy, or submit jobs with proximal_mu"
+            )
+            raise JobRequestError(f"job {job.label} {has}, and not {given:g}; lead with {lead}", job.id)
 
     async def stop_leading(self, name: str) -> dict[str, object]:
         """End a federation after the finished rounds; raises JobRequestError if none is in progress."""

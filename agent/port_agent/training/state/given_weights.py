@@ -82,6 +82,8 @@ class GivenWeights:
                     f"{path}: {name} is {member.dtype}{list(member.shape)}, but the bundle needs {wanted}"
                 )
             self._members[bundle.result_key(name)] = member
+        starts = {} if bundle.manifest.proximal is None else bundle.manifest.proximal.starts
+        self._members |= {key: found[name] for key, name in starts.items() if name in found}
 
     def contents(self, key: str, initial: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
         """Yield the bytes from which a storage starts; `initial` are the bundle's, in chunks."""

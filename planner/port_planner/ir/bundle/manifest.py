@@ -46,9 +46,11 @@ SUMMED_FORMAT = 12
 """Format for bundles whose chains sum over tiles in another order: older agents would claim plain PyTorch's numbers."""
 NUMBERS_FORMAT = 13
 """Format for bundles with numbers that change from batch to batch: older agents have none for their graphs."""
+PROXIMAL_FORMAT = 14
+"""Format for bundles with a proximal term: older agents would hold a round's weights near those of the bundle."""
 FORMATS = (
     FORMAT, DEVICE_FORMAT, PACKING_FORMAT, PRUNING_FORMAT, FILES_FORMAT, TILES_FORMAT, BUCKETS_FORMAT, BLOCKS_FORMAT,
-    PLACED_FORMAT, TEAMS_FORMAT, SUMMED_FORMAT, NUMBERS_FORMAT,
+    PLACED_FORMAT, TEAMS_FORMAT, SUMMED_FORMAT, NUMBERS_FORMAT, PROXIMAL_FORMAT,
 )  # fmt: skip
 MAX_THREADS = 1024
 """More than any processor has that trains here."""
@@ -151,6 +153,16 @@ class FileRange:
     offset: Count
     nbytes: Count
     checksum: str
+
+
+@dataclass(frozen=True, slots=True)
+class ProximalTerm:
+    """What holds the weights near those that a run began with: its factor, and the name in the result of the weights that each storage
+    of `starts`, by key, is a copy of.
+    """
+
+    mu: Annotated[float, msgspec.Meta(gt=0.0)]
+    starts: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -303,10 +315,13 @@ class Manifest:
     plain: PlainRun = field(default_factory=PlainRun)
     known: KnownSteps | None = None
     """The steps of a program that counts or keeps tensors over steps; None: every step is the same."""
+    proximal: ProximalTerm | None = None
 
     @property
     def format(self) -> int:
         """The oldest format that can represent this bundle."""
+        if self.proximal is not None:
+            return PROXIMAL_FORMAT
         if self.known is not None:
             return NUMBERS_FORMAT
         if self.summed_in_pieces:

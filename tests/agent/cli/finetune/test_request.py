@@ -100,6 +100,10 @@ def test_an_earlier_adapter_is_trained_as_it_is(tmp_path: Path) -> None:
         (("--eval-every", "2", "--held-out", "0"), "--eval-every measures held-out data, and --held-out is 0"),
         (("--float32",), "--float32 is for the result of --full"),
         (("--federated", "--submit", "--from", "."), "--federated begins with an adapter of its own"),
+        (
+            ("--proximal-mu", "0.1"),
+            "--proximal-mu holds adapters near those that a round begins with; give --submit and",
+        ),
         (("--dpo", "--dropout", "0.1"), "--dpo compares answers with those of the model without its adapters"),
         (("--orpo", "--head-rows", "16"), "--orpo compares answers on all rows at once and without dropout"),
         (("--show-data", "3", "--submit"), "--show-data trains nothing"),

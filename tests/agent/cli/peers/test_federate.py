@@ -86,6 +86,12 @@ def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture
                 ["--strategy", "fedadam", "--server-momentum", "0.5"],
                 "--server-momentum does not apply to --strategy fedadam",
             ),
+            (["--strategy", "fedprox"], "--strategy fedprox and --proximal-mu belong together"),
+            (["--proximal-mu", "1"], "--strategy fedprox and --proximal-mu belong together"),
+            (
+                ["--strategy", "fedprox", "--proximal-mu", "1"],
+                "trains without a proximal term, and not 1; lead with another --strategy",
+            ),
             (["--epsilon-budget", "8"], "without --noise every round spends the whole"),
             (["--secure"], "give --min-devices 3"),
             (["--min-share", "2"], "--min-share is 2"),

@@ -11,18 +11,20 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from port_agent.control.client import ControlError
 from port_agent.federate.orders import FederationSettings, TensorsOf
 from port_agent.federate.tensors import federated_tensors
-from port_agent.jobs.job import Job, JobSpec
+from port_agent.jobs.job import Job, JobKind, JobSpec
 from port_agent.jobs.store import JobStore
 from port_agent.peers.exchange.answers import PeerClient
-from port_agent.peers.federation_requests import Request, TaskAnswer, TaskState
+from port_agent.peers.federation_requests import Request, TaskAnswer, TaskState, node_number
+from port_agent.peers.identity.keys import own_identity
 from port_agent.supervisor.peers import federations
 from port_agent.supervisor.peers.federations import Federations
 from port_agent.system.clock import SystemClock
 from port_planner.ir.bundle.bundle import read_manifest
 from tests.agent.federate.agents import JOB, local_devices
-from tests.agent.federate.jobs import gestures_bundle, needs_flower
+from tests.agent.federate.jobs import adapter_file, alike_bundle, averaged_by_hand, gestures_bundle, needs_flower
 from tests.agent.live_daemon import ROOT
 from tests.agent.live_daemon import until as eventually
 from tests.waiting import until
@@ -53,6 +55,29 @@ def test_two_devices_average_what_they_trained_and_both_have_it(tmp_path: Path) 
     for name, array in averaged.items():
         expected = sum(np.multiply(one[name], count / sum(samples)) for one, count in zip(alone, samples, strict=True))
         assert np.allclose(array, expected, rtol=1e-5, atol=1e-7), name
+
+
+@needs_flower
+@pytest.mark.slow
+def test_a_proximal_term_holds_each_round_near_its_own_beginning(tmp_path: Path) -> None:
+    mu, epochs, term = 4.0, 6, {"strategy": "fedprox", "proximal_mu": 4.0}
+    with local_devices(tmp_path, "attic", "cellar") as devices:
+        attic = devices[0]
+        for part, device in enumerate(devices):
+            device.submit(alike_bundle(tmp_path, part, mu), epochs=epochs)
+        for server in ({}, {**term, "proximal_mu": 0.5}):
+            with pytest.raises(
+                ControlError, match=r"trains with a proximal term of 4, .*--strategy fedprox --proximal-mu 4"
+            ):
+                attic.lead(rounds=2, server=server)
+        attic.lead(rounds=2, timeout_s=600.0, min_share=1.0, server=term)
+        until(lambda: attic.federation()["state"] == "finished", attic.federation, patience_s=600.0)
+        assert attic.federation()["done"] == 2
+        found = federated_tensors(tmp_path / "alike0.port").read(Path(attic.federation()["weights"]))
+        nodes = [node_number(str(own_identity(device.root / "state").id)) for device in devices]
+    by_hand = averaged_by_hand(2, sorted(range(2), key=nodes.__getitem__), epochs, mu)
+    assert found.keys() == by_hand.keys()
+    assert all(np.array_equal(found[name], by_hand[name]) for name in by_hand)
 
 
 @pytest.mark.parametrize(
@@ -90,7 +115,12 @@ def test_stopped_in_a_round_it_ends_there(tmp_path: Path, monkeypatch: pytest.Mo
 
     async def work() -> None:
         store, audits, alone = JobStore(tmp_path), list[str](), Alone()
-        store.add(JobSpec(JOB, "bundle.port", federated=True), 0.0, lambda folder: None)
+
+        def submit(folder: Path) -> None:
+            adapter_file(folder / "bundle.port")
+
+        spec = JobSpec(JOB, "bundle.port", kind=JobKind.FINETUNE, federated=True)
+        store.add(spec, 0.0, submit)
         led = Federations(store, SystemClock(), cast(Any, alone), cast(Any, alone), audits.append)
         led.start(JOB, FederationSettings(rounds=3, min_devices=1))
         await eventually(lambda: bool(led.describe(JOB)["training"]))

@@ -1,17 +1,21 @@
-"""Steps whose frozen weights are codes and scales, decoded before each use into temporaries that live for one operator.
+"""Steps whose frozen weights are stored in fewer bits and decoded before each use into temporaries that live for one operator.
 
-A quantized weight is a level times its block's scale in 32 bits, so these operators return the weights' own bits. The codes
-are storages like other weights: a plan keeps them in RAM or on flash.
+A quantized weight is a level times its block's scale in 32 bits, and a number of 16 bits is one of 32 bits, so these operators
+return the weights' own bits. What is stored is like other weights: a plan keeps it in RAM or on flash.
 """
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 from port_planner.ir.graph import (
     ITEM_BYTES,
     Argument,
+    GraphError,
     Named,
     Op,
+    Phase,
     Ref,
     Role,
     StepGraph,
@@ -25,7 +29,10 @@ PAIRS = "pairs of levels"
 """Name of the table that a byte of two codes is looked up in, shared by all weights of a graph."""
 _PAIRS_SHAPE = (256, 2)
 _PARTS = ("codes", "scales")
-"""What a weight is stored as: storages with its name plus one of these."""
+"""What a quantized weight is stored as: storages with its name plus one of these."""
+_IN_16_BITS = " in 16 bits"
+"""What follows the name of a weight in the name of the storage that holds its numbers in 16 bits."""
+_EMBEDDING = "aten::embedding"
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +64,28 @@ class CodedWeight:
         return self.items // self.block, self.block // 2 if self.paired else self.block
 
 
-def with_decoded(graph: StepGraph, weights: Mapping[str, CodedWeight]) -> StepGraph:
+@dataclass(frozen=True, slots=True)
+class ShortWeight:
+    """A frozen weight of 32 bits whose numbers are numbers of `dtype`, bfloat16 or float16, as which they are stored."""
+
+    name: str
+    dtype: str
+    items: int
+
+    @property
+    def short_name(self) -> str:
+        """The name of the storage of its numbers in 16 bits."""
+        return f"{self.name}{_IN_16_BITS}"
+
+
+StoredWeight: TypeAlias = CodedWeight | ShortWeight
+
+
+def with_decoded(graph: StepGraph, weights: Mapping[str, StoredWeight]) -> StepGraph:
     """Return the graph with these weights decoded; they are given by their storages' keys.
 
-    All other storages, values and operators stay.
+    All other storages, values and operators stay, but for an embedding's table in 16 bits: only the rows that are looked up
+    are widened.
     """
     made = _WeightDecoder(graph, weights)
     return made.graph()
@@ -77,8 +102,17 @@ def decoded_bytes(graph: StepGraph) -> dict[str, tuple[int, int]]:
     return found
 
 
+def widened_bytes(graph: StepGraph) -> dict[str, tuple[int, int]]:
+    """Return the weights that a graph stores in 16 bits and widens, by name, with the bytes of each in 32 and in 16 bits."""
+    return {
+        s.name.removesuffix(_IN_16_BITS): (2 * s.nbytes, s.nbytes)
+        for s in graph.storages
+        if s.role is Role.BUFFER and s.name.endswith(_IN_16_BITS)
+    }
+
+
 class _WeightDecoder:
-    def __init__(self, graph: StepGraph, weights: Mapping[str, CodedWeight]) -> None:
+    def __init__(self, graph: StepGraph, weights: Mapping[str, StoredWeight]) -> None:
         self.before, self.storages, self.values, self.ops = (
             graph,
             list(graph.storages),
@@ -87,6 +121,8 @@ class _WeightDecoder:
         )
         self.ahead: dict[int, list[Op]] = {}
         """Operator -> the operators that run before it."""
+        self.behind: dict[int, Op] = {}
+        """Embedding -> the operator that widens the rows that it looked up."""
         self.pairs: int | None = None
         for s, storage in enumerate(graph.storages):
             if storage.persistent and graph.uses[s] and storage.key in weights:
@@ -98,23 +134,35 @@ class _WeightDecoder:
         for i, op in enumerate(self.ops):
             ops += self.ahead.get(i, [])
             place.append(len(ops))
-            ops.append(op)
+            ops += [op, *([self.behind[i]] if i in self.behind else [])]
         draws = tuple(tuple(place[i] for i in together) for together in self.before.draws)
         return replace(
             self.before, storages=tuple(self.storages), values=tuple(self.values), ops=tuple(ops), draws=draws
         )
 
-    def _decode(self, s: int, weight: CodedWeight) -> None:
+    def _decode(self, s: int, weight: StoredWeight) -> None:
+        stored, nbytes, uses = self._parts(weight), self.storages[s].nbytes, self.before.uses[s]
+        lookups = [use for use in uses if isinstance(weight, ShortWeight) and self.before.ops[use].name == _EMBEDDING]
+        whole = [use for use in uses if use not in lookups]
+        self.storages[s] = replace(self.storages[s], role=Role.TEMPORARY)
+        for use in lookups:
+            self._look_up(use, stored[0])
+        for use in whole:
+            target = s if use == whole[0] else self._storage(nbytes, Role.TEMPORARY, weight.name)
+            if isinstance(weight, ShortWeight):
+                self._add(use, "_to_copy", stored, self._value(target, "float32", (weight.items,)), to="float32")
+            else:
+                self._scale(use, target, weight, *stored)
+            if target != s:
+                self.ops[use] = self._reading(self.ops[use], s, target)
+
+    def _parts(self, weight: StoredWeight) -> tuple[int, ...]:
+        """Return the values that a weight is stored as: its numbers in 16 bits, or codes and scales."""
+        if isinstance(weight, ShortWeight):
+            return (self._stored(weight.short_name, weight.dtype, (weight.items,)),)
         rows, columns = weight.codes_shape
         codes = self._stored(weight.codes_name, "uint8" if weight.paired else "int8", (rows, columns))
-        scales = self._stored(weight.scales_name, "float32", (rows, 1))
-        first, *others = self.before.uses[s]
-        self.storages[s] = replace(self.storages[s], role=Role.TEMPORARY)
-        self._decode_for(first, s, weight, codes, scales)
-        for use in others:
-            target = self._storage(self.storages[s].nbytes, Role.TEMPORARY, weight.name)
-            self._decode_for(use, target, weight, codes, scales)
-            self.ops[use] = self._reading(self.ops[use], s, target)
+        return codes, self._stored(weight.scales_name, "float32", (rows, 1))
 
     def _reading(self, op: Op, s: int, target: int) -> Op:
         """Return an operator with one storage in its operands replaced by another."""
@@ -126,40 +174,54 @@ class _WeightDecoder:
 
         return with_operands(op, lambda v: moved.get(v, v))
 
-    def _decode_for(self, use: int, s: int, weight: CodedWeight, codes: int, scales: int) -> None:
-        """Decode storage `s` from codes and scales before an operator."""
+    def _look_up(self, use: int, short: int) -> None:
+        """Look rows up in 16 bits, and widen them behind the operator."""
+        op, stored = self.ops[use], self.values[short]
+        table, *others = op.args
+        (out,) = op.outputs
+        if not isinstance(table, Ref) or out is None:
+            raise GraphError(f"op {use} ({op.name}) has no table or no result; capture the step again")
+        self.values.append(replace(self.values[table.value], storage=stored.storage, dtype=stored.dtype))
+        table = Ref(len(self.values) - 1)
+        rows = self._temporary(stored.dtype, self.values[out].shape)
+        self.ops[use] = replace(op, args=(table, *others), outputs=(rows,))
+        self.behind[use] = _call("_to_copy", (rows,), out, op.phase, to="float32")
+
+    def _scale(self, use: int, target: int, weight: CodedWeight, codes: int, scales: int) -> None:
+        """Decode codes and scales into storage `target` before an operator."""
         rows, columns = weight.codes_shape
         own = weight.dtype == "float32"
-        target = s if own else self._storage(4 * weight.items, Role.TEMPORARY, "")
-        levels = self._value(target, "float32", (rows, weight.block))
-        made, phase = self.ahead.setdefault(use, []), self.before.ops[use].phase
-
-        def add(
-            name: str, arguments: Iterable[Argument], output: int, writes: tuple[int, ...] = (), to: str = ""
-        ) -> None:
-            kwargs: tuple[tuple[str, Argument], ...] = (("dtype", Named("dtype", to)),) if to else ()
-            made.append(Op(f"aten::{name}", tuple(arguments), kwargs, (output,), writes, phase))
-
+        scaled = target if own else self._storage(4 * weight.items, Role.TEMPORARY, "")
+        levels = self._value(scaled, "float32", (rows, weight.block))
         if weight.paired:
             numbers = self._temporary("int32", (rows, columns))
-            add("_to_copy", [Ref(codes)], numbers, to="int32")
-            add("embedding", [Ref(self._table()), Ref(numbers)], self._value(target, "float32", (rows, columns, 2)))
+            self._add(use, "_to_copy", (codes,), numbers, to="int32")
+            pairs = self._value(scaled, "float32", (rows, columns, 2))
+            self._add(use, "embedding", (self._table(), numbers), pairs)
         else:
-            add("_to_copy", [Ref(codes)], levels, to="float32")
-        add("mul_.Tensor", [Ref(levels), Ref(scales)], levels, (target,))
+            self._add(use, "_to_copy", (codes,), levels, to="float32")
+        self._add(use, "mul_.Tensor", (levels, scales), levels, writes=(scaled,))
         if not own:
-            add("_to_copy", [Ref(levels)], self._value(s, weight.dtype, (rows, weight.block)), to=weight.dtype)
+            self._add(
+                use, "_to_copy", (levels,), self._value(target, weight.dtype, (rows, weight.block)), to=weight.dtype
+            )
+
+    def _add(
+        self, use: int, name: str, taken: tuple[int, ...], made: int, writes: tuple[int, ...] = (), to: str = ""
+    ) -> None:
+        """Add an operator before another."""
+        self.ahead.setdefault(use, []).append(_call(name, taken, made, self.before.ops[use].phase, writes, to))
 
     def _table(self) -> int:
         if self.pairs is None:
             self.pairs = self._stored(PAIRS, "float32", _PAIRS_SHAPE)
         return self.pairs
 
-    def _stored(self, name: str, dtype: str, shape: tuple[int, int]) -> int:
-        return self._value(self._storage(shape[0] * shape[1] * ITEM_BYTES[dtype], Role.BUFFER, name), dtype, shape)
+    def _stored(self, name: str, dtype: str, shape: tuple[int, ...]) -> int:
+        return self._value(self._storage(math.prod(shape) * ITEM_BYTES[dtype], Role.BUFFER, name), dtype, shape)
 
-    def _temporary(self, dtype: str, shape: tuple[int, int]) -> int:
-        return self._value(self._storage(shape[0] * shape[1] * ITEM_BYTES[dtype], Role.TEMPORARY, ""), dtype, shape)
+    def _temporary(self, dtype: str, shape: tuple[int, ...]) -> int:
+        return self._value(self._storage(math.prod(shape) * ITEM_BYTES[dtype], Role.TEMPORARY, ""), dtype, shape)
 
     def _storage(self, nbytes: int, role: Role, name: str) -> int:
         self.storages.append(Storage(nbytes, role, name))
@@ -171,3 +233,9 @@ class _WeightDecoder:
             strides.append(strides[-1] * size)
         self.values.append(Value(s, dtype, shape, tuple(reversed(strides)), 0))
         return len(self.values) - 1
+
+
+def _call(name: str, taken: tuple[int, ...], made: int, phase: Phase, writes: tuple[int, ...] = (), to: str = "") -> Op:
+    """Return the call of an aten operator with one result, of data type `to` if that is given."""
+    kwargs: tuple[tuple[str, Argument], ...] = (("dtype", Named("dtype", to)),) if to else ()
+    return Op(f"aten::{name}", tuple(map(Ref, taken)), kwargs, (made,), writes, phase)

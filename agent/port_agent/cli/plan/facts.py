@@ -32,7 +32,7 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     from port_planner.ir.bundle.codec import pack_plan
     from port_planner.ir.lowering.lower import lower
     from port_planner.ir.plan import Action
-    from port_planner.problem.decoded_weights import decoded_bytes
+    from port_planner.problem.decoded_weights import decoded_bytes, widened_bytes
     from port_planner.search.floor import floor_of
     from port_planner.search.solve import relative_gap
 
@@ -84,7 +84,7 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         "compared_tensors": len(bundle.manifest.reference.checksums), "limits": asdict(bundle.manifest.limits),
         "known_updates": bundle.manifest.known_updates, "plain": asdict(bundle.manifest.plain), "pruning": None if bundle.manifest.pruning is None else asdict(bundle.manifest.pruning),
         "placed": _placed(bundle),
-        "weight_files": _weight_files(bundle.manifest), "buckets": _buckets(bundle), "decoded_weights": decoded_bytes(graph),
+        "weight_files": _weight_files(bundle.manifest), "buckets": _buckets(bundle), "decoded_weights": decoded_bytes(graph), "widened_weights": widened_bytes(graph),
     }  # fmt: skip
 
 
@@ -273,6 +273,12 @@ def _training_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]
     if decoded := facts["decoded_weights"]:
         whole, stored = (format_bytes(sum(sizes)) for sizes in zip(*decoded.values(), strict=True))
         yield "quantized", f"{len(decoded)} frozen weights, {whole}, kept as {stored} of codes and scales"
+    if widened := facts["widened_weights"]:
+        whole, stored = (format_bytes(sum(sizes)) for sizes in zip(*widened.values(), strict=True))
+        yield (
+            "in 16 bits",
+            f"{len(widened)} frozen weights, {whole}, kept as {stored}: their numbers are numbers of 16 bits",
+        )
 
 
 def _proof_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]:

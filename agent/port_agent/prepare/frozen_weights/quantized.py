@@ -1,7 +1,8 @@
-"""Frozen weights whose values are quantized: stored as codes and scales, and decoded by the step's own operators, if
-plans then cost less.
+"""Frozen weights whose values need fewer bits: stored as codes and scales, or in 16 bits, and decoded by the step's own
+operators, if plans then cost less.
 
-The job itself quantized them; this only detects it, and that decoding gives their bits.
+The job itself quantized them, or loaded them from 16 bits to compute in 32; this only detects it, and that decoding gives
+their bits.
 """
 
 from collections.abc import Callable
@@ -14,19 +15,20 @@ from port_agent import packing
 from port_agent.packing.quantized import NF4_LEVELS, Quantization, encode_quantized
 from port_agent.prepare.tiling.tiled_job import TiledJob, cost_of_plan
 from port_planner import make_bundle
-from port_planner.base.tensor_bytes import chunks_of_tensor
+from port_planner.base.tensor_bytes import chunks_of_tensor, same_bits
 from port_planner.ir.bundle.manifest import TensorLayout
 from port_planner.ir.costs import DeviceCosts
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Role, storage_key
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.make_bundle import CapturedJob
-from port_planner.problem.decoded_weights import PAIRS, CodedWeight, with_decoded
+from port_planner.problem.decoded_weights import PAIRS, CodedWeight, ShortWeight, StoredWeight, with_decoded
 from port_planner.profiling.operators import MeasuredCosts
 
 MIN_BYTES = 64 << 10
 """Smaller weights stay as they are: one more operator takes longer than reading their bytes."""
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
+_SHORT = (torch.bfloat16, torch.float16)
 
 
 def with_quantized_weights(
@@ -37,8 +39,8 @@ def with_quantized_weights(
     planner: make_bundle.PlanFunction,
     measure: Callable[[CapturedJob], MeasuredCosts],
 ) -> tuple[CapturedJob, MeasuredCosts]:
-    """Return the job with its quantized frozen weights decoded in the step, and its costs, if `planner`'s plans then
-    cost less, or only those fit.
+    """Return the job with frozen weights that need fewer bits decoded in the step, and its costs, if `planner`'s plans
+    then cost less, or only those fit.
 
     `measure`: of the rewritten graphs.
     """
@@ -57,11 +59,11 @@ def with_quantized_weights(
 
 
 def quantized(prepared: CapturedJob) -> CapturedJob:
-    """Return the job with every quantized frozen weight decoded in the step; unchanged if there is none."""
-    graphs, weights, tensors = prepared.graphs, dict[str, CodedWeight](), dict(prepared.tensors)
+    """Return the job with every frozen weight that needs fewer bits decoded in the step; unchanged if there is none."""
+    graphs, weights, tensors = prepared.graphs, dict[str, StoredWeight](), dict(prepared.tensors)
     layouts, unused = dict(prepared.layouts), dict(prepared.unused)
     for key, (name, tensor) in _candidates(prepared).items():
-        coded = _coded(name, tensor)
+        coded = _coded(name, tensor) or _in_16_bits(name, tensor)
         if coded is None:
             continue
         weights[key], stored = coded
@@ -79,9 +81,9 @@ def quantized(prepared: CapturedJob) -> CapturedJob:
 
 
 def _candidates(prepared: CapturedJob) -> dict[str, tuple[str, torch.Tensor]]:
-    """Return name and contents, by key, of the frozen weights that can be decoded in the step if they are quantized."""
+    """Return name and contents, by key, of the frozen weights that can be decoded in the step if they need fewer bits."""
     graphs = prepared.graphs.values()
-    if not packing.available() or any(graph.device != CPU for graph in graphs):
+    if any(graph.device != CPU for graph in graphs):
         return {}
     written = {g.storages[s].key for g in graphs for op in g.ops for s in op.writes}
     named = ((key, key.removeprefix(storage_key(Role.PARAMETER, "")), t) for key, t in prepared.tensors.items())
@@ -100,7 +102,7 @@ def _may_be_coded(tensor: torch.Tensor) -> bool:
 
 def _coded(name: str, tensor: torch.Tensor) -> tuple[CodedWeight, dict[str, torch.Tensor]] | None:
     """Return how a weight is coded and its parts by key; None if it is not quantized, or torch decodes different bits."""
-    for quantization in Quantization:
+    for quantization in Quantization if packing.available() else ():
         pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
         for piece in chunks_of_tensor(tensor):  # copies: the weight itself may be on flash, and stay there
             found = _coded_piece(quantization, tensor.dtype, piece)
@@ -116,6 +118,21 @@ def _coded(name: str, tensor: torch.Tensor) -> tuple[CodedWeight, dict[str, torc
             if weight.paired:
                 stored[PAIRS] = _pairs()
             return weight, {storage_key(Role.BUFFER, part): contents for part, contents in stored.items()}
+    return None
+
+
+def _in_16_bits(name: str, tensor: torch.Tensor) -> tuple[ShortWeight, dict[str, torch.Tensor]] | None:
+    """Return a 32-bit weight whose numbers are all numbers of a type of 16 bits, and those by key; None for any other."""
+    for dtype in _SHORT if tensor.dtype is torch.float32 else ():
+        pieces: list[torch.Tensor] = []
+        for piece in chunks_of_tensor(tensor):
+            numbers = torch.frombuffer(piece, dtype=torch.float32)
+            pieces.append(numbers.to(dtype))
+            if not same_bits(pieces[-1].to(torch.float32), numbers):
+                break
+        else:
+            weight = ShortWeight(name, _name_of(dtype), tensor.numel())
+            return weight, {storage_key(Role.BUFFER, weight.short_name): torch.cat(pieces)}
     return None
 
 

@@ -72,6 +72,32 @@ def prepared(dtype: torch.dtype = torch.float32) -> CapturedJob:
     return make_bundle.prepare(TrainingJob(model, loss, optimizer, data, ROWS))
 
 
+class Tabled(nn.Module):
+    """Frozen layers in 32 bits whose numbers come from 16 bits, as of a model loaded with `dtype=float32`, and an adapter."""
+
+    def __init__(self, short: torch.dtype) -> None:
+        super().__init__()
+        self.table = nn.Embedding(500, WIDTH)
+        self.base = nn.Sequential(*(nn.Linear(WIDTH, WIDTH) for _ in range(4)))
+        self.to(short).to(torch.float32).requires_grad_(False)
+        self.down, self.up = nn.Linear(WIDTH, 4), nn.Linear(4, WIDTH)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.up(self.down(self.table(tokens)))
+        for layer in self.base:
+            x = torch.tanh(layer(x))
+        return functional.linear(x, self.table.weight)
+
+
+def from_16_bits(short: torch.dtype) -> CapturedJob:
+    torch.manual_seed(0)
+    model = Tabled(short)
+    loss = lambda model, x, y: functional.cross_entropy(model(x), y)  # noqa: E731
+    optimizer = torch.optim.AdamW([*model.down.parameters(), *model.up.parameters()], foreach=False)
+    data = [torch.randint(0, 500, (3 * ROWS,)), torch.randint(0, 500, (3 * ROWS,))]
+    return make_bundle.prepare(TrainingJob(model, loss, optimizer, data, ROWS))
+
+
 def flat(job: CapturedJob) -> MeasuredCosts:
     return MeasuredCosts(tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in job.graphs.values()), 0, 0)
 
@@ -87,9 +113,37 @@ def test_a_step_that_decodes_them_trains_the_same_and_gives_them_back_whole(dtyp
     assert frozen - coded.tensors.keys() == frozen - {"parameter/base.4.weight"}, "the last lies on no grid"
     kept = [sum(s.nbytes for s in g.storages if s.persistent) for g in (whole.graphs["step"], graph)]
     assert kept[1] < kept[0] - 4 * WIDTH * WIDTH * (dtype.itemsize - 1.1)
-    costs = CostTable(DEVICE, flat(coded).ops[0])
     decoded = [s for s, storage in enumerate(graph.storages) if storage.name == "base.1.weight"]
     assert len(decoded) == 2, "for the forward pass, and once more for the backward pass"
+    trains_the_same(whole, coded, tmp_path)
+
+
+@pytest.mark.process
+@pytest.mark.slow
+@pytest.mark.usefixtures("torch_forks")
+@pytest.mark.parametrize("short", [torch.bfloat16, torch.float16])
+def test_weights_from_16_bits_stay_in_16_and_train_the_same(short: torch.dtype, tmp_path: Path) -> None:
+    whole = from_16_bits(short)
+    coded = with_expected_results(quantized(whole), 2)
+    kept = [sum(s.nbytes for s in job.graphs["step"].storages if s.persistent) for job in (whole, coded)]
+    assert kept[1] == kept[0] - 2 * (4 * WIDTH + 500) * WIDTH
+    trains_the_same(whole, coded, tmp_path)
+
+
+def test_a_number_that_16_bits_do_not_have_leaves_its_weight_as_it_is() -> None:
+    job = from_16_bits(torch.bfloat16)
+    changed = job.tensors["parameter/base.3.weight"]
+    assert isinstance(changed, torch.Tensor)
+    changed.view(-1)[-1] = 1.0 + 2.0**-20
+    kept = quantized(job).tensors
+    assert "parameter/base.3.weight" in kept and "parameter/base.2.weight" not in kept
+    assert "buffer/base.2.weight in 16 bits" in kept
+
+
+def trains_the_same(whole: CapturedJob, coded: CapturedJob, tmp_path: Path) -> None:
+    """Train whole and short of memory, compared with plain PyTorch, and compare the weights of the result."""
+    graph = coded.graphs["step"]
+    costs = CostTable(DEVICE, flat(coded).ops[0])
     for number, ram in enumerate((1 << 40, lower(graph, costs, Plan()).peak_bytes * 2 // 3)):
         planner = make_bundle.default_planner(strategy="greedy", time_limit_s=2.0)
         plans, tables = make_bundle.plan_all(coded, flat(coded), DEVICE, ram, planner)

@@ -82,6 +82,7 @@ build_source() {
 	require
 	key="$(cd "$source" && cat pyproject.toml agent/port_agent/{malloc,guard,packing}/*.[ch] | sha256sum | cut -c1-16) 1"
 	mkdir -p "$cache/source"
+	find "$cache/source" -type f ! -name '*.so' -delete # what the tree has no longer
 	(cd "$source" && git ls-files -z | xargs -0 tar -c --ignore-failed-read) | tar -x -C "$cache/source"
 	finished source "$key" && return
 	echo "compiling the C extensions for arm64 (two minutes, under emulation)"

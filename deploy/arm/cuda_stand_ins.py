@@ -19,6 +19,8 @@ NO_DEVICE = 100
 OF_CUDA = re.compile(r"lib(cu|nv|nccl)")
 UNVERSIONED = re.compile(r"(cu|nv|nccl)\w+")
 """Functions of CUDA's whose library does not say that they are its own: of nccl, cufile, nvshmem and the driver."""
+SAYS = re.compile(r"(?!cuGet)\w+(Error|Status|Result)\w*(String|Name)|ncclGetLastError")
+"""Functions that return a text about an error, which torch puts into its exception; the driver's write its address."""
 
 
 def read(option: str, library: Path) -> str:
@@ -48,6 +50,13 @@ def versions_of(libraries: list[Path]) -> defaultdict[str, set[str]]:
     return versions
 
 
+def stand_in(name: str) -> str:
+    """Return a function in C that says that there is no device."""
+    if SAYS.fullmatch(name):
+        return f'const char *{name}(void) {{ return "no device"; }}\n'
+    return f"int {name}(void) {{ return {NO_DEVICE}; }}\n"
+
+
 def main() -> None:
     """Write the libraries beside those that ask for them."""
     folder = Path(sys.argv[1])
@@ -70,7 +79,7 @@ def main() -> None:
         nodes = {version: sorted(functions[version]) for version in sorted(versions[library]) if functions[version]}
         own = {name for names in nodes.values() for name in names} or functions[""]
         source, script = folder / "stand_in.c", folder / "stand_in.map"
-        source.write_text("".join(f"int {name}(void) {{ return {NO_DEVICE}; }}\n" for name in sorted(own)))
+        source.write_text("".join(map(stand_in, sorted(own))))
         script.write_text("".join(f"{node} {{ global: {'; '.join(names)}; }};\n" for node, names in nodes.items()))
         versioned = [f"-Wl,--version-script={script}"] if nodes else []
         target = ["-o", str(folder / library), f"-Wl,-soname,{library}", *versioned]

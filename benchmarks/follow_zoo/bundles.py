@@ -153,6 +153,7 @@ def judge_bundle(
         prepared = make_bundle.prepare(
             job,
             updates=length.steps // job.accumulate + 1,
+            followed=compared_steps(job),
             ahead=lambda updates: known_steps(_begun(make_job), updates, AHEAD_WITHIN_S),
         )
         seen_steps = length.seen_steps or compared_steps(job)

@@ -82,6 +82,31 @@ def test_a_step_that_counts_is_refused_unless_its_program_can_be_run_ahead() -> 
     assert {graph.scalars for graph in found.graphs.values()} == {plain + 1}
 
 
+@pytest.mark.parametrize("what", ["a count", "a result"])
+def test_what_a_step_leaves_shows_before_the_first_steps_are_followed(what: str) -> None:
+    """Where full batches are recorded again as they are followed, too: later no program is run ahead."""
+
+    def leaving() -> TrainingJob:
+        made, left = job(batch_size=2), dict[str, Any](calls=0, results=[])
+        plain = made.loss_fn
+
+        def loss(model: nn.Module, *batch: torch.Tensor) -> torch.Tensor:
+            found: torch.Tensor = plain(model, *batch)
+            if what == "a count":
+                left["calls"] += 1
+            else:
+                left["results"].append(found.detach())
+            return found
+
+        return replace(made, loss_fn=loss)
+
+    assert prepare(job(batch_size=2), updates=3, followed=2).tapes
+    found = prepare(
+        leaving(), updates=3, followed=2, ahead=lambda updates: known_steps(leaving(), updates, within_s=60)
+    )
+    assert found.known is not None and not found.tapes
+
+
 def test_capturing_changes_neither_the_model_nor_the_generator() -> None:
     made = job(lambda o: torch.optim.lr_scheduler.StepLR(o, 1))
     before = copy.deepcopy(made.model.state_dict())

@@ -30,6 +30,10 @@ class StepResults:
         """Return whether a step created this storage, identified by its address."""
         return any(storage in step for step in self._steps)
 
+    def kept(self) -> bool:
+        """Return whether the program still has anything that a step created."""
+        return bool(self._held(frozenset()))
+
     def gathered(self, known: Set[int]) -> list[str] | None:
         """Return the lines whose storages from two or more steps exist at once, or None if there are none.
 

@@ -23,7 +23,7 @@ from port_planner.ir.lowering.optimizer_scalars import SETTLED_STEP
 from port_planner.ir.operators import ADD_SCALED, GUARD, OPTIMIZERS, only_checks
 from port_planner.ir.run_op import flatten
 from port_planner.ir.torch_device import generator_states, kind_of
-from port_planner.ir.torch_operators import COMPLEX
+from port_planner.ir.torch_operators import COMPLEX, of_all_labels
 from port_planner.operators import operator_of
 from port_planner.torch_compat.contentless import emptied
 from port_planner.torch_compat.modes import TorchDispatchMode, current_modes, pytree, without_modes
@@ -285,6 +285,8 @@ class StepRecorder(TorchDispatchMode):
             return self._compared(func, args, kwargs)
         if func is torch.ops.aten._pack_padded_sequence.default and self.recording:
             return self._packed_rows(func, args, kwargs)
+        if func is torch.ops.aten._ctc_loss.Tensor and self.recording:
+            self._require_padded_labels(*args[1:4])
         if not self.recording or func.namespace == "profiler":
             return func(*args, **kwargs)
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._physical, (args, kwargs))
@@ -308,6 +310,8 @@ class StepRecorder(TorchDispatchMode):
         )  # a fused update has none for meta tensors
         result = None if without_kernel else func(*args, **kwargs)
         after = self.generators() if random else b""
+        if func.overloadpacket is torch.ops.aten._ctc_loss:
+            result = of_all_labels(args[1], result)
         outputs = flatten(result)
         if self.without_contents is not None and func is torch.ops.aten.lift_fresh.default:
             self.came_back(outputs[0].untyped_storage(), storage_identity(args[0].untyped_storage()))
@@ -427,6 +431,15 @@ class StepRecorder(TorchDispatchMode):
                 f"{program_line()}: packed rows that lie in memory as {packed.stride()} are not supported; train with `port-agent exec`"
             )
         return found, batch_sizes
+
+    def _require_padded_labels(self, labels: torch.Tensor, *lengths: torch.Tensor) -> None:
+        """Raise CaptureError if labels of a CTC loss lie in one row though their lengths may differ in each batch."""
+        places = [self._places.get(storage_identity(one.untyped_storage())) for one in lengths]
+        if labels.dim() == 1 and any(place is not None and place.storage in self._tainted for place in places):
+            raise CaptureError(
+                f"{program_line()}: the CTC loss gets the labels of all samples in one row, and lengths that depend on the batch; give labels "
+                "padded to equal lengths, one row per sample, or train with `port-agent exec`, which supports this"
+            )
 
     def _of_the_model(self, value: int) -> bool:
         return self.tape.storages[self.tape.values[value].storage].role in (Role.PARAMETER, Role.BUFFER)

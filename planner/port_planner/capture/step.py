@@ -85,7 +85,7 @@ class Repetition:
     """How to check that a step is the same each time.
 
     `batches`: on which the step is recorded again with different random numbers and must be the same. `later`: leave
-    them to `record_again` where possible. `results`: of steps recorded earlier. `known`: what the program's steps are until
+    them to `record_again` where possible: not for a step that changes variables of Python's or keeps tensors, which must show here. `results`: of steps recorded earlier. `known`: what the program's steps are until
     the end of training; then they need not show it themselves.
     """
 
@@ -129,7 +129,8 @@ def capture_step(
         del loss
     _require_unchanged(spec, _described(optimizer))
     tape = session.recorder.tape
-    later = repetition.later and tape.as_run and known is None
+    leaves_state = bool(tape.changing) or tape.results.kept()  # by which a later step may be another
+    later = repetition.later and tape.as_run and known is None and not leaves_state
     session.numbers = 0 if known is None else put_slots(tape, known)
     for seed, other in enumerate(() if later else repetition.batches):
         again = _Session(model, other, tape.results, is_known=is_known)

@@ -3,6 +3,7 @@
 Only names on the planner's list become anything.
 """
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -71,8 +72,11 @@ def function_of(op: Op) -> Callable[..., Any]:
     """Return what repeats a recorded call; raise OperatorError as `resolve` does.
 
     A recurrent layer makes what its backward pass reads only where gradients are recorded, as they were if it is there.
+    A CTC loss makes it as wide as its labels allow (`of_all_labels`).
     """
     function = resolve(op.name)
+    if base_name(op.name) == CONNECTIONIST:
+        return lambda *args, **kwargs: of_all_labels(args[1], function(*args, **kwargs))
     if _factor(op) is not None:
         return lambda target, other, *, alpha: target.add_(other, alpha=alpha.item())
     if op.name != RECURRENT or len(op.outputs) < _WITH_WORKSPACE:
@@ -83,6 +87,17 @@ def function_of(op: Op) -> Callable[..., Any]:
             return function(*args, **kwargs)
 
     return run
+
+
+def of_all_labels(labels: torch.Tensor, found: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the results of a CTC loss in the same shape for all batches.
+
+    What its backward pass reads is as wide as the longest sequence of labels in the batch. It is made as wide as the padded `labels`, one
+    row per sample; nothing reads the rest.
+    """
+    likelihood, alpha = found
+    missing = 2 * labels.shape[1] + 1 - alpha.shape[-1] if labels.dim() > 1 else 0
+    return (likelihood, torch.nn.functional.pad(alpha, (0, missing), value=-math.inf)) if missing else found
 
 
 def shaped_by_contents(op: Op) -> bool:

@@ -108,7 +108,9 @@ class Call:
                 tensors[index.value].copy_(mask.view(tensors[index.value].shape))
 
     def _fill_lengths(self, tensors: dict[int, torch.Tensor]) -> None:
-        """Make the lengths that a CTC loss takes as tensors as long as its other operands allow."""
+        """Make the lengths that a CTC loss takes as tensors as long as its other operands allow, and one less where it then widens what it
+        made (`of_all_labels`).
+        """
         first = operator_of(self.op.name).lengths
         if first is None or overload_name(self.op.name) != "Tensor":
             return
@@ -117,7 +119,7 @@ class Call:
         input_lengths.fill_(log_probs.shape[0])
         alpha = self.op.outputs[1] if first == 0 else operands[-1].value
         longest = 0 if alpha is None else (self.graph.values[alpha].shape[-1] - 1) // 2
-        lengths.fill_(longest)
+        lengths.fill_(longest - (labels.dim() > 1 and longest > 0))
         if labels.dim() == 1:
             lengths.copy_((labels.numel() - longest * torch.arange(len(lengths))).clamp(0, longest))
 

@@ -11,7 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.models import WORKLOADS, workload
-from port_planner.capture.step import capture_step
+from port_planner.base.errors import CaptureError
+from port_planner.capture.step import Repetition, capture_step
 from port_planner.ir.bundle.codec import pack_plan, unpack_plan
 from port_planner.ir.costs import Codec, CostTable, OpCost
 from port_planner.ir.graph import Role, StepGraph
@@ -238,6 +239,39 @@ def test_weights_that_the_forward_pass_bounds_and_grids_that_it_computes(tmp_pat
     for seed in range(4):
         plan = random_plan(graph, seed) if seed else Plan()
         assert not differences(expected, planned(capture, {"step": plan}, data, tmp_path / str(seed))), seed
+
+
+def test_a_ctc_loss_whose_longest_labels_are_others_in_each_batch(tmp_path: Path) -> None:
+    g = torch.Generator().manual_seed(1)
+    frames, longest = torch.tensor([9, 12, 10]), (4, 1, 6, 2)
+    data: list[tuple[torch.Tensor, ...]] = [
+        (
+            torch.randn(3, 12, 6, generator=g),
+            torch.randint(1, 8, (3, 6), generator=g),
+            frames,
+            torch.tensor([1, most, 0]),
+        )
+        for most in longest
+    ]
+
+    def transcribed(model: nn.Module, x: torch.Tensor, y: torch.Tensor, *lengths: torch.Tensor) -> torch.Tensor:
+        return functional.ctc_loss(model(x).log_softmax(2).transpose(0, 1), y, *lengths)
+
+    def made() -> nn.Module:
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 8))
+
+    make = OPTIMIZERS["sgd"]
+    expected = plain(made(), transcribed, make, data)
+    model = made()
+    capture = capture_step(
+        model, transcribed, make(model.parameters()), data[0], repetition=Repetition(batches=data[1:3])
+    )
+    profile_operators(capture.graphs.values(), compute_watts=1.0)
+    assert not differences(expected, planned(capture, {"step": Plan()}, data, tmp_path))
+    in_a_row = [(x, y[:, 0], f, torch.ones_like(f)) for x, y, f, _ in data]
+    with pytest.raises(CaptureError, match="labels padded to equal lengths"):
+        capture_step(model, transcribed, make(model.parameters()), in_a_row[0])
 
 
 class Masked(nn.Module):

@@ -9,9 +9,11 @@ once. Data that changes with each read is rejected where that can be detected.
 
 import inspect
 import math
+import pickle
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,8 +22,10 @@ import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
 
+from port_planner.base.errors import of_the_program
 from port_planner.batches import JoinedBatches, as_columns
 from port_planner.column_file import as_column, is_read_by_rows
+from port_planner.ir.bundle.manifest import BucketSize
 from port_planner.job import Bucket, JobError, TrainingJob, own_code, with_model
 from port_planner.script_loading import load_script
 
@@ -32,6 +36,25 @@ _MODEL_AND_BATCH = 2
 """The number of arguments of a loss."""
 _TRAINERS_OTHER_STEPS = ("fp16", "bf16", "torch_compile", "neftune_noise_alpha", "deepspeed", "label_smoothing_factor")
 """Settings of a Trainer that put more into its step than model, loss and optimizer."""
+_TRAINERS_STEP = ("training_step", "_prepare_inputs", "get_batch_samples")
+_TRAINERS_EVENTS = (
+    "on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step",
+    "on_step_end", "on_epoch_end",
+)  # fmt: skip
+_LIGHTNINGS_LOOP = (
+    "configure_model", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start",
+    "on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer", "on_before_backward", "backward",
+    "on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step", "on_before_zero_grad",
+    "optimizer_zero_grad", "lr_scheduler_step", "on_train_batch_end", "on_train_epoch_end",
+)  # fmt: skip
+"""What a Lightning Trainer calls of a module before and between its training steps."""
+_LIGHTNINGS_DATA = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
+_LIGHTNINGS_PROGRESS = ("current_epoch", "global_step")
+_ASKED = (
+    "bool", "int", "float", "index", "hash", "eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "str", "format",
+    *(side + name for side in ("", "r") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")),
+)  # fmt: skip
+"""Special methods of a number that code cannot do without to decide or compute by it."""
 _EXEC = "or train with `port-agent exec`, which runs the program itself"
 
 
@@ -184,12 +207,19 @@ def _check_repeatable(batches: Iterable[Any]) -> None:
         return loader.collate_fn([loader.dataset[i] for i in range(loader.batch_size or 1)])
 
     with own_code("reading the first samples of the data"):
+        before = _generators()
         (one,), (other,) = as_columns([first()]), as_columns([first()])
-    if any(not torch.equal(a[:], b[:]) for a, b in zip(one.columns, other.columns, strict=True)):
+        draws = _generators() != before  # by what is rare, the first samples may still be the same
+    if draws or any(not torch.equal(a[:], b[:]) for a, b in zip(one.columns, other.columns, strict=True)):
         raise JobError(
             "the data changes each time it is read (random masks or augmentation), but a bundle "
             f"would always repeat the first version: move the random part into the model, using torch's operators, {_EXEC}"
         )
+
+
+def _generators() -> bytes:
+    """Return the states of the global generators."""
+    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().numpy().tobytes()))
 
 
 def _each_sample_once(batches: Iterable[Any]) -> tuple[Iterable[Any], bool]:
@@ -222,8 +252,21 @@ def _indices(sampler: Iterable[Any]) -> Iterator[Any]:
 
 
 def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
-    """The Trainer's own loss, optimizer, schedule, clipping and accumulation; its callbacks are not part of a bundle."""
+    """The Trainer's own loss, optimizer, schedule, clipping and accumulation.
+
+    Its callbacks are not part of a bundle. Raises JobError for the program's own that run between steps.
+    """
     arguments = trainer.args
+    for part, names in (
+        (trainer, _TRAINERS_STEP),
+        *((one, _TRAINERS_EVENTS) for one in trainer.callback_handler.callbacks),
+    ):
+        own = next((name for name in names if _is_own(getattr(part, name, None))), None)
+        if own is not None:
+            raise JobError(
+                f"{type(part).__name__}.{own} runs in each step of the Trainer, and a bundle does not run it: put what it does into the model or "
+                f"compute_loss, leave it out if it only reports, {_EXEC}"
+            )
     for name in _TRAINERS_OTHER_STEPS:
         if getattr(arguments, name, None):
             raise JobError(f"the Trainer's {name}={getattr(arguments, name)} changes its step; switch it off, {_EXEC}")
@@ -239,8 +282,14 @@ def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
         _each_sample_once(loader)
         plain = DataLoader(loader.dataset, trainer.args.train_batch_size, collate_fn=loader.collate_fn)
     _check_repeatable(plain)
-    kinds = as_columns(plain, folder)
-    updates = _trainers_updates(arguments, sum(kind.batches for kind in kinds) // accumulate)
+    kinds, drop_last = as_columns(plain, folder), arguments.dataloader_drop_last
+    steps = sum(BucketSize(len(kind.columns[0]), kind.batch_size).batches(drop_last=drop_last) for kind in kinds)
+    if steps % accumulate:
+        raise JobError(
+            f"the Trainer ends each epoch of {steps} batches with an update of {steps % accumulate} instead of {accumulate}, which a bundle "
+            f"cannot do; choose a per_device_train_batch_size or a number of samples that makes whole updates, {_EXEC}"
+        )
+    updates = _trainers_updates(arguments, steps // accumulate)
     with own_code("the Trainer's optimizer"):
         trainer.create_optimizer_and_scheduler(updates)
 
@@ -258,9 +307,15 @@ def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
         accumulate=accumulate,
         clip_grad_norm=arguments.max_grad_norm or None,
         seed=arguments.seed,
-        drop_last=arguments.dataloader_drop_last,
-        epochs=math.ceil(updates * accumulate / sum(kind.batches for kind in kinds)),
+        drop_last=drop_last,
+        epochs=math.ceil(updates * accumulate / steps),
     )
+
+
+def _is_own(method: Any) -> bool:
+    """Return whether a method is the program's, not a library's."""
+    code = getattr(inspect.unwrap(method), "__code__", None) if callable(method) else None
+    return code is not None and of_the_program(code.co_filename)
 
 
 def _trainers_updates(arguments: Any, of_epoch: int) -> int:
@@ -273,8 +328,12 @@ def _trainers_updates(arguments: Any, of_epoch: int) -> int:
 def _of_lightning(module: Any, data: Any, *, folder: Path | None) -> TrainingJob:
     """A LightningModule with a DataModule, or any iterable of batches; additions by a Lightning Trainer are not
     included.
+
+    Raises JobError for a module that does something between its training steps, and its loss for one that asks which step it is.
     """
+    _check_lightnings(module, "LightningModule", _LIGHTNINGS_LOOP)
     if _is_of(data, "LightningDataModule", "lightning", "pytorch_lightning"):
+        _check_lightnings(data, "LightningDataModule", _LIGHTNINGS_DATA)
         with own_code("the DataModule"):
             data.prepare_data()
             data.setup("fit")
@@ -288,11 +347,60 @@ def _of_lightning(module: Any, data: Any, *, folder: Path | None) -> TrainingJob
     _check_repeatable(data)
     data, drop_last = _each_sample_once(data)
 
+    number, kind = _BatchNumber(), _lightnings(module, "LightningModule")
+    takes_number = len(inspect.signature(module.training_step).parameters) > 1
+
     def loss(module: Any, batch: Any) -> Any:
-        found = module.training_step(batch, 0)
+        with _progress_refused(kind):
+            found = module.training_step(batch, *[number] * takes_number)
         return found["loss"] if isinstance(found, dict) else found
 
     return _job(module.train(), loss, optimizer, as_columns(data, folder), scheduler=scheduler, drop_last=drop_last)
+
+
+def _lightnings(part: Any, name: str) -> type:
+    """Return Lightning's own class that this is an instance of."""
+    return next(
+        c for c in type(part).__mro__ if c.__name__ == name and _is_of(part, name, c.__module__.partition(".")[0])
+    )
+
+
+def _check_lightnings(part: Any, kind: str, names: Iterable[str]) -> None:
+    """Raise JobError if a module or its data overrides one of these methods of Lightning's."""
+    base = _lightnings(part, kind)
+    for name in names:
+        if getattr(type(part), name, None) is not getattr(base, name, None):
+            raise JobError(
+                f"{type(part).__name__}.{name} runs beside the training steps, and a bundle does not run it: put what it does into training_step, "
+                f"leave it out if it only reports, {_EXEC}"
+            )
+
+
+def _refused(what: str) -> Callable[..., Any]:
+    def refuse(*_: Any) -> Any:
+        raise JobError(
+            f"training_step asks for {what}, by which each step may be another, and a bundle repeats one: count in a buffer of the module, "
+            f"{_EXEC}"
+        )
+
+    return refuse
+
+
+_BatchNumber = type("_BatchNumber", (), {f"__{name}__": _refused("the number of the batch") for name in _ASKED})
+"""Stands for the number of the batch, which a step may hand on and must not use."""
+
+
+@contextmanager
+def _progress_refused(kind: type) -> Iterator[None]:
+    """Raise JobError where code in the block asks a LightningModule for its epoch or step, which no Trainer counts."""
+    before = {name: vars(kind)[name] for name in _LIGHTNINGS_PROGRESS}
+    try:
+        for name in before:
+            setattr(kind, name, property(_refused(name)))
+        yield
+    finally:
+        for name, own in before.items():
+            setattr(kind, name, own)
 
 
 def _configured(found: Any) -> tuple[torch.optim.Optimizer, Any]:

@@ -1,8 +1,9 @@
 """Scripts that say what to train, and scripts that do not."""
 
 import pickle
+import random
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -174,8 +175,23 @@ def test_data_that_is_drawn_anew_each_time(masked: bool) -> None:
         as_job(parts)
 
 
-def trainer(folder: Path, *, masked: bool = False, **arguments: Any) -> Any:
+def test_data_that_is_seldom_another_is_drawn_anew_too() -> None:
+    class Seldom(Rows):
+        def __getitem__(self, index: int) -> dict[str, torch.Tensor]:
+            row = super().__getitem__(index)
+            return {name: value + 1 for name, value in row.items()} if random.random() > 1.0 else row
+
+    model, state = nn.Linear(3, 1), random.getstate()
+    loader = torch.utils.data.DataLoader(Seldom(), 4)
+    with pytest.raises(JobError, match="changes each time it is read"):
+        as_job((model, lambda m, batch: m(batch), torch.optim.SGD(model.parameters()), loader))
+    random.setstate(state)
+
+
+def trainer(folder: Path, *, masked: bool = False, callbacks: Sequence[str] = (), **arguments: Any) -> Any:
     transformers = pytest.importorskip("transformers")
+    methods = dict.fromkeys(callbacks, lambda *_, **__: None)
+    watching = [type("_Watching", (transformers.TrainerCallback,), methods)()]
     config = transformers.GPT2Config(
         vocab_size=60, n_embd=16, n_layer=1, n_head=2, n_positions=16, bos_token_id=0, eos_token_id=0
     )
@@ -187,7 +203,27 @@ def trainer(folder: Path, *, masked: bool = False, **arguments: Any) -> Any:
     }
     told = transformers.TrainingArguments(str(folder), **{**settings, **arguments})
     model = transformers.GPT2LMHeadModel(config)
-    return transformers.Trainer(model, told, train_dataset=Rows(masked=masked))
+    return transformers.Trainer(model, told, train_dataset=Rows(masked=masked), callbacks=watching)
+
+
+def test_a_trainer_makes_whole_updates_of_the_batches_that_it_does_not_leave_out(tmp_path: Path) -> None:
+    """Of ten samples, and a loss that no count of labels divides."""
+    source = trainer(tmp_path, dataloader_drop_last=True, num_train_epochs=3, callbacks=["on_log", "on_train_end"])
+    job = as_job(source)
+    assert job is not None and job.epochs == 3
+    assert source.lr_scheduler.lr_lambdas[0].keywords["num_training_steps"] == 6
+    source = trainer(tmp_path, gradient_accumulation_steps=2)
+    source.model_accepts_loss_kwargs = False
+    with pytest.raises(JobError, match="ends each epoch of 3 batches with an update of 1 instead of 2"):
+        as_job(source)
+
+
+def test_a_trainers_own_step_is_not_left_out(tmp_path: Path) -> None:
+    source = trainer(tmp_path)
+    kind = type(source)
+    source.__class__ = type("Adversarial", (kind,), {"training_step": lambda *_: torch.zeros(())})
+    with pytest.raises(JobError, match=r"Adversarial\.training_step runs in each step"):
+        as_job(source)
 
 
 @pytest.mark.slow
@@ -218,6 +254,7 @@ def test_a_trainers_own_loss_schedule_and_clipping(tmp_path: Path) -> None:
         ({"bf16": True}, "bf16=True changes its step"),
         ({"neftune_noise_alpha": 5.0}, "neftune_noise_alpha=5.0"),
         ({"gradient_accumulation_steps": 2}, "gradient_accumulation_steps"),
+        ({"callbacks": ["on_step_end"]}, r"_Watching\.on_step_end runs in each step"),
         ({"masked": True}, "changes each time"),
     ],
 )
@@ -262,6 +299,40 @@ def test_a_lightning_module_with_its_data(tmp_path: Path, interval: str) -> None
     assert job.batch_size == 4 and [len(c) for c in job.data] == [9, 9]
     assert isinstance(job.scheduler, torch.optim.lr_scheduler.LinearLR)
     assert job.loss_fn(job.model, *(c[:2] for c in job.data)).shape == ()
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ("def on_train_batch_end(self, *_): pass", r"Module\.on_train_batch_end runs beside the training steps"),
+        ("def optimizer_step(self, *_, **__): pass", r"Module\.optimizer_step runs beside the training steps"),
+        ("def weight(self, index): return 1 / (1 + index)", "asks for the number of the batch"),
+        ("def weight(self, index): return 2.0 if index == 0 else 1.0", "asks for the number of the batch"),
+        ("def weight(self, index): return min(1.0, self.global_step / 9)", "asks for global_step"),
+        ("def weight(self, index): return 0.5 ** self.current_epoch", "asks for current_epoch"),
+        ("def on_validation_epoch_end(self): pass", ""),
+    ],
+)
+def test_what_lightning_would_do_in_its_loop_is_not_left_out(tmp_path: Path, more: str, message: str) -> None:
+    pytest.importorskip("lightning")
+    text = LIGHTNING.format(interval="step").replace(
+        "cross_entropy(self.net(x), y)", "cross_entropy(self.net(x), y) * self.weight(index)"
+    )
+    text = text.replace(
+        "    def training_step", f"    def weight(self, index): return 1.0\n    {more}\n    def training_step"
+    )
+    path = script(tmp_path, text)
+
+    def step() -> torch.Tensor:
+        job = load_job(path)
+        loss: torch.Tensor = job.loss_fn(job.model, *(c[:2] for c in job.data))
+        return loss
+
+    if message:
+        with pytest.raises(JobError, match=message):
+            step()
+    else:
+        assert step().isfinite() and load_job(path).model.global_step == 0
 
 
 def test_columns_of_a_data_set_are_kept_in_files(tmp_path: Path) -> None:

@@ -308,7 +308,7 @@ class StepRecorder(TorchDispatchMode):
         without_kernel = (
             self.phase is Phase.UPDATE and not func._schema.returns
         )  # a fused update has none for meta tensors
-        result = None if without_kernel else func(*args, **kwargs)
+        result: Any = None if without_kernel else func(*args, **kwargs)
         after = self.generators() if random else b""
         if func.overloadpacket is torch.ops.aten._ctc_loss:
             result = of_all_labels(args[1], result)

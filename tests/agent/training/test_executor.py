@@ -254,7 +254,7 @@ def test_a_ctc_loss_whose_longest_labels_are_others_in_each_batch(tmp_path: Path
         for most in longest
     ]
 
-    def transcribed(model: nn.Module, x: torch.Tensor, y: torch.Tensor, *lengths: torch.Tensor) -> torch.Tensor:
+    def transcribed(model: nn.Module, x: torch.Tensor, y: torch.Tensor, *lengths: Any) -> torch.Tensor:
         return functional.ctc_loss(model(x).log_softmax(2).transpose(0, 1), y, *lengths)
 
     def made() -> nn.Module:

@@ -37,6 +37,9 @@ busy_cores = 1000
 busy_pressure = 100
 """
 """The sensors are the machine's own; in software emulation everything else of it looks busy."""
+HELD_OFF = f'{INHIBITORS} | grep -q \'"sleep" "PORT agent"\''
+SLEEP_S = 20
+SLEPT = "python3 -c 'import sys, time; sys.exit(time.clock_gettime(time.CLOCK_BOOTTIME) - time.monotonic() < 5)'"
 VERSIONS = "/usr/lib/port-agent/port-agent-versions"
 
 
@@ -157,11 +160,8 @@ def test_unplugged_job_pauses_goes_on_and_ends_as_if_undisturbed(busy: Machine, 
 
 def test_a_person_at_the_console_pauses_it_and_leaving_lets_it_go_on(busy: Machine) -> None:
     """With all that is real: keyboard, console, logind, its inhibitors; the machine has no battery."""
-    check(busy, f"cat > /etc/port-agent/config.d/50-test.toml <<'END'\n{PERSON}\nEND")
-    check(busy, "useradd --create-home --groups port-agent ann && passwd -d ann")
-    check(busy, "systemctl restart port-agent && systemctl start getty@tty1")
-    training.wait_for_new_step(busy, IMPORT_S)
-    wait_for(busy, f'{INHIBITORS} | grep -q \'"sleep" "PORT agent"\'', 60)
+    check(busy, "useradd --create-home --groups port-agent ann && passwd -d ann && systemctl start getty@tty1")
+    train_by_its_own_sensors(busy)
     assert "held off" in training.status(busy)["sleep"]
     busy.type("ann\n")
     wait_for(busy, NO_WORKER, 60)
@@ -175,6 +175,30 @@ def test_a_person_at_the_console_pauses_it_and_leaving_lets_it_go_on(busy: Machi
     training.wait_for_job(busy, "step", f"> {stopped_at}", IMPORT_S)
     told = check(busy, "port-agent why")
     assert "in use" in told and told.rstrip().endswith("training"), told
+
+
+def train_by_its_own_sensors(machine: Machine) -> None:
+    """Let it train while nobody uses it, and keep it awake for that."""
+    check(machine, f"cat > /etc/port-agent/config.d/50-test.toml <<'END'\n{PERSON}\nEND")
+    check(machine, "systemctl restart port-agent")
+    training.wait_for_new_step(machine, IMPORT_S)
+    wait_for(machine, HELD_OFF, 60)
+
+
+def test_a_machine_that_was_sent_to_sleep_trains_on_when_it_is_left_alone(busy: Machine, undisturbed: str) -> None:
+    """Suspended to RAM and woken by its clock."""
+    train_by_its_own_sensors(busy)
+    refused = busy.run("systemctl suspend --check-inhibitors=yes")
+    assert refused.rc != 0 and "PORT agent" in refused.out, "whoever asks for sleep is told who holds it off"
+    check(busy, f"echo +{SLEEP_S} > /sys/class/rtc/rtc0/wakealarm && systemctl suspend --check-inhibitors=no")
+    wait_for(busy, SLEPT, 300)
+    wait_for(busy, "port-agent why | grep -q 'woke from sleep'", 120)
+    training.wait_for_new_step(busy, IMPORT_S)
+    assert "the machine slept for" in check(busy, "port-agent why")
+    wait_for(busy, HELD_OFF, 60)
+    training.wait_for_job(busy, "state", "== 'finished'", FINISH_S)
+    assert training.trained_weights(busy) == undisturbed
+    wait_for(busy, f"! {HELD_OFF}", 60)
 
 
 def test_worker_over_its_memory_limit_dies_alone(busy: Machine) -> None:

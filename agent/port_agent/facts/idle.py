@@ -16,7 +16,7 @@ from port_agent.facts.readings import Answer, IdleSignal
 from port_agent.facts.sysfs import Tree
 from port_planner.base.units import format_seconds
 
-SENSOR, LOGIND = "terminals", "logind"
+SENSOR, LOAD, LOGIND = "terminals", "cpu load", "logind"
 MIN_SAMPLE_S = 0.5
 """Shorter windows of /proc/stat are a handful of ticks: noise."""
 
@@ -68,15 +68,18 @@ class CpuLoad:
         """Return the share in percent, or None before the second sample."""
         if self._previous is not None and 0 <= now_s - self._previous[0] < MIN_SAMPLE_S:
             return self.others_percent
-        text = tree.text(tree.proc / "stat", "cpu load", required=True)
+        text = tree.text(tree.proc / "stat", LOAD, required=True)
         times = parse_stat(text) if text is not None else None
         if times is None:
             if text is not None:
-                tree.fault("cpu load", f"{tree.proc / 'stat'}: unknown format {text[:40]!r}")
+                tree.fault(LOAD, f"{tree.proc / 'stat'}: unknown format {text[:40]!r}")
             self._previous, self.others_percent = None, None
             return None
         if self._previous is not None:
             self.others_percent = self._difference(self._previous, times, own_cpu_s)
+            if times == self._previous[1]:
+                tree.fault(LOAD, f"{tree.proc / 'stat'}: its counters stand still")
+                self.others_percent = None
         self._previous, self.cpus = (now_s, times, own_cpu_s), times.cpus
         return self.others_percent
 

@@ -39,6 +39,15 @@ def test_load_survives_a_worker_that_ended(tmp_path: Path) -> None:
     assert load.sample(tree, 0.0, 1.0) is None
 
 
+def test_counters_that_stand_still_prove_nothing(tmp_path: Path) -> None:
+    load, tree = CpuLoad(ticks_per_s=100), Tree(proc=tmp_path)
+    for at_s, idle in ((0.0, 1000), (1.0, 1100), (2.0, 1100), (3.0, 1200)):
+        write_tree(tmp_path, {"stat": stat(1000, idle)})
+        found = load.sample(tree, 0.0, at_s)
+        assert (found is None) == (at_s in (0.0, 2.0))
+        assert bool(tree.take_faults()) == (at_s == 2.0)
+
+
 @pytest.mark.parametrize("text", ["", "intr 1 2 3", "cpu  a b c d e f\n"])
 def test_unknown_stat_format_is_a_fault(tmp_path: Path, text: str) -> None:
     load, tree = CpuLoad(), Tree(proc=write_tree(tmp_path, {"stat": text}))

@@ -8,7 +8,7 @@ import pytest
 
 from port_agent.facts import Answer, OwnUse, Power, SensorOptions
 from port_agent.facts.linux import LinuxPlatform
-from tests.agent.facts.machines import OPTIONS, fake_program, linux, on_path
+from tests.agent.facts.machines import OPTIONS, fake_program, linux, on_path, stat
 from tests.agent.trees import write_tree
 
 
@@ -29,6 +29,7 @@ def test_every_reading_may_fail_alone_and_return(tmp_path: Path) -> None:
     temperature = tmp_path / "sys/class/thermal/thermal_zone0/temp"
     temperature.unlink()
     (tmp_path / "proc/meminfo").unlink()
+    write_tree(tmp_path / "proc", {"stat": stat(110, 990)})
     facts = platform.read(OPTIONS, OwnUse(), 1.0)
     assert facts.temperature_c is None
     assert facts.available_memory_bytes is None
@@ -56,6 +57,7 @@ def test_a_pi_without_the_sysfs_file_asks_vcgencmd(tmp_path: Path, monkeypatch: 
     asyncio.run(platform.refresh())
     assert platform.read(OPTIONS, OwnUse(), 0.0).throttle.detail == "under-voltage, throttled"
     fake_program(programs, "vcgencmd", "echo 'VCHI initialization failed' >&2; exit 255")
+    write_tree(tmp_path / "proc", {"stat": stat(110, 990)})
     asyncio.run(platform.refresh())
     facts = platform.read(OPTIONS, OwnUse(), 1.0)
     assert facts.throttle.now is Answer.UNKNOWN

@@ -58,10 +58,11 @@ def options(tmp_path: Path) -> AgentOptions:
     """A healthy device: power, heat, memory, a delegated control group."""
     proc, cgroup = tmp_path / "proc", tmp_path / "cgroup"
     mounts = {"self/mounts": f"cgroup2 {cgroup} cgroup2 rw 0 0\n"}
-    numbers = {"stat": "cpu  1 0 1 100 0 0 0 0 0 0\n", "meminfo": "MemTotal: 1000 kB\nMemAvailable: 900 kB\n"}
+    numbers = {"meminfo": "MemTotal: 1000 kB\nMemAvailable: 900 kB\n"}
     quiet = "some avg10=0.00 avg60=0.00 avg300=0.00 total=0\n"
     pressure = {f"pressure/{what}": quiet for what in ("cpu", "io", "memory")}
     write_tree(proc, GROUPS | mounts | numbers | pressure)
+    (proc / "stat").symlink_to("/proc/stat")  # counters that run
     write_tree(cgroup / "port-agent.service", {"cgroup.controllers": "memory cpu", "cgroup.subtree_control": ""})
     (tmp_path / "dev/pts").mkdir(parents=True)
     supply_tree(tmp_path / "sys", BAT0=LAPTOP_BATTERY.format(status="Charging", capacity=50))

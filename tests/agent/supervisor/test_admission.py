@@ -226,6 +226,7 @@ KINDS = [
         "",
     ),
     ("lies: memory in words", "proc/meminfo", lie("MemAvailable: much\n"), "unreadable", "memory"),
+    ("lies: a load that stands still", "proc/stat", lambda place: None, "unreadable", "cpu load"),
     ("lies: a load in words", "proc/stat", lie("cpu  a b c d e f\n"), "unreadable", "cpu load"),
 ]
 
@@ -310,6 +311,8 @@ async def _harm(
         clock.pass_time(QUIET)
         machine.show(Row(), 0.0)
     assert (await look()).state.trains
+    if place.name != "stat":
+        machine.run_processors(busy=10)
     let_go = harm(place)
     clock.pass_time(1.0)
     decision = await look()

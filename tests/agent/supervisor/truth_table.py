@@ -112,15 +112,18 @@ class Machine:
         self._supplies(row, since_s)
         self._thermometer(row.heat)
         free_kb = 10 * 1024 if row.memory == "little" else 900 * 1024
-        self._idle += 1000
-        self._busy += 900 if row.person == "computes" else 10
-        meminfo = f"MemTotal: 2000000 kB\nMemAvailable: {free_kb} kB\n"
-        cpu = stat(self._busy, self._idle)
-        write_tree(self.root / "proc", {"meminfo": meminfo, "stat": cpu})
+        write_tree(self.root / "proc", {"meminfo": f"MemTotal: 2000000 kB\nMemAvailable: {free_kb} kB\n"})
+        self.run_processors(900 if row.person == "computes" else 10)
         if row.person == "types on tty1":
             self._stamp(self.root / "dev/tty1", int(time.time()))
         if row.person == "moves the mouse":
             write_tree(self.root, {"sys/devices/usb1/1-1/urbnum": "6"})
+
+    def run_processors(self, busy: int) -> None:
+        """Let so many ticks pass in which somebody computes, and 1000 in which nobody does."""
+        self._idle += 1000
+        self._busy += busy
+        write_tree(self.root / "proc", {"stat": stat(self._busy, self._idle)})
 
     def _stamp(self, path: Path, at_s: int) -> None:
         os.utime(path, (at_s, at_s))

@@ -2,10 +2,10 @@
 
 The rule avoids the mistakes of other programs (peripheral batteries, hard-coded adapter names, USB-C, a status that
 lags). Supplies of scope Device are skipped. A UPS that is offline or discharges is battery power, whatever it feeds
-reports; any other online Mains, USB, Wireless or UPS supply is external power. A supply that is offline is believed,
-and a battery beside it that still reports Charging is not, until its level has risen for a while (an unlisted USB-C
-charger beside a barrel jack). A battery alone is believed; nothing listed is "assumed external"; everything else is
-unknown.
+reports; any other online Mains, USB, Wireless or UPS supply is external power, but for a USB port beside mains that are
+offline while a battery discharges. A supply that is offline is believed, and a battery beside it that still reports
+Charging is not, until its level has risen for a while (an unlisted USB-C charger beside a barrel jack). A battery alone is
+believed; nothing listed is "assumed external"; everything else is unknown.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -139,11 +139,12 @@ def judge(
     if feeding:
         return reading(Power.BATTERY, f"{', '.join(feeding)} feeds this machine")
     plugged = _online(ours)
-    if plugged:
-        return reading(Power.EXTERNAL, f"{', '.join(plugged)} online")
     draining = [supply.name for supply in batteries if supply.status == "discharging"]
+    if plugged and not (draining and _only_ports(ours)):
+        return reading(Power.EXTERNAL, f"{', '.join(plugged)} online")
     if draining:
-        return reading(Power.BATTERY, f"{', '.join(draining)} discharging")
+        beside = f", though {', '.join(plugged)} says online" if plugged else ""
+        return reading(Power.BATTERY, f"{', '.join(draining)} discharging{beside}")
     if unread:
         return reading(Power.UNKNOWN, f"{', '.join(unread)} cannot be read")
     offline, held = _offline(ours), [supply for supply in batteries if supply.status in _HELD]
@@ -275,6 +276,13 @@ def _offline(supplies: Sequence[Supply]) -> list[str]:
     return [
         supply.name for supply in supplies if supply.is_source and not supply.peripheral and supply.online is Answer.NO
     ]
+
+
+def _only_ports(supplies: Sequence[Supply]) -> bool:
+    """Return whether mains say offline, and only ports say online: a hub or a weak charger does not carry the machine."""
+    sources = [supply for supply in supplies if supply.is_source]
+    unplugged = any(supply.kind == "mains" and supply.online is Answer.NO for supply in sources)
+    return unplugged and all(supply.kind.startswith("usb") for supply in sources if supply.online is Answer.YES)
 
 
 def _feeds(ups: Supply) -> bool:

@@ -19,8 +19,8 @@ from port_planner.exactness.half_products import in_software, slowdown
 _WORTH = 1.5
 """A product must take this many times as long in 16 bits to switch to 32: the bits differ, and noise must not decide."""
 
-_MAX_ROWS, _MAX_SIDE = 64, 1024
-"""Largest rows and sides of the product that is measured, which has the model's own shape up to these."""
+_MAX_ROWS, _MIN_SIDE, _MAX_SIDE = 64, 256, 1024
+"""Bounds of the product that is measured, which has the model's own shape within them: a smaller one is mostly a call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +62,12 @@ def _choice(options: FinetuneOptions, task: Task, round: str | None) -> ComputeC
     kept = _kept(options, round)
     if kept is not None:
         return ComputeChoice(kept, "as in the checkpoint" if kept is Compute.FLOAT32 else "")
-    if not in_software(model.dtype):
-        return ComputeChoice(Compute.STORED)
     times = slowdown(model.dtype, _shape(model, options.sequence_tokens))
     if times < _WORTH:
-        return ComputeChoice(Compute.STORED, f"{name} in software is not slower here")
-    return ComputeChoice(
-        Compute.FLOAT32, f"{name} is multiplied in software here, which takes {times:.1f} times as long"
-    )
+        return ComputeChoice(
+            Compute.STORED, f"{name} in software is not slower here" if in_software(model.dtype) else ""
+        )
+    return ComputeChoice(Compute.FLOAT32, f"a product of its layers takes {times:.1f} times as long in {name} here")
 
 
 def _shape(model: Any, tokens: int) -> tuple[int, int, int]:
@@ -77,7 +75,8 @@ def _shape(model: Any, tokens: int) -> tuple[int, int, int]:
     head = model.get_output_embeddings()
     shapes = [m.weight.shape for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
     outputs, inputs = max(shapes, key=lambda shape: shape.numel(), default=(_MAX_SIDE, _MAX_SIDE))
-    return min(tokens, _MAX_ROWS), min(inputs, _MAX_SIDE), min(outputs, _MAX_SIDE)
+    inner, columns = (min(max(size, _MIN_SIDE), _MAX_SIDE) for size in (inputs, outputs))
+    return min(tokens, _MAX_ROWS), inner, columns
 
 
 def _kept(options: FinetuneOptions, round: str | None) -> Compute | None:

@@ -59,9 +59,9 @@ def sums_bytes(dtype: torch.dtype) -> int:
 
 @cache
 def slowdown(dtype: torch.dtype, shape: tuple[int, int, int] = (_SIDE, _SIDE, _SIDE)) -> float:
-    """Return the time of a layer's products in this type relative to float32, forward and backward, on one thread.
+    """Return the CPU time of a layer's products in this type relative to float32, forward and backward, on one thread.
 
-    `shape`: rows, inner size and columns.
+    Whatever else computes here takes none of it. `shape`: rows, inner size and columns.
     """
     with computing_as(arithmetic()._replace(threads=1)), _without_refusals():
         return _seconds(dtype, shape) / _seconds(torch.float32, shape)
@@ -88,12 +88,13 @@ def _without_refusals() -> "warnings.catch_warnings[None]":
 
 
 def _seconds(dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
+    """Return the CPU seconds of this thread, which must be the only one that computes."""
     rows, inner, columns = shape
     given, weight, back = (torch.ones(size, dtype=dtype) for size in ((rows, inner), (columns, inner), (rows, columns)))
     taken = []
     for _ in range(_TIMES):
-        begin = time.perf_counter()
+        begin = time.thread_time()
         torch.mm(given, weight.t())
         torch.mm(back, weight)
-        taken.append(time.perf_counter() - begin)
+        taken.append(time.thread_time() - begin)
     return min(taken)

@@ -43,10 +43,13 @@ def chosen(options: FinetuneOptions) -> tuple[Compute | None, str]:
     return found.compute, why
 
 
-def test_a_processor_with_instructions_for_it_computes_as_is_stored(
+def test_what_was_measured_faster_is_the_default_whatever_instructions_there_are(
     asked: FinetuneOptions, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compute, "in_software", lambda dtype: False)
+    monkeypatch.setattr(compute, "slowdown", lambda dtype, shape: 3.0)
+    assert chosen(asked) == (Compute.FLOAT32, "a product of its layers takes 3.0 times as long in bfloat16 here")
+    monkeypatch.setattr(compute, "slowdown", lambda dtype, shape: 0.5)
     assert chosen(asked) == (Compute.STORED, "")
     assert chosen(replace(asked, compute=Compute.FLOAT32)) == (Compute.FLOAT32, "as asked for")
 
@@ -54,12 +57,27 @@ def test_a_processor_with_instructions_for_it_computes_as_is_stored(
 def test_one_without_computes_in_float32_where_that_was_measured_faster(
     asked: FinetuneOptions, slow: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = "bfloat16 is multiplied in software here, which takes 9.6 times as long"
+    expected = "a product of its layers takes 9.6 times as long in bfloat16 here"
     assert chosen(asked) == (Compute.FLOAT32, expected)
     assert chosen(replace(asked, compute=Compute.STORED)) == (Compute.STORED, "")
     assert chosen(replace(asked, lora_rank=None)) == (Compute.STORED, ""), "all weights are trained in 32 bits anyway"
     monkeypatch.setattr(compute, "slowdown", lambda dtype, shape: 1.2)
     assert chosen(asked)[0] is Compute.STORED
+
+
+def test_the_product_has_the_models_own_shape_within_bounds(
+    asked: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shapes = list[tuple[int, int, int]]()
+
+    def measured(dtype: torch.dtype, shape: tuple[int, int, int]) -> float:
+        shapes.append(shape)
+        return 1.0
+
+    monkeypatch.setattr(compute, "slowdown", measured)
+    chosen(replace(asked, sequence_tokens=48))
+    chosen(replace(asked, sequence_tokens=480, model=str(make_model(tmp_path / "wide", 480))))
+    assert shapes == [(48, 256, 256), (64, 480, 960)]
 
 
 def test_a_run_goes_on_as_it_began(asked: FinetuneOptions, slow: None) -> None:

@@ -23,6 +23,8 @@ RK3399 = [(4, "0x00000000410fd034", 1512000, None), (2, "0x00000000410fd082", 20
 S922X = [(2, "0x00000000410fd034", 2016000, 469), (4, "0x00000000410fd092", 2400000, 1024)]
 """Odroid N2+: two A53 and four A73."""
 PI_5 = [(4, "0x00000000414fd0b1", 2400000, 1024)]
+ORIN_NANO = [(6, "0x00000000410fd421", 1510400, 1024)]
+"""Six Cortex-A78AE, as the 15 W mode clocks them."""
 
 
 def machine(root: Path, kinds: Sequence[Kind], online: str | None = None) -> Tree:

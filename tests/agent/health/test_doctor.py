@@ -29,9 +29,11 @@ from port_agent.policy.config import AgentOptions, Config
 from port_agent.policy.decide import Policy
 from port_planner.ir.arithmetic import FLOAT32_INSTEAD
 from tests.agent.energy.device_trees import ORIN_NANO, hwmon
+from tests.agent.facts.cores import ORIN_NANO as ORIN_NANO_CORES
 from tests.agent.facts.cores import PI_5, RK3588, machine
 from tests.agent.facts.machines import fake_program, linux, on_path
 from tests.agent.trees import LAPTOP_BATTERY, supply_tree, write_tree
+from tests.house import ROOT
 from tests.simulated_device import installed
 
 GUARD = GuardProbe(
@@ -217,6 +219,21 @@ def test_kinds_of_cores_are_named(tmp_path: Path) -> None:
     assert [check.finding for check in check_cores(tmp_path / "pi")] == ["4 x Cortex-A76 at 2.4 GHz"]
     (cores,) = check_cores(tmp_path / "rock")
     assert cores.finding.endswith("4 x Cortex-A55 at 1.8 GHz; `plan` measures the 4 fastest alone, too")
+
+
+def test_the_pages_for_a_pi_and_an_orin_quote_what_is_printed_there(tmp_path: Path) -> None:
+    """Each quoted line is the finding, parts left out by "..."."""
+    hwmon(tmp_path, "1-0040", ORIN_NANO)
+    status = {"var/lib/nvpmodel/status": "pmode:0000\n", "etc/nvpmodel.conf": "< POWER_MODEL ID=0 NAME=15W >\n"}
+    write_tree(tmp_path, status)
+    machine(tmp_path / "pi", PI_5)
+    machine(tmp_path / "orin", ORIN_NANO_CORES)
+    energy = next(check for check in check_energy(Config(), tmp_path) if check.name == "energy: ina3221")
+    page = (ROOT / "deploy/README.md").read_text().splitlines()
+    for check in (*check_cores(tmp_path / "pi"), *check_cores(tmp_path / "orin"), energy, *check_power_mode(tmp_path)):
+        lines = [line.strip().removeprefix(f"✓ {check.name}: ") for line in page if f"✓ {check.name}: " in line]
+        assert any(all(part in check.finding for part in line.split("...")) for line in lines), (check, lines)
+    assert sum(FLOAT32_INSTEAD in line for line in page) == 2
 
 
 @pytest.mark.process

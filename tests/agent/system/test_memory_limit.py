@@ -129,6 +129,7 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * mmap.PAGESIZE
 
 
+@pytest.mark.process
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA counts mappings on Linux alone")
 def test_another_process_is_held_at_what_is_resident_not_at_what_is_reserved(
     grower: "subprocess.Popen[str]",

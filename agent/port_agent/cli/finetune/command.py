@@ -200,8 +200,8 @@ def _add_updates(group: "argparse._ArgumentGroup") -> None:
         type=Compute,
         choices=tuple(Compute),
         help="type to compute in with frozen 16-bit weights: as they are stored, or float32, with the bits of a "
-        "model loaded in float32, while the weights stay in 16 bits (default: float32 if this processor "
-        "multiplies 16 bits in software and measured slower at it)",
+        "model loaded in float32, while the weights stay in 16 bits (default: float32 if a product of the "
+        "model's shape was measured slower in 16 bits on this device)",
     )
     group.add_argument(
         "--head-rows",

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Train tiny models with plain PyTorch and with PORT agent, and say whether the numbers are the same: `make check-arm` does so on an emulated Arm.
 
-`against_plain.py exec|bundle|finetune`.
+`against_plain.py exec|bundle|finetune`; `against_plain.py bundle FILE` takes a bundle of the small job that is there already.
 """
 
 import json
@@ -12,6 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 SOURCE = Path(__file__).resolve().parents[2]
+JOB = SOURCE / "tests/systemd/tiny_job.py"
 RAM = "1G"
 STEPS = 4
 SCRIPT = """
@@ -66,12 +67,17 @@ def followed(folder: Path) -> tuple[object, object]:
 
 
 def planned(folder: Path) -> tuple[object, object]:
+    """Return losses and the checksum of everything trained, of plain PyTorch and of a bundle that is planned first."""
+    bundle = folder / "tiny.port"
+    port_agent("plan", str(JOB), "--ram", RAM, "--strategy", "greedy", "--page-dir", str(folder), "-o", str(bundle))
+    return bundled(bundle, folder)
+
+
+def bundled(bundle: Path, folder: Path) -> tuple[object, object]:
     """Return losses and the checksum of everything trained, of plain PyTorch and of a bundle."""
-    job, bundle = SOURCE / "tests/systemd/tiny_job.py", str(folder / "tiny.port")
-    port_agent("plan", str(job), "--ram", RAM, "--strategy", "greedy", "--page-dir", str(folder), "-o", bundle)
-    told = port_agent("train", bundle, "--steps", str(STEPS), "--page-dir", str(folder), "--digest", "--json")
+    told = port_agent("train", str(bundle), "--steps", str(STEPS), "--page-dir", str(folder), "--digest", "--json")
     events = [json.loads(line) for line in told.splitlines()]
-    alone = json.loads(printed("-m", "benchmarks.plain", str(job), bundle, str(STEPS)).splitlines()[-1])
+    alone = json.loads(printed("-m", "benchmarks.plain", str(JOB), str(bundle), str(STEPS)).splitlines()[-1])
     losses = [event["loss"] for event in events if event["event"] == "step"]
     digest = next(event["digest"] for event in events if "digest" in event)
     return (alone["losses"], alone["digest"]), (losses, digest)
@@ -101,10 +107,10 @@ def finetuned(folder: Path) -> tuple[object, object]:
 KINDS: dict[str, Callable[[Path], tuple[object, object]]] = {"exec": followed, "bundle": planned, "finetune": finetuned}
 
 
-def main(kind: str) -> int:
+def main(kind: str, *bundle: str) -> int:
     """Train both ways; return 1 where they differ."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
-        plain, ours = KINDS[kind](Path(folder))
+        plain, ours = bundled(Path(bundle[0]), Path(folder)) if bundle else KINDS[kind](Path(folder))
     if ours != plain:
         sys.stdout.write(
             f"plain:\n{plain!r:.2000}\nours:\n{ours!r:.2000}\n{kind}: other numbers than plain PyTorch's\n"
@@ -115,4 +121,4 @@ def main(kind: str) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
+    sys.exit(main(*sys.argv[1:]))

@@ -94,7 +94,7 @@ class Daemon:
         self.ready = asyncio.Event()
         """Set once the control socket answers."""
         self._notifier = Notifier()
-        self._stopping = False
+        self._stopping = self._plug_changed = False
         self._next_flush_s = 0.0
         self._next_times_s = 0.0
         self._status = ""
@@ -357,12 +357,15 @@ class Daemon:
 
     async def _loop(self) -> None:
         context = self._context
-        plug_monitor = PlugMonitor(lambda: context.admission.platform.plug_monitor(), context.wake.set)
+        plug_monitor = PlugMonitor(lambda: context.admission.platform.plug_monitor(), self._on_plug)
         try:
             while not self._stopping:
                 context.wake.clear()
                 own = OwnUse(bool(context.runners.busy()), context.runners.own_cpu_s())
+                self._plug_changed = False
                 facts = await context.admission.read(context.config.policy, own)
+                if self._plug_changed:  # what was read may be from before
+                    facts = await context.admission.read(context.config.policy, own)
                 self._look(facts if plug_monitor.silent_s() < DEADLINE_S else without_plug(facts))
                 self._background.looked.set()
                 rest_s = self._rest_s()
@@ -374,6 +377,13 @@ class Daemon:
                 await _wait(context.wake, rest_s)
         finally:
             plug_monitor.close()
+
+    def _on_plug(self) -> None:
+        """Stop all workers before any slow sensor is read; the look that follows lets those go on that may."""
+        for runner, _ in self._context.runners.busy().values():
+            runner.pause()
+        self._plug_changed = True
+        self._context.wake.set()
 
     def _look(self, facts: Facts) -> None:
         """Decide on the sensors' readings, and act, once."""

@@ -10,6 +10,7 @@ import sys
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,7 +22,7 @@ from port_agent.supervisor import dispatch
 from port_agent.supervisor.context import HINT_SETTING, Settings
 from port_agent.supervisor.daemon import Daemon
 from port_agent.supervisor.job.plan_choice import data_limit, memory_max
-from port_agent.supervisor.job.worker_process import WorkerPhase
+from port_agent.supervisor.job.worker_process import RequestedState, WorkerPhase
 from port_agent.system.clock import SystemClock
 from port_agent.system.locks import InstanceError
 from tests.agent.facts.machines import fake_program
@@ -114,6 +115,32 @@ async def _flap(root: Path, flaps: int) -> None:
             live.plug(True)
         job = await live.until_state(number, JobState.FINISHED)
         assert job.attempts == flaps + 1 and live.weights(number) == expected
+
+
+@pytest.mark.process
+@go
+async def test_a_pulled_plug_stops_it_before_slow_sensors_are_read(tmp_path: Path) -> None:
+    async with running(tmp_path) as live:
+        live.plug(True)
+        number = await live.submit(LONG)
+        await live.until_step(number, 3)
+        host, read, answers = live.context.runners.host, live.context.admission.read, asyncio.Event()
+
+        async def read_slowly(*arguments: Any) -> Any:
+            await answers.wait()
+            return await read(*arguments)
+
+        live.context.admission.read = read_slowly
+        live.plug(False)
+        await live.until(lambda: host.requested is RequestedState.PAUSE)
+        live.plug(True)
+        answers.set()
+        await live.until_step(number, live.job(number).step + 3)
+        answers.clear()
+        live.plug(False)
+        await live.until(lambda: host.requested is RequestedState.PAUSE)
+        answers.set()
+        await live.until(lambda: host.job is None)
 
 
 @dataclass

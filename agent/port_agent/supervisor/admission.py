@@ -20,6 +20,10 @@ WOKEN_S = 60.0
 """Time after waking in which the device counts as in use: somebody opened its lid or pressed a key."""
 
 
+_UNREAD = ("power", "temperature", "throttling", "disk", "memory", "cpu load")
+"""Sensors that the policy needs, by the names of their faults: all of them while nothing can be read."""
+
+
 class Admission:
     """Reads the sensors, remembers the hysteresis, and decides."""
 
@@ -39,8 +43,10 @@ class Admission:
         options = sensor_options(self._state_dir, policy)
         platform, now_s = self.platform, self._clock.monotonic_s()
         facts = await self._sensors.read(platform.tree, lambda: platform.read(options, own, now_s))
+        if facts is not None:
+            return facts
         silent = ", ".join(sorted(map(str, platform.tree.silent)))
-        return Facts(faults=(Fault("power", f"{silent} did not answer"),)) if facts is None else facts
+        return Facts(faults=tuple(Fault(sensor, f"{silent} did not answer") for sensor in _UNREAD))
 
     def close(self) -> None:
         """Read no more."""

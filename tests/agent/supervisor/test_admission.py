@@ -4,6 +4,7 @@ import asyncio
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 
@@ -76,6 +77,21 @@ def test_a_sensor_that_fails_is_a_health_item_until_it_returns(watched: Watched)
     (watched.root / TEMPERATURE).write_text("50000")
     watched.look()
     assert watched.codes() == set()
+
+
+def test_where_nothing_can_be_read_no_setting_trains_but_one_for_each_sensor(watched: Watched) -> None:
+    """Too many files hang: the user's word stands for the plug, and for nothing else."""
+
+    async def read(*arguments: object) -> None:
+        return None
+
+    watched.admission._sensors.read = read  # type: ignore[method-assign,assignment]
+    policy = replace(ANY_TIME, assume_power=Power.EXTERNAL)
+    for field, value in (("max_temperature_c", 120.0), ("stop_when_throttled", False)):
+        facts = asyncio.run(watched.admission.read(policy, OwnUse()))
+        assert not watched.admission.judge(facts, policy, 0, "").state.trains
+        policy = replace(policy, **{field: value})  # type: ignore[arg-type]
+    assert watched.admission.judge(facts, policy, 0, "").state.trains
 
 
 def test_a_machine_without_a_thermometer_is_said(watched: Watched) -> None:

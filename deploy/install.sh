@@ -75,7 +75,8 @@ build_package() {
 	done
 	[ "$name" = python3 ] || apt-get install -y -q --no-install-recommends "$name-venv"
 	"$name" -m venv "$environment"
-	"$environment/bin/pip" install -q "setuptools>=77" wheel shtab ||
+	# shtab, msgspec and xxhash: completion and the manual page are made from the command line's own parser.
+	"$environment/bin/pip" install -q "setuptools>=77" wheel shtab msgspec xxhash ||
 		fail "pip could not fetch what the build needs; build the package elsewhere (\`make deb\`) and name it here"
 	package=$(PYTHON=$environment/bin/python "$here/build-deb.sh" --output "$environment" | tail -1)
 	[ -f "$package" ] || fail "the package could not be built; see the messages above"

@@ -4,6 +4,7 @@ import plistlib
 import re
 import shutil
 import subprocess
+import sys
 import tomllib
 from pathlib import Path
 
@@ -93,3 +94,29 @@ def test_every_locked_version_has_its_hashes() -> None:
 def as_numbers(version: str) -> tuple[int, ...]:
     """Return a version's numbers for comparison."""
     return tuple(int(part) for part in re.findall(r"\d+", version))
+
+
+CLEAN_MACHINE = """
+import sys
+
+class Missing:
+    def find_spec(self, name, path=None, target=None):
+        top = name.partition(".")[0]
+        if not (top in sys.argv or top in sys.stdlib_module_names or top.startswith(("port_", "_"))):
+            raise ModuleNotFoundError(name, name=name)
+
+sys.meta_path.insert(0, Missing())
+from port_agent import cli
+cli.main(["manual"])
+"""
+
+
+@pytest.mark.process
+def test_the_installer_fetches_what_the_manual_page_is_made_with() -> None:
+    """On a clean machine nothing else is there when the package is built."""
+    fetched = re.search(r'pip" install -q (.*) \|\|', (CHECKOUT / "deploy/install.sh").read_text())
+    assert fetched is not None
+    made = subprocess.run(
+        [sys.executable, "-c", CLEAN_MACHINE, *fetched[1].split()], capture_output=True, text=True, check=False
+    )
+    assert made.returncode == 0 and "run\\-now" in made.stdout, made.stderr

@@ -102,6 +102,7 @@ def test_a_checkout_is_built_and_installed(bare: Container) -> None:
     install(bare, "--no-user")
     assert show(bare, "ActiveState") == "active"
     check(bare, "port-agent status --json")
+    check(bare, "grep -q run-now /usr/share/bash-completion/completions/port-agent")
     found = check(bare, "port-agent doctor --no-flash; true")
     assert "allocator: budget-aware allocator" in found, "it was compiled on this machine"
 

@@ -281,6 +281,7 @@ def test_whatever_cannot_be_read_stops_it(tmp_path: Path, monkeypatch: pytest.Mo
     async def trains(then_harmed: Path | None = None) -> bool:
         platform = LinuxPlatform(tmp_path / "sys", tmp_path / "proc", tmp_path / "dev")
         admission = Admission(platform, clock, HealthBoard(), tmp_path / "state")
+        admission._sensors = SensorThread(60.0)  # nothing hangs here
         harmed.clear()
         for _ in range(4):
             clock.pass_time(QUIET)

@@ -121,26 +121,30 @@ async def _flap(root: Path, flaps: int) -> None:
 @go
 async def test_a_pulled_plug_stops_it_before_slow_sensors_are_read(tmp_path: Path) -> None:
     async with running(tmp_path) as live:
-        live.plug(True)
-        number = await live.submit(LONG)
-        await live.until_step(number, 3)
-        host, read, answers = live.context.runners.host, live.context.admission.read, asyncio.Event()
+        host, read, answers, waiting = live.context.runners.host, live.context.admission.read, asyncio.Event(), False
 
         async def read_slowly(*arguments: Any) -> Any:
+            nonlocal waiting
+            waiting = live.context.runners.training and not answers.is_set()
             await answers.wait()
+            waiting = False
             return await read(*arguments)
 
         live.context.admission.read = read_slowly
-        live.plug(False)
-        await live.until(lambda: host.requested is RequestedState.PAUSE)
+        answers.set()
         live.plug(True)
-        answers.set()
+        number = await live.submit(LONG)
+        for _ in range(2):
+            await live.until_step(number, live.job(number).step + 3)
+            seen = live.context.admission.facts
+            await live.until(lambda seen=seen: live.context.admission.facts is not seen)  # type: ignore[misc]
+            answers.clear()
+            await live.until(lambda: waiting)
+            live.plug(False)
+            await live.until(lambda: host.requested is RequestedState.PAUSE)
+            live.plug(True)
+            answers.set()
         await live.until_step(number, live.job(number).step + 3)
-        answers.clear()
-        live.plug(False)
-        await live.until(lambda: host.requested is RequestedState.PAUSE)
-        answers.set()
-        await live.until(lambda: host.job is None)
 
 
 @dataclass

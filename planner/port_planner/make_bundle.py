@@ -190,10 +190,10 @@ def prepare(
     each_update: optimizer_scalars.Schedule = schedule or [[{}] * len(job.optimizer.param_groups)] * updates
     with unchanged_arithmetic():
         try:
-            found = _record_steps(job, buckets, each_update, followed)
+            found = _record_cached(job, buckets, each_update, followed)
         except StatefulStepError as error:
-            known = _known_ahead(job, updates, ahead, error)
-            found = _record_steps(job, buckets, each_update, followed, known)
+            found = _Recorded(known=_known_ahead(job, updates, ahead, error))
+            _record_steps(job, buckets, each_update, followed, found)
         _check_same_updates(found.graphs)
         if eval_data:
             _record_evaluation(job, eval_data, found)
@@ -248,15 +248,34 @@ def _known_ahead(
         raise CaptureError(f"{error}. Whether it decides nothing in later steps is not known: {unknown}") from unknown
 
 
+def _record_cached(
+    job: TrainingJob, buckets: Sequence[JobSamples], each_update: optimizer_scalars.Schedule, followed: int
+) -> _Recorded:
+    """Record the steps of a program that may keep constants, such as a mask for each length, that its first step on a shape creates.
+
+    What it does with them shows once they exist, so its steps are recorded again then.
+    """
+    shapes = sum(len(_batch_sizes(samples.size, job.drop_last)) for samples in buckets)
+    while True:
+        found = _Recorded()
+        try:
+            _record_steps(job, buckets, each_update, followed, found)
+            return found
+        except CaptureError as error:
+            if isinstance(error, StatefulStepError) or not shapes or not found.results.kept_constants():
+                raise
+            shapes -= 1
+
+
 def _record_steps(
     job: TrainingJob,
     buckets: Sequence[JobSamples],
     each_update: optimizer_scalars.Schedule,
     followed: int,
-    known: KnownSteps | None = None,
-) -> _Recorded:
-    """Record a step for each shape of the job's batches, each several times."""
-    kind, found = kind_of_job(job), _Recorded(known=known)
+    found: _Recorded,
+) -> None:
+    """Record a step for each shape of the job's batches, each several times, in `found`."""
+    kind, known = kind_of_job(job), found.known
     for number, samples in enumerate(buckets):
         data, size, loss_fn = samples.columns, samples.size, _watched_loss(job.loss_of(number))
         for rows in _batch_sizes(size, job.drop_last):
@@ -290,7 +309,6 @@ def _record_steps(
                     f"the loss on the first {rows} rows of the data is {capture.loss}; look for values in the data, the "
                     "model or its start that are not finite, or set allow_nonfinite=True in the job"
                 )
-    return found
 
 
 def _record_evaluation(job: TrainingJob, data: Sequence[Column], found: _Recorded) -> None:

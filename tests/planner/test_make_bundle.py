@@ -107,6 +107,30 @@ def test_what_a_step_leaves_shows_before_the_first_steps_are_followed(what: str)
     assert found.known is not None and not found.tapes
 
 
+@pytest.mark.parametrize("followed", [0, 2])
+def test_constants_that_a_program_makes_in_its_first_step_are_recorded_as_they_are_then(followed: int) -> None:
+    """Of each shape; but not what it makes of its first batch, which is another one than is recorded first."""
+
+    def remembering(make: Callable[[torch.Tensor], torch.Tensor]) -> TrainingJob:
+        made, kept = job(), dict[int, torch.Tensor]()
+        plain = made.loss_fn
+
+        def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            if len(x) not in kept:
+                kept[len(x)] = make(x).detach()
+            found: torch.Tensor = plain(model, x * kept[len(x)], y)
+            return found
+
+        return replace(made, loss_fn=loss)
+
+    ramp = prepare(remembering(lambda x: torch.linspace(0.5, 1.5, len(x)).unsqueeze(1)), followed=followed)
+    assert all("aten::linspace" not in {op.name for op in graph.ops} for graph in ramp.graphs.values())
+    assert len([key for key in ramp.tensors if key.startswith("constant/")]) >= len(ramp.graphs) == 2
+    for make in (lambda x: x.std(0), lambda x: torch.rand(4)):
+        with pytest.raises(CaptureError, match="that an earlier step created and the program kept"):
+            prepare(remembering(make), followed=followed)
+
+
 def test_capturing_changes_neither_the_model_nor_the_generator() -> None:
     made = job(lambda o: torch.optim.lr_scheduler.StepLR(o, 1))
     before = copy.deepcopy(made.model.state_dict())

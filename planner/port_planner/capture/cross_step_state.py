@@ -17,10 +17,16 @@ class StepResults:
 
     def __init__(self) -> None:
         self._steps: list[dict[int, tuple[StorageWeakRef, str]]] = []
+        self._constants: list[StorageWeakRef] = []
 
-    def add(self, made: Iterable[tuple[StorageWeakRef, str]]) -> None:
-        """Register the storages a step created, and the line of the program that did; "" if unknown."""
+    def add(self, made: Iterable[tuple[StorageWeakRef, str]], constants: Iterable[StorageWeakRef] = ()) -> None:
+        """Register the storages a step created, and the line of the program that did; "" if unknown.
+
+        `constants`: further ones that depend neither on the batch nor the model nor random numbers. A program may keep them: they are the
+        same whichever step created them.
+        """
         self._steps.append({reference.cdata: (reference, line) for reference, line in made})
+        self._constants += constants
 
     def forget_expired(self) -> None:
         """Forget the steps of which nothing remains."""
@@ -32,7 +38,12 @@ class StepResults:
 
     def kept(self) -> bool:
         """Return whether the program still has anything that a step created."""
-        return bool(self._held(frozenset()))
+        return self.kept_constants() or bool(self._held(frozenset()))
+
+    def kept_constants(self) -> bool:
+        """Return whether the program still has constants that a step created, such as a mask that it makes once."""
+        self._constants = [made for made in self._constants if not made.expired()]
+        return bool(self._constants)
 
     def gathered(self, known: Set[int]) -> list[str] | None:
         """Return the lines whose storages from two or more steps exist at once, or None if there are none.

@@ -205,9 +205,14 @@ class StepRecorder(TorchDispatchMode):
     def leave_results(self) -> None:
         """Register what the step created, for the steps recorded after it."""
         lines = {self.tape.values[v].storage: op.line for op in self.tape.ops for v in op.outputs if v is not None}
-        made = (place for place in self._places.values() if self.tape.storages[place.storage].role is Role.TEMPORARY)
+        made = [
+            (place.keep_alive, place.storage)
+            for place in self._places.values()
+            if self.tape.storages[place.storage].role is Role.TEMPORARY and isinstance(place.keep_alive, StorageWeakRef)
+        ]
         self.tape.results.add(
-            (p.keep_alive, lines.get(p.storage, "")) for p in made if isinstance(p.keep_alive, StorageWeakRef)
+            ((reference, lines.get(s, "")) for reference, s in made if s in self._tainted),
+            (reference for reference, s in made if s not in self._tainted),
         )
 
     def _new_storage(self, tensor: torch.Tensor, role: Role, name: str) -> int:

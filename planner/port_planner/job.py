@@ -39,12 +39,17 @@ class ScriptError(JobError):
 def own_code(what: str) -> Iterator[None]:
     """Run the user's code: any exception becomes a ScriptError that says `what` failed.
 
-    A PortError passes unchanged.
+    A PortError passes unchanged. Raises JobError where the code ends the process.
     """
     try:
         yield
     except PortError:
         raise
+    except SystemExit as error:
+        raise JobError(
+            f"{what} ended the process (exit code {error.code}); it runs without command-line arguments: give each a default, and put what "
+            'trains under `if __name__ == "__main__":`'
+        ) from error
     except Exception as error:  # the user's code may raise anything
         raise ScriptError(what, error) from error
 

@@ -11,6 +11,7 @@ import inspect
 import math
 import pickle
 import random
+import sys
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -71,16 +72,17 @@ def load_job(script: Path, folder: Path | None = None) -> TrainingJob:
     if script.suffix != ".py":
         raise JobError(f"{script} is not a Python file; give a script that ends in .py")
     _begin_generators()
-    with own_code(f"the script {script}"):
-        module = load_script(script)
-    entry = getattr(module, ENTRY, None)
-    if entry is None:
-        raise JobError(
-            f"{script} has no function {ENTRY}(); add one that returns port_planner.job.TrainingJob(model, loss_fn, optimizer, "
-            "data, batch_size)"
-        )
-    with own_code(f"{ENTRY}() in {script}"):
-        returned = entry()
+    with _no_arguments(script):
+        with own_code(f"the script {script}"):
+            module = load_script(script)
+        entry = getattr(module, ENTRY, None)
+        if entry is None:
+            raise JobError(
+                f"{script} has no function {ENTRY}(); add one that returns port_planner.job.TrainingJob(model, loss_fn, optimizer, "
+                "data, batch_size)"
+            )
+        with own_code(f"{ENTRY}() in {script}"):
+            returned = entry()
     job = as_job(returned, folder)
     if job is None:
         raise JobError(
@@ -90,6 +92,16 @@ def load_job(script: Path, folder: Path | None = None) -> TrainingJob:
     if job.name == "job":
         job.name = script.stem
     return job
+
+
+@contextmanager
+def _no_arguments(script: Path) -> Iterator[None]:
+    """Let a script that reads command-line arguments find none, not those of the command that loads it."""
+    before, sys.argv = sys.argv, [str(script)]
+    try:
+        yield
+    finally:
+        sys.argv = before
 
 
 def _begin_generators() -> None:

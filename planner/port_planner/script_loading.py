@@ -34,12 +34,11 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def load_script(script: Path) -> types.ModuleType:
-    """Run a script without its main part and without arguments, and return it. Raises what the script raises."""
+    """Run a script without its main part and return it. Raises what the script raises."""
     loader = _Loader(_MAIN, str(script.absolute()))
     module = types.ModuleType(_MAIN)
     module.__file__, module.__loader__ = loader.path, loader
     sys.modules["__main__"] = sys.modules[_MAIN] = module
-    sys.argv = [str(script)]
     if not sys.flags.safe_path:
         put_first(str(script.resolve().parent))
     loader.exec_module(module)
@@ -48,13 +47,13 @@ def load_script(script: Path) -> types.ModuleType:
 
 @contextmanager
 def imports_kept() -> Iterator[None]:
-    """Let this process import as before once the context is left, with its own arguments, whatever script was loaded in it."""
-    path, imports, arguments = list(sys.path), builtins.__import__, sys.argv
+    """Let this process import as before once the context is left, whatever script was loaded in it."""
+    path, imports = list(sys.path), builtins.__import__
     mains = {name: sys.modules.get(name) for name in ("__main__", _MAIN)}
     try:
         yield
     finally:
-        sys.path[:], sys.argv = path, arguments
+        sys.path[:] = path
         for name, module in mains.items():
             sys.modules.pop(name, None)
             if module is not None:

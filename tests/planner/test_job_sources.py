@@ -111,9 +111,7 @@ def test_a_script_reads_its_own_arguments_which_are_none(tmp_path: Path) -> None
     """Not those of the command that loads it."""
     parsed = "import argparse\nparser = argparse.ArgumentParser()\nparser.add_argument('--size', type=int{more})\nsize = parser.parse_args().size\n"
     given, path = sys.argv, script(tmp_path, parsed.format(more=", default=3") + GOOD.format(more=", name=str(size)"))
-    with imports_kept():
-        assert load_job(path).name == "3" and sys.argv == [str(path)]
-    assert sys.argv is given
+    assert load_job(path).name == "3" and sys.argv is given
     with pytest.raises(JobError, match=r"ended the process \(exit code 2\); it runs without command-line arguments"):
         load_job(script(tmp_path, parsed.format(more=", required=True") + GOOD.format(more="")))
 

@@ -254,11 +254,44 @@ def _evaluated_later() -> Loss:
     return loss
 
 
+def _table_made_once() -> Loss:
+    kept: dict[int, Tensor] = {}
+
+    def loss(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        if len(x) not in kept:
+            kept[len(x)] = torch.linspace(0.5, 1.5, len(x))[:, None]
+        return classify(m, x * kept[len(x)], y)
+
+    return loss
+
+
+def _first_batch_remembered() -> Loss:
+    kept: list[Tensor] = []
+
+    def loss(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        if not kept:
+            kept.append(x.mean(0))
+        return classify(m, x - kept[0], y)
+
+    return loss
+
+
+def _weight_by_the_step() -> Loss:
+    config = SimpleNamespace(step=0)
+
+    def loss(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        config.step += 1
+        return classify(m, x, y) + min(1.0, config.step / LATE) * m(x).square().mean()
+
+    return loss
+
+
 _LOSSES = (
     _namespace, _function_attribute, _mutable_default, _class_attribute, _global_of_a_helper, _list_of_a_module, _dictionary_by_default,
     _enclosing_variable, _count_of_itertools, _generator_function, _whole_number_of_numpy, _window_of_losses, _random_of_python,
     _random_of_numpy, _generator_of_ones_own, _kept_by_a_cache, _context_variable, _local_of_the_thread, _environment, _object_in_an_object,
-    _method_of_an_object, _tensor_outside_of_the_model, _gradients_switched_off_later, _evaluated_later,
+    _method_of_an_object, _tensor_outside_of_the_model, _gradients_switched_off_later, _evaluated_later, _table_made_once, _first_batch_remembered,
+    _weight_by_the_step,
 )  # fmt: skip
 
 

@@ -50,6 +50,8 @@ bool arena_grow(void *table, size_t *usable, size_t needed) {
     return true;
 }
 
+static uintptr_t aligned(uintptr_t address, size_t bytes) { return (address + bytes - 1) & ~(bytes - 1); }
+
 bool arena_begin(size_t block_bytes) {
     guard_page = (size_t)sysconf(_SC_PAGESIZE);
     block_bytes_ = block_bytes;
@@ -58,7 +60,7 @@ bool arena_begin(size_t block_bytes) {
         char *address = arena_reserve(bytes);
         if (!address)
             continue;
-        begin_ = ((uintptr_t)address + GRANULE - 1) & ~(GRANULE - 1);
+        begin_ = aligned((uintptr_t)address, block_bytes);
         end_ = ((uintptr_t)address + bytes) & ~(GRANULE - 1);
         next_ = begin_;
         index_ = arena_reserve((end_ - begin_) / GRANULE * sizeof *index_ + 4 * GRANULE);
@@ -79,6 +81,8 @@ bool arena_begin(size_t block_bytes) {
 bool arena_holds(const void *address) { return (uintptr_t)address >= begin_ && (uintptr_t)address < end_; }
 
 struct block *arena_block(uint32_t index) { return &blocks_[index]; }
+
+size_t arena_block_bytes(void) { return block_bytes_; }
 
 uint32_t arena_index_of(const struct block *block) { return (uint32_t)(block - blocks_); }
 
@@ -229,8 +233,8 @@ struct block *arena_take(size_t bytes) {
         first = &blocks_[free_by_class_[class]];
         free_by_class_[class] = first->next;
     } else {
-        uintptr_t address = next_;
-        if (reserved > end_ - address || !arena_grow(index_, &index_bytes_, (address + reserved - begin_) / GRANULE * sizeof *index_) ||
+        uintptr_t address = aligned(next_, reserved < block_bytes_ ? GRANULE : block_bytes_); /* a huge page is aligned */
+        if (address > end_ || reserved > end_ - address || !arena_grow(index_, &index_bytes_, (address + reserved - begin_) / GRANULE * sizeof *index_) ||
             !(first = new_run(address, reserved, reserved))) {
             errno = ENOMEM;
             return NULL;

@@ -10,13 +10,16 @@
 #include <errno.h>
 #include <sys/mman.h>
 
+#include "../malloc/huge_pages.h"
 #include "guard_internal.h"
 
 #ifndef MREMAP_DONTUNMAP
 #define MREMAP_DONTUNMAP 4
 #endif
 
-static struct block_list donors_ = EMPTY_LIST;
+enum donors { PARTS, WHOLE }; /* WHOLE: all pages of a block of full size, in one piece, which may be a huge page */
+
+static struct block_list donors_[] = {[PARTS] = EMPTY_LIST, [WHOLE] = EMPTY_LIST};
 static size_t offered_;
 static bool cannot_move_;
 
@@ -27,20 +30,23 @@ size_t frames_of(const struct block *block) {
     return bytes;
 }
 
+static bool is_whole(size_t bytes) { return bytes == HUGE_PAGE_BYTES && bytes == arena_block_bytes(); }
+
 size_t frames_offered(void) { return offered_; }
 
 void frames_offer(struct block *block) {
     if (block->donor || !block->span_count)
         return;
-    block->donor = 1;
-    list_append(&donors_, block);
+    enum donors kind = block->span_count == 1 && is_whole(block->spans[0].bytes) ? WHOLE : PARTS;
+    block->donor = (uint8_t)(1 + kind);
+    list_append(&donors_[kind], block);
     offered_ += frames_of(block);
 }
 
 void frames_withdraw(struct block *block) {
     if (!block->donor)
         return;
-    list_remove(&donors_, block);
+    list_remove(&donors_[block->donor - 1], block);
     block->donor = 0;
     offered_ -= frames_of(block);
 }
@@ -84,8 +90,8 @@ static void forget_if_empty(struct block *block) {
 
 size_t frames_trim(size_t bytes) {
     size_t given = 0;
-    while (given < bytes && donors_.oldest != NOTHING) {
-        struct block *block = arena_block(donors_.oldest);
+    for (uint32_t oldest; given < bytes && (oldest = donors_[donors_[PARTS].oldest == NOTHING].oldest) != NOTHING;) {
+        struct block *block = arena_block(oldest);
         size_t has = frames_of(block), wanted = bytes - given;
         size_t part = has <= wanted ? has : (wanted + guard_page - 1) & ~(guard_page - 1);
         frames_withdraw(block);
@@ -108,12 +114,18 @@ static bool move_span(struct span from, size_t bytes, uintptr_t target) {
     return true;
 }
 
+/* Return the donor for more of a block's pages, or NOTHING. Huge pages stay in one piece while others are offered, and a block
+ * that may have one is not pieced together. */
+static uint32_t donor_for(size_t bytes) {
+    return donors_[is_whole(bytes) || donors_[PARTS].newest == NOTHING ? WHOLE : PARTS].newest;
+}
+
 /* Fill a block's addresses with readable and writable pages, from donors first. Their content is undefined. */
 bool frames_take(struct block *block, size_t *moved, size_t *fresh) {
     size_t have = 0;
     *moved = *fresh = 0;
-    while (have < block->bytes && donors_.newest != NOTHING && block->span_count < MAX_SPANS - 1) {
-        struct block *donor = arena_block(donors_.newest);
+    for (uint32_t newest; have < block->bytes && block->span_count < MAX_SPANS - 1 && (newest = donor_for(block->bytes)) != NOTHING;) {
+        struct block *donor = arena_block(newest);
         frames_withdraw(donor);
         struct span *last = &donor->spans[donor->span_count - 1];
         size_t part = last->bytes < block->bytes - have ? last->bytes : block->bytes - have;
@@ -138,6 +150,8 @@ bool frames_take(struct block *block, size_t *moved, size_t *fresh) {
             frames_offer(block);
             return false;
         }
+        if (rest == HUGE_PAGE_BYTES)
+            huge_pages_wish(target, rest);
         block->spans[block->span_count++] = (struct span){block->address + have, rest};
         *fresh = rest;
     }

@@ -14,11 +14,12 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "../malloc/huge_pages.h"
 #include "guard_internal.h"
 #include "processes.h"
 
-#define BLOCK_BYTES ((size_t)1 << 20)  /* unit of bringing in and evicting */
-#define BLOCKS_IN_LIMIT 16             /* or fewer, if the limit is too small for these */
+#define BLOCKS_IN_LIMIT 16             /* fewer, if it is too small for the smallest blocks */
+#define HUGE_PAGES_IN_LIMIT 64
 #define AT_HAND 6                      /* blocks a thread touched last stay: a loop needs all of its operands, or it faults forever */
 #define FAULTS 64                      /* faults that are remembered */
 #define BINS 4096
@@ -561,13 +562,20 @@ enum fault_outcome guard_resolve(uintptr_t address, bool write, bool write_is_kn
 
 /* ---- the interface ------------------------------------------------------------------------------------------------ */
 
+/* The unit of bringing in and evicting. */
+static size_t block_bytes_for(size_t limit_bytes) {
+    if (huge_pages_fit() && limit_bytes / HUGE_PAGES_IN_LIMIT >= HUGE_PAGE_BYTES)
+        return HUGE_PAGE_BYTES;
+    size_t bytes = CHUNK;
+    while (bytes > GRANULE && bytes > limit_bytes / BLOCKS_IN_LIMIT)
+        bytes /= 2;
+    return bytes;
+}
+
 int guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes) {
     if (active_)
         return EALREADY;
-    size_t block_bytes = BLOCK_BYTES;
-    while (block_bytes > GRANULE && block_bytes > limit_bytes / BLOCKS_IN_LIMIT)
-        block_bytes /= 2;
-    if (!arena_begin(block_bytes))
+    if (!arena_begin(block_bytes_for(limit_bytes)))
         return errno;
     for (int i = 0; i < BINS; i++)
         free_bins_[i] = NOTHING;

@@ -44,7 +44,7 @@ struct block {
     uint32_t writes;               /* how often it was opened for writing after having been closed */
     uint8_t writable;              /* protection of a free block's pages */
     uint8_t span_count;
-    uint8_t donor;                 /* in the list of blocks whose pages may be taken */
+    uint8_t donor;                 /* its pages may be taken: which list it is in, +1 */
     uint8_t file;                  /* which page file, in forked children */
     uint8_t held;                  /* resident, and closed until the end of a pause */
     uint8_t unseen;                /* some of its pages may never have been touched */
@@ -64,6 +64,7 @@ bool arena_grow(void *table, size_t *usable, size_t needed);
 bool arena_holds(const void *address);
 struct block *arena_block_at(uintptr_t address);
 struct block *arena_block(uint32_t index);
+size_t arena_block_bytes(void);
 uint32_t arena_index_of(const struct block *block);
 /* The blocks of an allocation, in the order of their addresses; NULL after the last. */
 struct block *arena_first(const struct block *block);

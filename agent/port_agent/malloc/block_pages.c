@@ -1,45 +1,19 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE /* mremap */
 #endif
-#include <fcntl.h>
-#include <stdatomic.h>
-#include <stdlib.h>
 #include <sys/mman.h>
-#include <unistd.h>
 
 #include "block_internal.h"
+#include "huge_pages.h"
 
 #define SLAB_BYTES (64u << 10)
-/* From here on the kernel is asked for huge pages: one fault in place of 512, and direct I/O pins one page in place of 512. A
- * block is written whole sooner or later, so they take no more memory. */
-#define HUGE_PAGE_BYTES (2u << 20)
-#define HUGE_PAGE_FILE "/sys/kernel/mm/transparent_hugepage/hpage_pmd_size"
-
-/* Return the advice for large blocks. Where pages have 16 or 64 KiB a huge one has 32 or 512 MiB: an end that a block leaves
- * untouched would pass a budget, so the kernel is asked for none. */
-static int huge_page_advice(void) {
-    static _Atomic int known = -1; /* MADV_NORMAL is 0 */
-    int advice = atomic_load_explicit(&known, memory_order_relaxed);
-    if (advice >= 0)
-        return advice;
-    char text[24] = "";
-    int file = open(HUGE_PAGE_FILE, O_RDONLY | O_CLOEXEC);
-    if (file >= 0) {
-        ssize_t length = read(file, text, sizeof text - 1);
-        text[length > 0 ? length : 0] = '\0';
-        close(file);
-    }
-    advice = strtoull(text, NULL, 10) <= HUGE_PAGE_BYTES ? MADV_HUGEPAGE : MADV_NOHUGEPAGE;
-    atomic_store_explicit(&known, advice, memory_order_relaxed);
-    return advice;
-}
 
 void *pages_map(size_t bytes) {
     void *pages = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (pages == MAP_FAILED)
         return NULL;
     if (bytes >= HUGE_PAGE_BYTES)
-        madvise(pages, bytes, huge_page_advice()); /* a wish: kernels without them refuse it */
+        huge_pages_wish(pages, bytes); /* a block is written whole sooner or later, so they take no more memory */
     return pages;
 }
 

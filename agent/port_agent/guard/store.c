@@ -198,21 +198,33 @@ void store_release(struct block *block) {
     block->offset = -1;
 }
 
-/* Four lanes of multiplied and rotated words: each word changes the sum by an odd multiple, its place by the rotations. */
-static uint64_t checksum_of(const void *data, size_t bytes) {
-    const uint64_t *word = data;
-    uint64_t a = 1, b = 2, c = 3, d = 4;
-    for (size_t i = 0; i < bytes / 8; i += 4) {
-        a = (a ^ word[i]) * 0x9E3779B185EBCA87u;
-        b = (b ^ word[i + 1]) * 0xC2B2AE3D27D4EB4Fu;
-        c = (c ^ word[i + 2]) * 0x165667B19E3779F9u;
-        d = (d ^ word[i + 3]) * 0x85EBCA77C2B2AE63u;
-        a = a << 31 | a >> 33;
-        b = b << 29 | b >> 35;
-        c = c << 27 | c >> 37;
-        d = d << 33 | d >> 31;
-    }
-    return a ^ (b << 1 | b >> 63) ^ (c << 7 | c >> 57) ^ (d << 12 | d >> 52);
+#if defined(__x86_64__)
+#define WIDEST __attribute__((target_clones("avx2", "default")))
+#else
+#define WIDEST
+#endif
+
+typedef uint64_t lanes __attribute__((vector_size(32)));
+
+/* Each word is mixed in itself and multiplied by an odd number of its place, so a word that differs, or two in each other's
+ * place, change the sum. At the speed of memory with AVX2; `data` is page-aligned and `bytes` are whole pages. */
+WIDEST static uint64_t checksum_of(const void *data, size_t bytes) {
+    const lanes *word = data;
+    lanes sums[2] = {{1, 2, 3, 4}, {5, 6, 7, 8}};
+    lanes odd[2] = {{0x9E3779B185EBCA87u, 0xC2B2AE3D27D4EB4Fu, 0x165667B19E3779F9u, 0x85EBCA77C2B2AE63u},
+                    {0x27D4EB2F165667C5u, 0x61C8864E7A143579u, 0xB8FE6C3923A44BBFu, 0x7C01812CF721AD1Du}};
+    const lanes even = {0xDED46DE9839097DAu, 0x7240A4A4B7B3671Eu, 0xCB79E64ECCC0E57Au, 0x92D6EB4D1A4E3C36u};
+    for (size_t i = 0; i < bytes / sizeof *word; i += 2)
+        for (int k = 0; k < 2; k++) {
+            lanes mixed = word[i + k] ^ word[i + k] >> 32;
+            sums[k] += mixed * odd[k];
+            odd[k] += even;
+        }
+    uint64_t sum = 0;
+    for (int k = 0; k < 2; k++)
+        for (int lane = 0; lane < 4; lane++)
+            sum = (sum << 9 | sum >> 55) ^ sums[k][lane];
+    return sum;
 }
 
 static void transfer_all(const struct block *block, size_t start, uintptr_t address, size_t bytes, bool write) {

@@ -20,19 +20,27 @@ pytestmark = [
 ]
 
 
-def run_stress(folder: Path, rounds: int, *flags: str) -> subprocess.CompletedProcess[str]:
-    """Run so many rounds of each of the threads of `c/stress.c`, linked with the library's sources."""
+def run_stress(folder: Path, rounds: int, *flags: str, largest_mib: int = 4) -> subprocess.CompletedProcess[str]:
+    """Run so many rounds of each of the threads of `c/stress.c`, with allocations of up to `largest_mib`, linked with the
+    library's sources.
+    """
     program, includes = folder / "stress", {f"-I{path.parent}" for path in SOURCES}
     own = Path(__file__).parent / "c/stress.c"
     options = ["-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-pthread", "-fno-builtin-malloc", "-fno-builtin-calloc"]
     command = [str(COMPILER), *options, *flags, *includes, str(own), *map(str, SOURCES), "-ldl", "-o", str(program)]
     subprocess.run(command, check=True)
-    return subprocess.run([program, folder, str(rounds)], capture_output=True, text=True, timeout=900)
+    return subprocess.run([program, folder, str(rounds), str(largest_mib)], capture_output=True, text=True, timeout=900)
 
 
 @pytest.mark.slow
 def test_threads_find_what_they_wrote(tmp_path: Path) -> None:
     done = run_stress(tmp_path, 200)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.slow
+def test_threads_find_what_they_wrote_in_huge_pages(tmp_path: Path) -> None:
+    done = run_stress(tmp_path, 200, largest_mib=54)
     assert done.returncode == 0, done.stderr
 
 

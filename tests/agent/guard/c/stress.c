@@ -18,9 +18,7 @@
 #define WORKERS 4
 #define HELD 12
 #define SMALLEST ((size_t)64 << 10)
-#define LARGEST ((size_t)4 << 20)
 #define MEBIBYTE ((size_t)1 << 20)
-#define LIMIT (WORKERS * HELD * LARGEST / 2 / 10)
 #define CHECK(condition)                                                     \
     do {                                                                     \
         if (!(condition)) {                                                  \
@@ -31,6 +29,7 @@
 
 static atomic_int running;
 static int rounds;
+static size_t largest; /* from 54 MiB on, guarded memory has blocks of a huge page */
 
 struct held {
     uint64_t *words;
@@ -60,7 +59,7 @@ static void check_page(const struct held *held, const uint64_t *words, size_t pa
 }
 
 static void fill(struct held *held, uint32_t *random) {
-    held->bytes = SMALLEST + next_random(random) % (LARGEST - SMALLEST) / 4096 * 4096;
+    held->bytes = SMALLEST + next_random(random) % (largest - SMALLEST) / 4096 * 4096;
     held->words = guard_allocate(held->bytes);
     held->writes = calloc(held->bytes / 4096, sizeof *held->writes);
     held->salt = (uint64_t)next_random(random) << 24;
@@ -191,8 +190,9 @@ static void fork_once(struct held *own) {
 }
 
 int main(int count, char **words) {
-    CHECK(count == 3 && (rounds = atoi(words[2])) > 0);
-    CHECK(!guard_begin(words[1], LIMIT, SMALLEST));
+    CHECK(count == 4 && (rounds = atoi(words[2])) > 0 && (largest = (size_t)atoi(words[3]) * MEBIBYTE) > 0);
+    const size_t limit = WORKERS * HELD * largest / 2 / 10;
+    CHECK(!guard_begin(words[1], limit, SMALLEST));
     pthread_t threads[WORKERS];
     running = WORKERS;
     for (uintptr_t i = 0; i < WORKERS; i++)
@@ -204,7 +204,7 @@ int main(int count, char **words) {
         struct timespec moment = {0, 3000000};
         nanosleep(&moment, NULL);
         guard_tick();
-        guard_set_limit(turn % 2 ? LIMIT : LIMIT / 2);
+        guard_set_limit(turn % 2 ? limit : limit / 2);
         if (turn % 16 == 3) {
             guard_pause();
             guard_resume();

@@ -43,6 +43,7 @@ from port_agent.federate.privacy import PrivacyLedger
 from port_agent.federate.signatures import DeviceSignatures
 from port_agent.federate.tensors import Arrays, FederatedTensors, federated_tensors
 from port_agent.federate.wire import (
+    FlowerMessageError,
     array_record,
     flower_records,
     message_bytes,
@@ -56,6 +57,7 @@ from port_agent.peers.transfer import sha256_of
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.helper_process import helper_exit_code, send_event
 from port_planner.base.errors import PortError
+from port_planner.base.units import shown
 
 
 class _TrainFirst(Exception):
@@ -152,7 +154,10 @@ def client_app(device: _Device, message: Message, terms: FederationTerms, state_
     """Return the app that answers a message, with the modifiers that it asks for. Raises TermsError for what the owner does not allow."""
     app = ClientApp()
     config = message.content.config_records.get(CONFIG, ConfigRecord())
-    _check_terms(message, config, terms)
+    if message.metadata.message_type == MessageType.TRAIN:
+        _check_terms(message, config, terms)
+    elif message.metadata.message_type != MessageType.EVALUATE:  # Flower takes more names for the same
+        raise FlowerMessageError(f"a leader sends no messages of type {shown(message.metadata.message_type)}")
     if RECORD_KEY_CONFIGS in message.content.config_records:
         app.train(mods=[GuardedMasking(DeviceSignatures(state_dir))])(device.contribute)
     elif MEASURED in config:
@@ -164,12 +169,10 @@ def client_app(device: _Device, message: Message, terms: FederationTerms, state_
 
 
 def _check_terms(message: Message, config: ConfigRecord, terms: FederationTerms) -> None:
-    if message.metadata.message_type != MessageType.TRAIN:
-        return
     masked = RECORD_KEY_CONFIGS in message.content.config_records or MEASURED in config
     if terms.require_secure and not masked:
         raise TermsError("its owner only allows contributions to masked sums; lead with --secure")
-    norm = config.get(KEY_CLIPPING_NORM)
+    norm = None if masked else config.get(KEY_CLIPPING_NORM)  # what is masked is not clipped
     if terms.require_clip is not None and not (isinstance(norm, float) and 0 < norm <= terms.require_clip):
         raise TermsError(
             f"its owner requires changes clipped to a norm of {terms.require_clip:g} or less; lead with --clip"

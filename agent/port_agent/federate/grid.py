@@ -31,9 +31,9 @@ class PeerGrid(Grid):
     """
 
     def __init__(
-        self, run_id: int, nodes: Iterable[int], goal: int, folder: Path, check: Callable[[Message], None]
+        self, run_id: int, nodes: Iterable[int], goal: int, folder: Path, check: Callable[[Message, Message], None]
     ) -> None:
-        """`check`, which may be replaced, raises FlowerMessageError for an unacceptable reply."""
+        """`check`, which may be replaced, takes what was asked and the reply; it raises FlowerMessageError for an unacceptable one."""
         self._run = Run.create_empty(run_id)
         self._nodes, self._goal, self._folder, self.check = tuple(nodes), goal, folder, check
         self._reports: queue.Queue[ReplyReport | None] = queue.Queue()
@@ -72,7 +72,8 @@ class PeerGrid(Grid):
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Return the replies that came in time, were enough, and are acceptable. Raises GridClosedError."""
-        waiting = {message.metadata.dst_node_id: self._send(message) for message in messages}
+        asked = {message.metadata.dst_node_id: message for message in messages}
+        waiting = {node: self._send(message) for node, message in asked.items()}
         end_s = time.monotonic() + timeout if timeout is not None else None
         replies: list[Message] = []
         while waiting and len(replies) < self._goal:
@@ -84,7 +85,7 @@ class PeerGrid(Grid):
                 raise GridClosedError("the agent that delivers its messages is gone; it starts this round again")
             if waiting.get(report.node) == report.file:
                 del waiting[report.node]
-                replies += self._reply(report)
+                replies += self._reply(report, asked[report.node])
         for node in waiting:
             self.lost[node] = "no reply in time" if len(replies) < self._goal else "enough others replied before"
         send_event(RepliesUnneeded(tuple(sorted(waiting))))
@@ -97,8 +98,8 @@ class PeerGrid(Grid):
         send_event(MessageReady(message.metadata.dst_node_id, file))
         return file
 
-    def _reply(self, report: ReplyReport) -> list[Message]:
-        """Return the reply from a device, or none if it is unacceptable."""
+    def _reply(self, report: ReplyReport, asked: Message) -> list[Message]:
+        """Return the reply from a device to what it was asked, or none if it is unacceptable."""
         try:
             if report.failed:
                 raise FlowerMessageError(report.failed)
@@ -107,7 +108,7 @@ class PeerGrid(Grid):
                 raise FlowerMessageError(f"it claims to come from node {reply.metadata.src_node_id}")
             if reply.has_error():
                 raise FlowerMessageError(str(reply.error.reason))
-            self.check(reply)
+            self.check(asked, reply)
         except (OSError, FlowerMessageError) as error:
             self.lost[report.node] = str(error)
             return []

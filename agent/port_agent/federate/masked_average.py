@@ -7,9 +7,8 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
-from flwr.common import Metrics, bytes_to_ndarray, ndarrays_to_parameters
+from flwr.common import Metrics, ndarrays_to_parameters
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
-from flwr.common.secure_aggregation.secaggplus_constants import Key as Masking
 from flwr.compat.common import recorddict_compat
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.compat.grid_client_proxy import GridClientProxy
@@ -17,8 +16,11 @@ from flwr.server.compat.legacy_context import LegacyContext
 from flwr.server.strategy import FedAvg as MaskedFedAvg
 from flwr.server.workflow import SecAggPlusWorkflow
 from flwr.server.workflow.constant import MAIN_CONFIGS_RECORD, MAIN_PARAMS_RECORD, Key
+from flwr.server.workflow.secure_aggregation.secaggplus_workflow import WorkflowState
+from flwr.serverapp import Grid
 
 from port_agent.federate.grid import PeerGrid
+from port_agent.federate.masked_replies import check_stage_reply
 from port_agent.federate.masking import MIN_EXPONENT, SUMMED_MODULUS, SUMMED_RANGE, SUMMED_STEPS, safe_threshold
 from port_agent.federate.orders import (
     ARRAYS,
@@ -30,14 +32,24 @@ from port_agent.federate.orders import (
     SAMPLES,
     RoundOrder,
 )
-from port_agent.federate.replies import RoundAbandonedError, check_metrics, reasons, require_replies
+from port_agent.federate.replies import (
+    RoundAbandonedError,
+    check_metrics,
+    check_records,
+    reasons,
+    require_replies,
+    too_large,
+)
 from port_agent.federate.tensors import Arrays, FederatedTensors
-from port_agent.federate.wire import UNREADABLE_ARRAY, FlowerMessageError, array_record, plain_arrays
+from port_agent.federate.wire import FlowerMessageError, array_record, plain_arrays
 
 LEADER_NODE = 1
 _COARSEST = 0.01
 """A sum whose steps are a larger share of the change than this is not a usable average."""
-_MAX_EXPONENT = 1024
+_MAX_EXPONENT, _MAX_EXPONENTS = 129, {"float64": 1023}
+"""Of a change between two numbers of a type: twice the largest."""
+_SUM_ROUNDING = 1.001
+"""An average of shares in a range may be outside by the steps of the sum."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,16 +63,31 @@ class _Sizes:
     """By tensor, of the largest change of any device."""
 
 
+class _Masking(SecAggPlusWorkflow):
+    """Flower's stages. Flower asks for shares of a device that was gone before it had given any: there are none, and nothing is masked
+    with its keys.
+    """
+
+    def share_keys_stage(self, grid: Grid, context: LegacyContext, state: WorkflowState) -> bool:
+        """Count only devices that shared their keys among those that may fall silent."""
+        goes_on: bool = super().share_keys_stage(grid, context, state)
+        state.sampled_node_ids = {*state.active_node_ids}
+        return goes_on
+
+
 class MaskedAverage:
     """The average of one round."""
 
     def __init__(self, order: RoundOrder, tensors: FederatedTensors, grid: PeerGrid) -> None:
         self._order, self._tensors, self._grid = order, tensors, grid
+        self._samples: Mapping[int, int] = {}
+        """Of the devices in the sum."""
 
     def average(self, arrays: Arrays) -> tuple[Arrays, int, float | None]:
         """Return the averaged weights, how many devices are in them, and their loss. Raises RoundAbandonedError."""
         sizes = self._measured(arrays)
         shares, counts = self._summed(arrays, sizes)
+        _check_shares(shares)
         change = {
             name: np.ldexp(share.astype(np.float64), power)
             for (name, share), power in zip(shares.items(), sizes.exponents, strict=True)
@@ -77,10 +104,15 @@ class MaskedAverage:
         number = str(self._order.number)
         messages = [Message(content, node, MessageType.TRAIN, group_id=number) for node in self._order.nodes]
         replies = self._grid.send_and_receive(messages, timeout=self._order.timeout_s)
-        require_replies(len(replies), self._order, self._grid.lost, fewest=FEWEST_MASKED)
         metrics = {reply.metadata.src_node_id: reply.content.metric_records["metrics"] for reply in replies}
-        samples = {node: int(str(metrics[node][SAMPLES])) for node in sorted(metrics)}
-        exponents = zip(*(_exponents(one[EXPONENTS]) for one in metrics.values()), strict=True)
+        counts = {node: int(str(metrics[node][SAMPLES])) for node in sorted(metrics)}
+        powers = {node: max(_exponents(one[EXPONENTS])) for node, one in metrics.items()}
+        largest = {node: math.ldexp(1.0, power) if power > MIN_EXPONENT else 0.0 for node, power in powers.items()}
+        wrong = too_large("change", largest) | too_large("number of samples", counts)
+        self._grid.lost.update(wrong)
+        require_replies(len(replies) - len(wrong), self._order, self._grid.lost, fewest=FEWEST_MASKED)
+        samples = {node: count for node, count in counts.items() if node not in wrong}
+        exponents = zip(*(_exponents(metrics[node][EXPONENTS]) for node in samples), strict=True)
         losses = tuple(float(str(metrics[node][LOSS])) for node in samples)
         return _Sizes(samples, losses, tuple(max(powers) for powers in exponents))
 
@@ -92,6 +124,7 @@ class MaskedAverage:
             counts.extend(samples for samples, _ in metrics)
             return {}
 
+        self._samples = sizes.samples
         order, manager, count = self._order, SimpleClientManager(), len(sizes.samples)
         for node in sizes.samples:
             manager.register(GridClientProxy(node, self._grid, order.run_id))
@@ -107,7 +140,7 @@ class MaskedAverage:
         before = recorddict_compat.parameters_to_arrayrecord(ndarrays_to_parameters(list(arrays.values())), True)
         context.state.config_records[MAIN_CONFIGS_RECORD] = ConfigRecord({Key.CURRENT_ROUND: order.number})
         context.state.array_records[MAIN_PARAMS_RECORD] = before
-        workflow = SecAggPlusWorkflow(
+        workflow = _Masking(
             1.0,
             max(safe_threshold(count), math.ceil(order.min_share * count)),
             max_weight=float(max(sizes.samples.values())),
@@ -116,7 +149,10 @@ class MaskedAverage:
             modulus_range=SUMMED_MODULUS,
             timeout=order.timeout_s,
         )
-        workflow(self._grid, context)
+        try:
+            workflow(self._grid, context)
+        except (KeyError, ValueError, TypeError) as error:  # what Flower raises for shares that fit nothing
+            raise RoundAbandonedError(f"a device sent false keys or shares: {error}") from error
         after = context.state.array_records[MAIN_PARAMS_RECORD]
         if after is before:
             raise RoundAbandonedError(
@@ -138,30 +174,29 @@ class MaskedAverage:
                 f"{_COARSEST:.0%}: the devices' changes cancel each other; average without --secure, or train longer in a round"
             )
 
-    def check(self, reply: Message) -> None:
+    def check(self, asked: Message, reply: Message) -> None:
         """Raise FlowerMessageError for a reply that does not fit the stage of this round."""
-        masking = reply.content.config_records.get(RECORD_KEY_CONFIGS)
-        if masking is None:
-            metrics = check_metrics(reply, LOSS, EXPONENTS)
-            powers = _exponents(metrics[EXPONENTS])
-            if len(powers) != len(self._tensors.layouts) or not all(
-                MIN_EXPONENT <= power <= _MAX_EXPONENT for power in powers
-            ):
-                raise FlowerMessageError("the sizes of the change do not belong to the job's tensors")
-        elif Masking.MASKED_PARAMETERS in masking:
-            self._check_sums(masking[Masking.MASKED_PARAMETERS])
+        if RECORD_KEY_CONFIGS in asked.content.config_records:
+            shapes = [(1,), *(tuple(layout.shape) for layout in self._tensors.layouts.values())]
+            check_stage_reply(asked, reply, shapes, self._samples)
+            return
+        check_records(reply)
+        powers = _exponents(check_metrics(reply, LOSS, EXPONENTS)[EXPONENTS])
+        most = [_MAX_EXPONENTS.get(layout.dtype, _MAX_EXPONENT) for layout in self._tensors.layouts.values()]
+        if len(powers) != len(most) or not all(
+            MIN_EXPONENT <= one <= end for one, end in zip(powers, most, strict=True)
+        ):
+            raise FlowerMessageError("the sizes of the change do not belong to the job's tensors")
 
-    def _check_sums(self, masked: object) -> None:
-        """Raise FlowerMessageError for masked sums of other sizes than these tensors, with the weight before them."""
-        shapes = [(1,), *(tuple(layout.shape) for layout in self._tensors.layouts.values())]
-        try:
-            found = (
-                [bytes_to_ndarray(one) for one in masked if isinstance(one, bytes)] if isinstance(masked, list) else []
+
+def _check_shares(shares: Arrays) -> None:
+    """Raise RoundAbandonedError for a sum that is none of changes in the round's ranges: false masks leave it anywhere."""
+    for name, share in shares.items():
+        largest = float(np.abs(share).max(initial=0.0))
+        if not largest <= SUMMED_RANGE * _SUM_ROUNDING:
+            raise RoundAbandonedError(
+                f"the average of {name} is {largest:.3g} times the largest change: a device sent false masks or shares"
             )
-        except UNREADABLE_ARRAY as error:
-            raise FlowerMessageError(f"masked sums cannot be read: {error}") from error
-        if [one.shape for one in found if one.dtype == np.int64] != shapes:
-            raise FlowerMessageError("the masked sums have other sizes than the job's tensors")
 
 
 def _exponents(value: object) -> list[int]:

@@ -22,6 +22,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 import numpy as np
+from cryptography.fernet import InvalidToken
 from flwr.app import ConfigRecord, Context, Message
 from flwr.client.mod import secaggplus_mod
 from flwr.clientapp.typing import ClientAppCallable
@@ -54,8 +55,14 @@ class MaskingError(PortError):
 
 
 def keep_change(context: Context, start: Arrays, trained: Arrays, samples: int, loss: float) -> list[int]:
-    """Store the change of a training for the masked sum, and return its exponents by tensor."""
+    """Store the change of a training for the masked sum, and return its exponents by tensor.
+
+    Raises MaskingError if its numbers are not finite.
+    """
     change: Arrays = {name: trained[name].astype(np.float64) - start[name].astype(np.float64) for name in start}
+    for name, array in change.items():
+        if not np.isfinite(array).all():
+            raise MaskingError(f"its training gave {name} numbers that are not finite")
     context.state.array_records[_CHANGE] = array_record(change)
     context.state.config_records[_FACTS] = ConfigRecord(
         {"start": _digest(start.values()), SAMPLES: samples, LOSS: loss}
@@ -119,7 +126,10 @@ class GuardedMasking:
         stage = check_stage(asked, _state_of(context))
         if stage == Stage.COLLECT_MASKED_VECTORS:
             self._check_signed(message, asked, context)
-        reply = secaggplus_mod(message, context, call_next)
+        try:
+            reply = secaggplus_mod(message, context, call_next)
+        except InvalidToken as error:
+            raise MaskingError("shares that another device encrypted for this one cannot be decrypted") from error
         if stage == Stage.SHARE_KEYS:
             self._sign(message, reply, context)
         elif stage == Stage.COLLECT_MASKED_VECTORS:

@@ -1,6 +1,7 @@
 """What a reply in a round may contain, and how many replies complete it."""
 
 import math
+import statistics
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -15,10 +16,23 @@ if TYPE_CHECKING:
 
 _MAX_SAMPLES = 1 << 40
 """The largest number of samples that a device may report."""
+_MAX_LOSS = float.fromhex("0x1.fffffep+127")
+"""The largest 32-bit number."""
+_FARTHEST = 2.0**20
+"""How many times as large as the median one device's change or count may be: of the others, hardly a bit would be in the average."""
+_FEWEST_COMPARED = 3
 
 
 class RoundAbandonedError(PortError):
     """Too few devices replied; the weights stay unchanged."""
+
+
+def check_records(reply: Message, *arrays: str) -> None:
+    """Raise FlowerMessageError unless a reply has metrics, the array records of these names, and nothing else."""
+    content = reply.content
+    found = {*content.array_records, *content.metric_records, *content.config_records}
+    if set(content.array_records) != {*arrays} or not found <= {*arrays, "metrics"}:
+        raise FlowerMessageError(f"its records are not the requested ones: {', '.join(sorted(found)) or 'none'}")
 
 
 def check_metrics(reply: Message, *names: str) -> "MetricRecord":
@@ -31,9 +45,19 @@ def check_metrics(reply: Message, *names: str) -> "MetricRecord":
     if not isinstance(samples, int) or not 0 < samples < _MAX_SAMPLES:
         raise FlowerMessageError(f"it trained on {samples} samples")
     loss = metrics.get(LOSS, 0.0)
-    if not isinstance(loss, float) or not math.isfinite(loss):
+    if not isinstance(loss, float) or not abs(loss) <= _MAX_LOSS:
         raise FlowerMessageError(f"its loss is {loss}")
     return metrics
+
+
+def too_large(what: str, sizes: Mapping[int, float]) -> dict[int, str]:
+    """Return the devices of whose `what`, by node, the average would be alone, and why they are left out."""
+    middle = statistics.median(sizes.values()) if len(sizes) >= _FEWEST_COMPARED else 0.0
+    return {
+        node: f"its {what} is {size / middle:.1e} times the median of all devices"
+        for node, size in sizes.items()
+        if middle and size > _FARTHEST * middle
+    }
 
 
 def require_replies(replied: int, order: RoundOrder, lost: Mapping[int, str], *, fewest: int = 1) -> None:

@@ -4,12 +4,14 @@ Its first request is a `RoundOrder`; what it sends and receives after that is `P
 that is there whole or not, beside the one that the round began with; which of them counts is for the supervisor to note, so a round that is cut never was.
 """
 
+import math
 import secrets
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
+import numpy as np
 from flwr.app import ConfigRecord, Message
 from flwr.serverapp.strategy import DifferentialPrivacyClientSideFixedClipping, FedAvg
 from flwr.supercore.task_identity import TaskIdentity
@@ -22,15 +24,25 @@ from port_agent.federate.orders import (
     LOSS,
     MESSAGES_FOLDER,
     NOISE,
+    SAMPLES,
     RoundEnded,
     RoundOrder,
     global_file,
 )
-from port_agent.federate.replies import RoundAbandonedError, check_metrics, require_replies
+from port_agent.federate.replies import (
+    RoundAbandonedError,
+    check_metrics,
+    check_records,
+    require_replies,
+    too_large,
+)
 from port_agent.federate.strategies import ServerStep
 from port_agent.federate.tensors import Arrays, FederatedTensorError, FederatedTensors, federated_tensors
 from port_agent.federate.wire import FlowerMessageError, array_record, plain_arrays
 from port_agent.system.helper_process import helper_exit_code, send_event
+
+_CLIPPED = 1.001
+"""A clipped change may be larger than the norm by this factor: devices clip in 32 bits."""
 
 
 class Round:
@@ -40,6 +52,10 @@ class Round:
         self._order, self._tensors = order, tensors
         folder = Path(order.folder)
         self._begun, self._averaged = (folder / global_file(number) for number in (order.number - 1, order.number))
+        self._start: Arrays = {}
+        self._sizes: dict[int, float] = {}
+        """Norms of the changes, by node."""
+        self._samples: dict[int, int] = {}
         self.grid = PeerGrid(order.run_id, order.nodes, order.goal, folder / MESSAGES_FOLDER, self._check)
 
     def run(self) -> tuple[int, float | None]:
@@ -50,8 +66,12 @@ class Round:
         arrays = self._tensors.read(self._begun) if self._order.number > 1 else self._tensors.initial()
         if self._order.final:
             return self._hand_out(arrays), None
+        self._start = arrays
         averaged, count, loss = self._masked(arrays) if self._order.secure else self._plain(arrays)
-        self._tensors.check(averaged)
+        try:
+            self._tensors.check(averaged)
+        except FederatedTensorError as error:
+            raise RoundAbandonedError(f"the average is no model: {error}") from error
         self._tensors.write(self._averaged, averaged)
         return count, loss
 
@@ -72,6 +92,9 @@ class Round:
         begin = (private or step.strategy).configure_train
         messages = begin(order.number, array_record(arrays), self._private_terms(), grid)
         replies = grid.send_and_receive(messages, timeout=order.timeout_s)
+        wrong = too_large("change", self._sizes) | too_large("number of samples", self._samples)
+        grid.lost.update(wrong)
+        replies = [reply for reply in replies if reply.metadata.src_node_id not in wrong]
         require_replies(len(replies), order, grid.lost)
         replies.sort(
             key=lambda reply: reply.metadata.src_node_id
@@ -102,16 +125,34 @@ class Round:
         messages = strategy.configure_evaluate(self._order.number, array_record(arrays), ConfigRecord(), self.grid)
         return len(self.grid.send_and_receive(messages, timeout=self._order.timeout_s))
 
-    def _check(self, reply: Message) -> None:
-        """Raise FlowerMessageError for a reply that cannot result from training these tensors."""
+    def _check(self, asked: Message, reply: Message) -> None:
+        """Raise FlowerMessageError for a reply that cannot result from training these tensors as the order says."""
         if self._order.final:
+            check_records(reply)
             check_metrics(reply)
             return
-        check_metrics(reply, LOSS)
+        check_records(reply, ARRAYS)
+        samples, arrays = check_metrics(reply, LOSS)[SAMPLES], plain_arrays(reply.content.array_records[ARRAYS])
         try:
-            self._tensors.check(plain_arrays(reply.content.array_records[ARRAYS]))
-        except (KeyError, FederatedTensorError) as error:
+            self._tensors.check(arrays)
+        except FederatedTensorError as error:
             raise FlowerMessageError(f"not the requested reply: {error}") from error
+        size, rounding = _change(self._start, arrays)
+        if self._order.clip and (samples != 1 or size > self._order.clip * _CLIPPED + rounding):
+            raise FlowerMessageError(
+                f"its change has a norm of {size:.3g} and a weight of {samples}, not at most {self._order.clip:g} and 1"
+            )
+        node = asked.metadata.dst_node_id
+        self._sizes[node], self._samples[node] = size, int(str(samples))
+
+
+def _change(start: Arrays, trained: Arrays) -> tuple[float, float]:
+    """Return the norm of the change of weights, and how far the rounding of trained weights may have moved it."""
+    squares = rounding = 0.0
+    for name, array in trained.items():
+        squares += float(np.square(np.subtract(array, start[name], dtype=np.float64)).sum())
+        rounding += float(np.square(np.spacing(np.abs(array)), dtype=np.float64).sum())
+    return math.sqrt(squares), math.sqrt(rounding)
 
 
 def _number(value: object) -> float | None:

@@ -1,5 +1,6 @@
 """What a device does with a message: trains first, refuses what is not of its job, keeps what was averaged."""
 
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -9,12 +10,14 @@ import pytest
 pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Message, RecordDict
+from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 from flwr.supercore.task_identity import TaskIdentity
 
 from port_agent.federate.client import answer_message, main
 from port_agent.federate.orders import (
     ARRAYS,
     CONFIG,
+    MEASURED,
     MESSAGE_FILE,
     MODEL_FILE,
     REPLY_FILE,
@@ -34,19 +37,21 @@ def bundle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return gestures_bundle(tmp_path_factory.mktemp("bundle"), 0)
 
 
-def put(folder: Path, bundle: Path, kind: str, shift: float = 0.0, drop: str = "") -> None:
+def put(
+    folder: Path, bundle: Path, kind: str, shift: float = 0.0, drop: str = "", config: Mapping[str, float] | None = None
+) -> None:
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 3
     arrays = {
         name: np.add(array, np.float32(shift))
         for name, array in federated_tensors(bundle).initial().items()
         if name != drop
     }
-    records = RecordDict({ARRAYS: array_record(arrays), CONFIG: ConfigRecord()})
+    records = RecordDict({ARRAYS: array_record(arrays), CONFIG: ConfigRecord({**(config or {})})})
     (folder / MESSAGE_FILE).write_bytes(message_bytes(Message(records, 5, kind)))
 
 
-def order(folder: Path, bundle: Path) -> ClientOrder:
-    return client_order(folder, bundle, FederationTerms(), folder)
+def order(folder: Path, bundle: Path, terms: FederationTerms | None = None) -> ClientOrder:
+    return client_order(folder, bundle, terms or FederationTerms(), folder)
 
 
 @pytest.mark.slow
@@ -55,6 +60,34 @@ def test_training_comes_before_the_reply(tmp_path: Path, bundle: Path) -> None:
     assert answer_message(order(tmp_path, bundle)).trains_first and not (tmp_path / REPLY_FILE).exists()
     begun, initial = federated_tensors(bundle).read(tmp_path / START_FILE), federated_tensors(bundle).initial()
     assert all(np.array_equal(begun[name], np.add(initial[name], np.float32(0.5))) for name in initial)
+
+
+@pytest.mark.parametrize("kind", ["train.default", "evaluate.default", "train.other", "query"])
+def test_no_other_name_of_a_message_passes_the_owners_terms_by(tmp_path: Path, bundle: Path, kind: str) -> None:
+    """To Flower's client app, train.default is the same as train."""
+    put(tmp_path, bundle, kind)
+    ended = answer_message(order(tmp_path, bundle, FederationTerms(require_secure=True)))
+    assert ended == ClientEnded(refused=f"a leader sends no messages of type '{kind}'")
+    assert not (tmp_path / START_FILE).exists() and not (tmp_path / MODEL_FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("terms", "config"),
+    [
+        (FederationTerms(require_secure=True), {}),
+        (FederationTerms(require_clip=1.0), {}),
+        (FederationTerms(require_clip=1.0), {KEY_CLIPPING_NORM: 2.0}),
+        (FederationTerms(require_clip=1.0), {KEY_CLIPPING_NORM: float("nan")}),
+        (FederationTerms(require_clip=1.0), {KEY_CLIPPING_NORM: 1}),
+        (FederationTerms(require_clip=1.0), {KEY_CLIPPING_NORM: 1.0, MEASURED: True}),
+    ],
+)
+def test_a_message_that_its_owner_does_not_allow_is_not_trained(
+    tmp_path: Path, bundle: Path, terms: FederationTerms, config: dict[str, float]
+) -> None:
+    put(tmp_path, bundle, "train", config=config)
+    ended = answer_message(order(tmp_path, bundle, terms))
+    assert "its owner" in ended.refused and not (tmp_path / START_FILE).exists()
 
 
 def test_tensors_of_another_job_are_refused_by_name(tmp_path: Path, bundle: Path) -> None:

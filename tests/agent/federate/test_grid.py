@@ -43,7 +43,7 @@ def test_replies_are_taken_from_who_was_asked_for_what_was_asked(
     received, said = Lines(), io.StringIO()
     monkeypatch.setattr("sys.stdin", received)
     monkeypatch.setattr("sys.stdout", said)
-    grid = PeerGrid(7, [5, 6], 2, tmp_path, lambda reply: None)
+    grid = PeerGrid(7, [5, 6], 2, tmp_path, lambda asked, reply: None)
     own, foreign = (message_bytes(Message(RecordDict(), reply_to=message(node))) for node in (5, 5))
     (tmp_path / "own").write_bytes(own)
     (tmp_path / "foreign").write_bytes(foreign)
@@ -67,6 +67,6 @@ def test_a_round_ends_when_its_agent_is_gone(tmp_path: Path, monkeypatch: pytest
     TaskIdentity.run_id, TaskIdentity.node_id, TaskIdentity.task_id = 7, 1, 3
     monkeypatch.setattr("sys.stdin", io.StringIO())
     monkeypatch.setattr("sys.stdout", io.StringIO())
-    grid = PeerGrid(7, [5], 1, tmp_path, lambda reply: None)
+    grid = PeerGrid(7, [5], 1, tmp_path, lambda asked, reply: None)
     with pytest.raises(GridClosedError, match="it starts this round again"):
         grid.send_and_receive([message(5)])

@@ -124,3 +124,6 @@ def test_a_change_is_kept_for_the_weights_it_is_of_and_comes_back_to_the_bit() -
         scaled(change, "no ranges")
     with pytest.raises(MaskingError, match="no change of these weights was measured"):
         kept_change(context, trained.values())
+    for wrong in (np.nan, np.inf):
+        with pytest.raises(MaskingError, match="its training gave w numbers that are not finite"):
+            keep_change(context, start, {"w": np.array([1.0, wrong], np.float32)}, 7, 0.5)

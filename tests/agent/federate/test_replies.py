@@ -9,11 +9,17 @@ from tests.agent.federate.jobs import needs_flower
 
 flwr = pytest.importorskip("flwr")
 
-from flwr.app import Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
 from port_agent.federate.orders import LOSS, SAMPLES, RoundOrder  # noqa: E402
-from port_agent.federate.replies import RoundAbandonedError, check_metrics, require_replies  # noqa: E402
+from port_agent.federate.replies import (  # noqa: E402
+    RoundAbandonedError,
+    check_metrics,
+    check_records,
+    require_replies,
+    too_large,
+)
 from port_agent.federate.wire import FlowerMessageError  # noqa: E402
 
 pytestmark = needs_flower
@@ -36,6 +42,8 @@ def reply(**metrics: Any) -> Message:
         ({}, "its metrics are not the requested ones"),
         ({LOSS: 0.5, "spy": 1}, "its metrics are not the requested ones"),
         ({LOSS: float("nan")}, "its loss is nan"),
+        ({LOSS: float("-inf")}, "its loss is -inf"),
+        ({LOSS: 1e308}, r"its loss is 1e\+308"),
         ({LOSS: 1}, "its loss is 1"),
         ({LOSS: 0.5, SAMPLES: 0}, "it trained on 0 samples"),
         ({LOSS: 0.5, SAMPLES: 1 << 50}, "it trained on"),
@@ -53,6 +61,40 @@ def test_metrics_are_those_that_were_asked_for(metrics: dict[str, Any], refusal:
 def test_a_reply_without_metrics_is_refused() -> None:
     with pytest.raises(FlowerMessageError, match="requested ones: none"):
         check_metrics(Message(RecordDict(), 1, "train"), LOSS)
+
+
+def test_a_reply_has_the_records_that_were_asked_for_and_no_others() -> None:
+    metrics, arrays = MetricRecord({SAMPLES: 5}), ArrayRecord()
+    cases: tuple[tuple[dict[str, ArrayRecord | MetricRecord | ConfigRecord], str | None], ...] = (
+        ({"metrics": metrics, "arrays": arrays}, None),
+        ({"metrics": metrics}, "metrics"),
+        ({}, "none"),
+        ({"metrics": metrics, "arrays": arrays, "more": ArrayRecord()}, "arrays, metrics, more"),
+        ({"metrics": metrics, "arrays": arrays, "more": MetricRecord()}, "arrays, metrics, more"),
+        ({"metrics": metrics, "arrays": arrays, "more": ConfigRecord()}, "arrays, metrics, more"),
+    )
+    for records, refused in cases:
+        sent = Message(RecordDict(records), 1, "train")
+        if refused is None:
+            check_records(sent, "arrays")
+            continue
+        with pytest.raises(FlowerMessageError, match=f"its records are not the requested ones: {refused}$"):
+            check_records(sent, "arrays")
+
+
+@pytest.mark.parametrize(
+    ("sizes", "left_out"),
+    [
+        ({1: 1.0, 2: 2.0, 3: 3e6}, {3}),
+        ({1: 1.0, 2: 2.0, 3: 2e6}, set()),
+        ({1: 1.0, 2: 3e30}, set()),
+        ({1: 0.0, 2: 0.0, 3: 5.0}, set()),
+        ({1: 0.0, 2: 1.0, 3: 1.5, 4: 1e9, 5: 1e10}, {4, 5}),
+    ],
+)
+def test_what_would_be_the_average_alone_is_left_out(sizes: dict[int, float], left_out: set[int]) -> None:
+    found = too_large("change", sizes)
+    assert found.keys() == left_out and all("its change is" in why and "the median" in why for why in found.values())
 
 
 @dataclass

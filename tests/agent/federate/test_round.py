@@ -12,7 +12,7 @@ from tests.agent.federate.jobs import adapter_file, gestures_bundle, needs_flowe
 
 flwr = pytest.importorskip("flwr")
 
-from flwr.app import ConfigRecord  # noqa: E402
+from flwr.app import ConfigRecord, Message, MetricRecord  # noqa: E402
 
 from port_agent.federate.orders import global_file  # noqa: E402
 from port_agent.federate.tensors import Arrays, federated_tensors  # noqa: E402
@@ -184,11 +184,15 @@ def test_no_sum_of_two_is_unmasked(led: Led) -> None:
 
 
 @pytest.mark.process
-def test_a_fifth_that_falls_silent_while_sums_are_masked_is_left_out(led: Led, bundles: list[Path]) -> None:
+@pytest.mark.parametrize(("stage", "reply"), [(2, b"junk"), (3, b"junk"), (4, None)])
+def test_a_fifth_that_is_lost_while_sums_are_masked_is_left_out(
+    led: Led, bundles: list[Path], stage: int, reply: bytes | None
+) -> None:
+    """It tells nothing of use any more, or nothing at all, before it shared its keys or after that."""
     led.add(bundles[1])
     led.add(bundles[1])
     last = led.member(4)
-    last.spoil = lambda reply: reply if last.messages < 4 else None
+    last.spoil = lambda own: own if last.messages < stage else reply
     assert led.round(secure=True, timeout_s=16.0)["averaged"] == 4
     samples = [read_manifest(led.member(number).bundle).samples for number in range(4)]
     mean = sum(count * (number + 1) for number, count in enumerate(samples)) / sum(samples)
@@ -259,6 +263,93 @@ def test_what_no_device_may_say_is_left_out(led: Led) -> None:
     assert ended["averaged"] == 1 and set(ended["lost"]) == {"member1", "member2"}
     assert "not finite" in ended["lost"]["member1"] and "not a Flower message" in ended["lost"]["member2"]
     assert close(led.averaged(), moved(led, 1.0), 1e-5)
+
+
+def altered(alter: Callable[[Message], None]) -> Callable[[bytes], bytes]:
+    """Return how a reply is altered on its way."""
+
+    def spoil(reply: bytes) -> bytes:
+        message = read_message(reply)
+        alter(message)
+        return message_bytes(message)
+
+    return spoil
+
+
+def said(message: Message) -> MetricRecord:
+    found: MetricRecord = message.content.metric_records["metrics"]
+    return found
+
+
+@pytest.mark.process
+def test_lies_of_every_kind_are_left_out_by_name(tmp_path: Path) -> None:
+    """What Flower's strategies would end with an exception for, or what would be the average alone."""
+    lies: dict[str, Callable[[Message], None]] = {
+        "its records are not the requested ones: arrays, metrics, more": lambda reply: (
+            reply.content.array_records.update(more=array_record({"a": np.zeros(3, np.float32)}))
+        ),
+        "its records are not the requested ones: arrays, metrics, x": lambda reply: reply.content.metric_records.update(
+            x=MetricRecord({"a": 1})
+        ),
+        "its loss is 1e+308": lambda reply: said(reply).update({"loss": 1e308}),
+        "times the median of all devices": lambda reply: reply.content.array_records.update(
+            arrays=array_record(
+                {
+                    name: np.full_like(array, 3e38)
+                    for name, array in plain_arrays(reply.content.array_records["arrays"]).items()
+                }
+            )
+        ),
+        "its number of samples is 1.2e+11 times the median": lambda reply: said(reply).update(
+            {"num-examples": (1 << 40) - 1}
+        ),
+    }
+    files = [tmp_path / f"adapter{number}.port" for number in range(2 * len(lies) + 1)]
+    for file in files:
+        adapter_file(file)
+    led = Led(tmp_path / "led", files)
+    for number, lie in enumerate(lies.values()):
+        led.member(number).spoil = altered(lie)
+    ended = led.round()
+    assert ended["averaged"] == len(lies) + 1
+    for number, why in enumerate(lies):
+        assert why in ended["lost"][f"member{number}"]
+    honest = range(len(lies), len(files))
+    assert close(led.averaged(), moved(led, sum(number + 1 for number in honest) / len(honest)), 1e-5)
+
+
+@pytest.mark.process
+def test_who_does_not_clip_is_left_out(led: Led) -> None:
+    """Devices clip their own changes: the leader holds each against the norm, and its weight against one."""
+
+    def unclipped(reply: Message) -> None:
+        arrays = plain_arrays(reply.content.array_records["arrays"])
+        told = {name: np.multiply(array, np.float32(1.01)) for name, array in arrays.items()}
+        reply.content.array_records["arrays"] = array_record(told)
+
+    led.member(1).spoil = altered(unclipped)
+    led.member(2).spoil = altered(lambda reply: said(reply).update({"num-examples": 9}))
+    ended = led.round(clip=0.01, min_share=0.3)
+    assert ended["averaged"] == 1 and "not at most 0.01 and 1" in ended["lost"]["member1"]
+    assert "a weight of 9, not at most 0.01 and 1" in ended["lost"]["member2"]
+
+
+@pytest.mark.process
+def test_a_false_share_gives_no_average(led: Led) -> None:
+    """One bit of a share that is not in its padding: Flower recovers another mask, and its sum is noise."""
+
+    def false_share(reply: Message) -> None:
+        record = reply.content.config_records["secaggplus_configs"]
+        shares = record["shares"]
+        assert isinstance(shares, list)
+        record["shares"] = [
+            share[:6] + bytes([share[6] ^ 1]) + share[7:] for share in shares if isinstance(share, bytes)
+        ]
+
+    last = led.member(2)
+    last.spoil = lambda reply: altered(false_share)(reply) if last.messages == 5 else reply
+    ended = led.round(secure=True)
+    assert not ended["averaged"] and "a device sent false masks or shares" in ended["abandoned"]
 
 
 @pytest.mark.process

@@ -190,7 +190,7 @@ class MaskedAverage:
 
 
 def _check_shares(shares: Arrays) -> None:
-    """Raise RoundAbandonedError for a sum that is none of changes in the round's ranges: false masks leave it anywhere."""
+    """Raise RoundAbandonedError for a sum that cannot be one of changes in the round's ranges: false masks leave it anywhere."""
     for name, share in shares.items():
         largest = float(np.abs(share).max(initial=0.0))
         if not largest <= SUMMED_RANGE * _SUM_ROUNDING:

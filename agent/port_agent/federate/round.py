@@ -71,7 +71,7 @@ class Round:
         try:
             self._tensors.check(averaged)
         except FederatedTensorError as error:
-            raise RoundAbandonedError(f"the average is no model: {error}") from error
+            raise RoundAbandonedError(f"the averaged weights cannot be used: {error}") from error
         self._tensors.write(self._averaged, averaged)
         return count, loss
 

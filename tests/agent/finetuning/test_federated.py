@@ -1,15 +1,18 @@
 """Adapters that federate: what a federation begins with, and rounds that end in a file with the bits of training without a cut."""
 
+import json
 import os
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import peft
 import pytest
 import safetensors.torch
 import torch
 
-from port_agent.federate.tensors import FederatedTensorError, federated_tensors
+from port_agent.federate.tensors import Arrays, FederatedTensorError, federated_tensors
 from port_agent.finetuning.federated import FederatedRound, federated_job
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.job_file import FinetuneJob
@@ -20,7 +23,7 @@ from port_agent.finetuning.trained_model import load_model
 from port_agent.finetuning.training import FinetuneOutcome, finetune
 from port_agent.packing import Quantization
 from port_agent.worker.options import FinetuneWorkerOptions
-from tests.agent.finetuning.tiny_model import make_data, make_model
+from tests.agent.finetuning.tiny_model import TEXT, make_data, make_model
 
 
 @pytest.fixture(scope="module")
@@ -108,6 +111,43 @@ def test_rounds_train_on_from_what_is_given_and_go_on_in_the_data(
     averaged = safetensors.torch.load(first)
     assert written.keys() == averaged.keys() and all(torch.equal(written[name], averaged[name]) for name in written)
     peft.PeftConfig.from_pretrained(str(tmp_path / "out"))
+
+
+@pytest.mark.slow
+@pytest.mark.process
+def test_masked_sums_of_adapters_of_a_few_sequences_are_their_average(asked: FinetuneOptions, tmp_path: Path) -> None:
+    """Three devices with 13 sequences came back as zeros where what is masked had the steps of weights, not of changes."""
+    pytest.importorskip("flwr")
+    from port_agent.federate.orders import global_file
+    from tests.agent.federate.supervisor import Led
+
+    files = []
+    for part, records in enumerate((2, 4, 7)):
+        data = tmp_path / f"data{part}.jsonl"
+        data.write_text("".join(json.dumps({"text": TEXT[place:] * 3}) + "\n" for place in range(part, part + records)))
+        options = replace(asked, data=(str(data),), out=str(tmp_path / f"out{part}"), held_out=0.0, learning_rate=1e-4)
+        files.append(tmp_path / f"{part}.port")
+        files[-1].write_bytes(b"".join(federated_job(job_of(options))))
+    led = Led(tmp_path / "led", files)
+    for part, member in enumerate(led.members.values()):
+        member.changed = partial(change_by_training, FinetuneJob.read(files[part]).options, tmp_path)
+    assert led.round(secure=True)["averaged"] == 3
+    masked = led.averaged()
+    (led.root / global_file(1)).unlink()
+    assert led.round()["averaged"] == 3
+    plain, begun = led.averaged(), federated_tensors(led.bundle).initial()
+    assert sum(federated_tensors(file).samples for file in files) < 40
+    for name, array in plain.items():
+        change = np.abs(np.subtract(array, begun[name])).max()
+        step = 2.0**-21 * 3 * 7 * change + np.spacing(np.abs(array).max())
+        assert 0 < change < 1e-3 and np.abs(np.subtract(masked[name], array)).max() <= step
+
+
+def change_by_training(options: FinetuneOptions, folder: Path, arrays: Arrays) -> Arrays:
+    """Return what a round of a fine-tuning makes of its adapter."""
+    given = {name: torch.from_numpy(array) for name, array in arrays.items()}
+    adapter = trained(options, folder, safetensors.torch.save(given), 0)[1]
+    return {name: tensor.numpy() for name, tensor in sorted(safetensors.torch.load(adapter).items())}
 
 
 @pytest.mark.slow

@@ -510,7 +510,9 @@ class _Outbox:
                         wait_s = min(_SLOWEST_POLL_S, 1.5 * wait_s)
                     offset = None
                 case TaskState.RECEIVING:
-                    if offset is None:
+                    if (
+                        offset is None or answer.size <= offset
+                    ):  # a device that takes nothing is not sent it at full speed
                         await asyncio.sleep(_FIRST_POLL_S)
                     offset = answer.size
                 case TaskState.UNKNOWN:
@@ -558,7 +560,8 @@ class _Outbox:
 def _take_reply(reply: Path, answer: TaskAnswer, message_bytes: int) -> bool:
     """Store a part of a reply, and return whether it is complete.
 
-    Raises _LostError for a reply that is longer than masking and names can make it, or ends early; OSError.
+    Raises _LostError for a reply that is longer than masking and names can make it, ends early, or has another hash than
+    the device said; OSError.
     """
     most = 4 * message_bytes + (8 << 20)
     if answer.size > min(most, MAX_MESSAGE_BYTES):
@@ -567,7 +570,9 @@ def _take_reply(reply: Path, answer: TaskAnswer, message_bytes: int) -> bool:
     incoming.take(incoming.received, answer.data)
     if not incoming.is_whole and not answer.data:
         raise _LostError("its reply is incomplete")
-    return incoming.is_whole and incoming.verify()
+    if incoming.is_whole and not incoming.verify():
+        raise _LostError("its reply has another hash than it said")
+    return incoming.is_whole
 
 
 def _emptied(folder: Path) -> None:

@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
@@ -85,12 +86,35 @@ def test_a_proximal_term_holds_each_round_near_its_own_beginning(tmp_path: Path)
     [
         (TaskAnswer(state=TaskState.DONE, size=1 << 31), r"its reply has 2147483648 bytes; at most \d+ are accepted"),
         (TaskAnswer(state=TaskState.DONE, size=10), "its reply is incomplete"),
+        (TaskAnswer(state=TaskState.DONE, size=2, data=b"ab", sha256="0" * 64), "another hash than it said"),
     ],
 )
 def test_a_huge_reply_and_one_without_an_end_are_not_taken(tmp_path: Path, answer: TaskAnswer, refusal: str) -> None:
     with pytest.raises(federations._LostError, match=refusal):
         federations._take_reply(tmp_path / "reply", answer, 1000)
     assert not (tmp_path / "reply").exists() or not (tmp_path / "reply").stat().st_size
+
+
+def test_a_device_that_takes_nothing_is_not_sent_it_at_full_speed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says again and again that it has the first byte; then, that it has it all and its part is done."""
+    (tmp_path / "message").write_bytes(b"message")
+    rests = list[float]()
+
+    async def rest(seconds: float) -> None:
+        rests.append(seconds)
+
+    async def ask(member: object, request: Request) -> TaskAnswer:
+        if len(rests) < 20:
+            return TaskAnswer(state=TaskState.RECEIVING, size=1)
+        return TaskAnswer(state=TaskState.DONE, size=2, data=b"ab")
+
+    monkeypatch.setattr(asyncio, "sleep", rest)
+    order = cast(Any, SimpleNamespace(number=1, timeout_s=60.0))
+    post = federations._Outbox(JOB, "ab" * 16, "cd" * 32, order, tmp_path, {}, ask)
+    asyncio.run(post._exchange(cast(Any, None), tmp_path / "message", "ef" * 32, tmp_path / "reply"))
+    assert (tmp_path / "reply").read_bytes() == b"ab" and len(rests) >= 20
 
 
 class Alone:

@@ -14,7 +14,7 @@ from flwr.app import Message, RecordDict
 from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 
-from port_agent.federate.orders import MessageReady, RepliesUnneeded, ReplyReport
+from port_agent.federate.orders import LATE, MessageReady, RepliesUnneeded, ReplyReport
 from port_agent.federate.wire import FlowerMessageError, message_bytes, read_message
 from port_agent.system.helper_process import requests, send_event
 from port_planner.base.errors import PortError
@@ -87,7 +87,7 @@ class PeerGrid(Grid):
                 del waiting[report.node]
                 replies += self._reply(report, asked[report.node])
         for node in waiting:
-            self.lost[node] = "no reply in time" if len(replies) < self._goal else "enough others replied before"
+            self.lost[node] = LATE if len(replies) < self._goal else "enough others replied before"
         send_event(RepliesUnneeded(tuple(sorted(waiting))))
         return replies
 

@@ -46,6 +46,8 @@ NOISE, EPSILON_BUDGET = "noise-multiplier", "epsilon-budget"
 """Of a message that requires clipped changes: the noise that the leader adds to their average, and the privacy budget
 of each device's data.
 """
+LATE = "no reply in time"
+"""Why a device is not in a round that ended without it."""
 FEWEST_MASKED = 3
 """Contributions in a masked sum: of two, each contributor knows the other's."""
 

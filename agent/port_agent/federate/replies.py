@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from flwr.app import Message
 
-from port_agent.federate.orders import LOSS, SAMPLES, RoundOrder
+from port_agent.federate.orders import LATE, LOSS, SAMPLES, RoundOrder
 from port_agent.federate.wire import FlowerMessageError
 from port_planner.base.errors import PortError
 
@@ -64,8 +64,9 @@ def require_replies(replied: int, order: RoundOrder, lost: Mapping[int, str], *,
     """Raise RoundAbandonedError if fewer replied than are worth averaging, or than `fewest`. `lost`: why, by node."""
     needed = max(fewest, math.ceil(order.min_share * len(order.nodes)))
     if replied < needed:
+        remedy = "; if training takes longer, lead with a longer --round-timeout" if LATE in lost.values() else ""
         raise RoundAbandonedError(
-            f"{replied} of {len(order.nodes)} devices replied, {needed} are needed ({reasons(order, lost)})"
+            f"{replied} of {len(order.nodes)} devices replied, {needed} are needed ({reasons(order, lost)}){remedy}"
         )
 
 

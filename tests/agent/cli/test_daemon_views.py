@@ -116,7 +116,11 @@ def test_reasons_in_brackets_are_shown_and_break_nothing(shown: Any) -> None:
     }  # fmt: skip
     out = shown(job_screen(detail))
     assert out.count(reason) == 2 and "/home/[me]/out" in out and "/var/[x]" in out and "in 1 run" in out
-    assert "Inbox" not in out and "Energy" not in out
+    assert "Inbox" not in out and "Energy" not in out and "Federation" not in out
+    member = {"leader": "shed", "round": 4, "waits": "for its training (step 9)"}
+    assert "shed leads, round 4; waiting: for its training (step 9)" in shown(
+        job_screen({**detail, "federation": member})
+    )
 
 
 PROMISE: Mapping[str, Any] = {

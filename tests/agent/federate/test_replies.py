@@ -12,7 +12,7 @@ flwr = pytest.importorskip("flwr")
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
-from port_agent.federate.orders import LOSS, SAMPLES, RoundOrder  # noqa: E402
+from port_agent.federate.orders import LATE, LOSS, SAMPLES, RoundOrder  # noqa: E402
 from port_agent.federate.replies import (  # noqa: E402
     RoundAbandonedError,
     check_metrics,
@@ -116,3 +116,5 @@ def test_a_round_needs_its_share_and_no_fewer_than_the_fewest(case: Case) -> Non
     told = rf"^{case.replied} of 3 devices replied, {case.needed} are needed \(attic: no reply; loft: late\)$"
     with pytest.raises(RoundAbandonedError, match=told):
         require_replies(case.replied, order, {3: "late", 1: "no reply"}, fewest=case.fewest)
+    with pytest.raises(RoundAbandonedError, match=r"; if training takes longer, lead with a longer --round-timeout$"):
+        require_replies(case.replied, order, {3: LATE}, fewest=case.fewest)

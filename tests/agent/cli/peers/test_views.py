@@ -57,6 +57,10 @@ def test_jobs_rounds_and_energy_of_all(shown: Any) -> None:
     out = shown(peers_screen({**OFF, "own": own, "paired": [PAIRED], "federations": [led, waiting]}))
     assert "birds: this device leads, 2 of 9 rounds, loss 0.2500; round 3 on attic, cellar" in out
     assert "bees: this device leads, 0 of 9 rounds; waiting: 1 of 3 devices are ready" in out
+    member = {"name": "wasps", "leader": "shed", "round": 4, "waits": "to train: not charging"}
+    joined = shown(peers_screen({**OFF, "memberships": [member, {**member, "name": "ants", "round": None}]}))
+    assert "wasps: shed leads, round 4; waiting: to train: not charging" in joined
+    assert "ants: shed leads; waiting: to train: not charging" in joined
     assert "moths 50 %" in out and "energy today of 2 of 2 devices: 6.0" in out and "(estimated in part)" in out
 
 

@@ -25,6 +25,7 @@ from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import TensorLayout, train_part
 from port_planner.ir.bundle.safetensors_io import Chunks, Member, encode, index, read_header, tensor_bytes
+from port_planner.ir.graph import Role, storage_key
 
 Arrays = dict[str, NDArray[np.generic]]
 
@@ -54,7 +55,7 @@ class FederatedTensors:
     data: str
     """A hash of these."""
     base: str = ""
-    """What an adapter is over: the same adapter over other weights is another model."""
+    """The frozen weights beneath: the same adapter, or trained layers, over other weights is another model."""
     proximal_mu: float = 0.0
     """The factor of its proximal term; 0: it has none."""
 
@@ -145,8 +146,15 @@ def _bundle_tensors(path: Path) -> FederatedTensors:
     term = bundle.manifest.proximal
     return FederatedTensors(
         averaged, sum(size.samples for size in bundle.manifest.sizes), initial, bundle.data_digest(),
-        proximal_mu=0.0 if term is None else term.mu,
+        base=_frozen(bundle, changed), proximal_mu=0.0 if term is None else term.mu,
     )  # fmt: skip
+
+
+def _frozen(bundle: Bundle, changed: set[str]) -> str:
+    """Return what tells the parameters that no step changes from others; "" if there are none."""
+    prefix = storage_key(Role.PARAMETER, "")
+    keys = [key for key in bundle.manifest.state if key.startswith(prefix) and key not in changed]
+    return " ".join(f"{key} {bundle.checksum(key)}" for key in keys)
 
 
 def _initial(bundle: Bundle, key: str, layout: TensorLayout) -> NDArray[np.generic]:

@@ -35,12 +35,14 @@ class Gestures(nn.Module):
         return logits
 
 
-def gestures_job(part: int, parts: int) -> TrainingJob:
-    """Return the job of one device: every class, but other windows."""
+def gestures_job(part: int, parts: int, below: float = 0.0) -> TrainingJob:
+    """Return the job of one device: every class, but other windows. `below`: what is added to the frozen layer."""
     with np.load(GESTURES) as archive:
         x, y = archive["x"][part::parts, :, ::4], archive["y"][part::parts]
     data = (torch.tensor(x.astype(np.float32)), torch.tensor(y.astype(np.int64)))
     model = Gestures()
+    with torch.no_grad():
+        model.below.weight.add_(below)
     trained = [one for one in model.parameters() if one.requires_grad]
     return TrainingJob(model, classify, torch.optim.SGD(trained, lr=0.05, momentum=0.9), data, 16)
 

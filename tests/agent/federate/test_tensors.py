@@ -15,7 +15,9 @@ from port_agent.federate.tensors import (
     federated_tensors,
     tensors_of,
 )
+from port_agent.training.comparison import tensor_checksum
 from tests.agent.federate.jobs import gestures_bundle, gestures_job
+from tests.agent.jobs_small import write_job
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,10 @@ def test_other_tensors_are_refused(tensors: FederatedTensors, tmp_path: Path) ->
 def test_other_shapes_have_another_fingerprint(tensors: FederatedTensors, tmp_path: Path) -> None:
     other = federated_tensors(gestures_bundle(tmp_path, 1))
     assert other.fingerprint == tensors.fingerprint
+    write_job(tmp_path / "frozen.port", gestures_job(0, 3, below=1e-3), seeds=(0,), ram_bytes=1 << 30)
+    assert federated_tensors(tmp_path / "frozen.port").fingerprint != tensors.fingerprint, "over other frozen weights"
+    checksum = tensor_checksum(gestures_job(0, 3).model.get_parameter("below.weight").detach())
+    assert f"parameter/below.weight {checksum}" in tensors.base, "the same in whatever blocks and files it is"
     fewer = replace(other, layouts={name: one for name, one in other.layouts.items() if name != "head.bias"})
     assert fewer.fingerprint != tensors.fingerprint
 

@@ -321,7 +321,7 @@ class FederatedJobs:
         if task is not None and task.run != run and self._is_busy(job):
             return f"it trains for the federation that {task.leader} leads"
         if (await self.tensors_of(job)).fingerprint != tensors:
-            return "its job has other tensors; make both bundles from the same script"
+            return "its job has other tensors or frozen weights; make both bundles from the same script and weights"
         return self._context.objection()
 
     async def _take(self, job: Job, leader: PeerClient, part: MessageChunk) -> TaskAnswer:

@@ -257,6 +257,23 @@ class Bundle:
                 f"{self.path}: the tensor {key} is damaged (its checksum differs); copy it again or recreate it"
             )
 
+    def checksum(self, key: str) -> str:
+        """Return what tells a tensor's initial bytes from others, the same wherever and in whatever blocks they are stored.
+
+        Raises BundleError for damaged ones; only those of a tensor in blocks are read.
+        """
+        blocks = self.manifest.blocks.get(key)
+        parts = (key,) if blocks is None else blocks.rows
+        if parts[0] in self.manifest.fills:
+            return f"all {self.manifest.fills[parts[0]]!r}"
+        if blocks is None:
+            elsewhere = self.manifest.files.get(key)
+            return elsewhere.checksum if elsewhere is not None else self._hashes[f"{TENSOR_MEMBERS[0]}/{key}"]
+        hasher = tensor_hasher()
+        for tile in self.contents(key, _CHECKED_BYTES):
+            hasher.update(tile)
+        return hasher.hexdigest()
+
     def row(self, fd: int, key: str, row: int) -> bytes:
         """Return one row of a column of data; `fd` is an open descriptor of the file.
 

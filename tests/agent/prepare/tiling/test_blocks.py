@@ -17,6 +17,7 @@ from port_agent.prepare.reference import with_expected_results
 from port_agent.prepare.tiling import comparing
 from port_agent.prepare.tiling.blocks import in_blocks
 from port_agent.prepare.tiling.tiled_job import ComparisonLimits, TiledJob
+from port_agent.training.comparison import tensor_checksum
 from port_agent.training.result import trained_bytes
 from port_agent.training.trainer import Trainer
 from port_planner import make_bundle
@@ -94,6 +95,7 @@ def test_the_result_has_the_weight_whole_and_a_run_begins_with_it(
     started.close()
     found = load_file(tmp_path / "result.safetensors")
     model = adapted_model()
+    assert bundle.checksum("parameter/embed.weight") == tensor_checksum(model.embed.weight.detach())
     assert found.keys() == {"embed.weight", *(n for n, _ in model.named_parameters())} - {"head.weight"}
     assert torch.equal(found["embed.weight"], model.embed.weight)
     found["embed.weight"] = torch.arange(float(found["embed.weight"].numel())).view_as(found["embed.weight"])
@@ -131,6 +133,7 @@ def test_rows_stay_in_the_file_of_the_user_and_columns_go_into_the_bundle(
         ]
         assert torch.equal(torch.cat(tensors, k), model.embed.weight)
     assert "unused/embed.weight" not in bundle.tensors
+    assert bundle.checksum("parameter/embed.weight") == tensor_checksum(model.embed.weight.detach())
 
 
 @pytest.mark.process

@@ -151,7 +151,10 @@ def _noise_of(config: ConfigRecord) -> float:
 
 
 def client_app(device: _Device, message: Message, terms: FederationTerms, state_dir: Path) -> ClientApp:
-    """Return the app that answers a message, with the modifiers that it asks for. Raises TermsError for what the owner does not allow."""
+    """Return the app that answers a message, with the modifiers that it asks for.
+
+    Raises TermsError for what the owner does not allow, FlowerMessageError for a message that no leader sends.
+    """
     app = ClientApp()
     config = message.content.config_records.get(CONFIG, ConfigRecord())
     if message.metadata.message_type == MessageType.TRAIN:

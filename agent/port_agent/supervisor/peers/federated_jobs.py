@@ -326,7 +326,7 @@ class FederatedJobs:
 
     async def _take(self, job: Job, leader: PeerClient, part: MessageChunk) -> TaskAnswer:
         folder, task = self._folder(job), self._task(job)
-        if task is None or task.message != part.message or task.over:
+        if task is None or (task.message, task.total) != (part.message, part.total) or task.over:
             if part.offset:
                 return TaskAnswer(state=TaskState.UNKNOWN)
             reason = await self._objection(job, part.run, part.tensors)

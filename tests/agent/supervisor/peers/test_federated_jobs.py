@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -391,6 +392,20 @@ def test_what_is_damaged_on_its_way_is_brought_again(tmp_path: Path, bundle: Pat
             answer = await made.ask(flipped)
             assert answer.state is TaskState.UNKNOWN and "damaged in transit" in answer.reason
             assert (await made.ask(part)).state is TaskState.WORKING
+
+    run(work)
+
+
+def test_a_message_does_not_grow_on_its_way(tmp_path: Path, bundle: Path) -> None:
+    """The length that was announced first is the one that was held against the job's size and the disk's room."""
+
+    async def work() -> None:
+        async with home(tmp_path, bundle) as made:
+            assert (await made.ask(made.part(0, 100))).size == 100
+            longer = msgspec.structs.replace(made.part(100), total=1 << 31)
+            assert (await made.ask(longer)).state is TaskState.UNKNOWN
+            assert (await made.ask(msgspec.structs.replace(longer, offset=0))).state is TaskState.REFUSED
+            assert (await made.ask(made.part(100))).state is TaskState.WORKING
 
     run(work)
 

@@ -142,7 +142,7 @@ class _WeightDecoder:
 
     def _decode(self, s: int, weight: StoredWeight) -> None:
         stored, nbytes, uses = self._parts(weight), self.storages[s].nbytes, self.before.uses[s]
-        lookups = [use for use in uses if isinstance(weight, ShortWeight) and self.before.ops[use].name == _EMBEDDING]
+        lookups = [use for use in uses if isinstance(weight, ShortWeight) and self._looks_up(use)]
         whole = [use for use in uses if use not in lookups]
         self.storages[s] = replace(self.storages[s], role=Role.TEMPORARY)
         for use in lookups:
@@ -174,17 +174,26 @@ class _WeightDecoder:
 
         return with_operands(op, lambda v: moved.get(v, v))
 
+    def _looks_up(self, use: int) -> bool:
+        """Return whether an operator returns rows of a table in 32 bits."""
+        op = self.before.ops[use]
+        return (
+            op.name == _EMBEDDING
+            and isinstance(op.args[0], Ref)
+            and self.before.values[op.args[0].value].dtype == "float32"
+            and op.outputs[0] is not None
+        )
+
     def _look_up(self, use: int, short: int) -> None:
         """Look rows up in 16 bits, and widen them behind the operator."""
         op, stored = self.ops[use], self.values[short]
-        table, *others = op.args
-        (out,) = op.outputs
-        if not isinstance(table, Ref) or out is None:
-            raise GraphError(f"op {use} ({op.name}) has no table or no result; capture the step again")
-        self.values.append(replace(self.values[table.value], storage=stored.storage, dtype=stored.dtype))
-        table = Ref(len(self.values) - 1)
-        rows = self._temporary(stored.dtype, self.values[out].shape)
-        self.ops[use] = replace(op, args=(table, *others), outputs=(rows,))
+        (table, *_), (out,) = operands(op), op.outputs
+        if out is None:
+            raise GraphError(f"op {use} ({op.name}) returns nothing; capture the step again")
+        self.values.append(replace(self.values[table], storage=stored.storage, dtype=stored.dtype))
+        short_table, rows = len(self.values) - 1, self._temporary(stored.dtype, self.values[out].shape)
+        read = with_operands(op, lambda v: short_table if v == table else v)
+        self.ops[use] = replace(read, outputs=(rows,))
         self.behind[use] = _call("_to_copy", (rows,), out, op.phase, to="float32")
 
     def _scale(self, use: int, target: int, weight: CodedWeight, codes: int, scales: int) -> None:

@@ -18,7 +18,7 @@ part() {
 	[[ $name == *"$only"* ]] || return 0
 	told=$(mktemp -d)
 	echo "-- $name ($on)"
-	{ time "$@" >"$told/log" 2>&1; } 2>"$told/time" || result=failed
+	(time "$@" >"$told/log" 2>&1) 2>"$told/time" || result=failed # its own children's seconds alone
 	taken=$(awk 'END { print $1 "|" $2 + $3 }' "$told/time")
 	said=$(grep -v '^$' "$told/log" | tail -1)
 	[ $result = passed ] || tail -40 "$told/log"

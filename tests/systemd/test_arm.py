@@ -51,7 +51,7 @@ def start(disks: tuple[Path, Path], folder: Path, boot_options: str = "") -> Mac
 def machine(disks: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
     """Return a machine whose kernel limits memory, with the source where it can be written to."""
     with start(disks, tmp_path_factory.mktemp("machine")) as booted:
-        check(booted, "cp -r /mnt/packages/work /work")
+        check(booted, "mkdir -p /work && cp -r /mnt/packages/work/. /work")  # where emulation mounts it, it is there
         yield booted
 
 

@@ -68,7 +68,7 @@ check-systemd: setup ## the package under real systemd in emulated machines (roo
 	$(BIN)/pytest tests/systemd -m "long or root" -v
 
 # An emulated Raspberry Pi: programs for arm64 in a Debian root with a Pi's /sys, then a machine with pages of 16 KiB and systemd; needs root,
-# keeps about 10 GB under .cache/. An hour where nothing else computes; what an emulated core cannot show is in README.md's table.
+# keeps about 10 GB under .cache/. Half an hour of processor time, and as much to build; what an emulated core cannot show is in README.md's table.
 check-arm: setup ## tests, training and the package on an emulated Raspberry Pi (root)
 	deploy/arm/build.sh tools
 	deploy/arm/build.sh all

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.asymmetric.ec import SECP384R1, EllipticCurvePublicKey
 from cryptography.hazmat.primitives.serialization import load_pem_public_key
 from flwr.app import ConfigRecord, Message
 from flwr.common import bytes_to_ndarray
@@ -56,10 +57,11 @@ def check_stage_reply(
 
 def _check_keys(keys: list[object]) -> None:
     try:
-        for key in keys:
-            load_pem_public_key(key if isinstance(key, bytes) else b"")
+        found = [load_pem_public_key(key if isinstance(key, bytes) else b"") for key in keys]
     except (ValueError, UnsupportedAlgorithm) as error:
         raise FlowerMessageError(f"a public key cannot be read: {error}") from error
+    if not all(isinstance(key, EllipticCurvePublicKey) and isinstance(key.curve, SECP384R1) for key in found):
+        raise FlowerMessageError("a public key is not one of the curve secp384r1, which all devices use")
     if len({*keys}) < len(keys):
         raise FlowerMessageError("its two public keys are the same")
 

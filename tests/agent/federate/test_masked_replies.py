@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from cryptography.hazmat.primitives.asymmetric.ec import SECP256R1, generate_private_key
 
 from tests.agent.federate.jobs import needs_flower
 
@@ -22,6 +23,7 @@ from port_agent.federate.wire import FlowerMessageError  # noqa: E402
 pytestmark = needs_flower
 
 NODE, RECORD, SHAPES, SAMPLES = 5, "secaggplus_configs", [(1,), (2, 3)], {5: 9}
+OTHER_CURVE = generate_private_key(SECP256R1()).public_key()
 KEYS = [public_key_to_bytes(generate_key_pairs()[1]) for _ in range(2)]
 SUMS = [ndarray_to_bytes(np.zeros(shape, np.int64)) for shape in SHAPES]
 SHARE = bytes(4 + 16)
@@ -76,6 +78,7 @@ def test_other_fields_are_refused(stage: str) -> None:
     [
         (Stage.SETUP, {Key.PUBLIC_KEY_1: b"junk"}, "a public key cannot be read"),
         (Stage.SETUP, {Key.PUBLIC_KEY_1: 7}, "a public key cannot be read"),
+        (Stage.SETUP, {Key.PUBLIC_KEY_1: public_key_to_bytes(OTHER_CURVE)}, "not one of the curve secp384r1"),
         (Stage.SETUP, {Key.PUBLIC_KEY_1: KEYS[1]}, "its two public keys are the same"),
         (Stage.SHARE_KEYS, {Key.DESTINATION_LIST: [6]}, "for 1 devices, not for the 2"),
         (Stage.SHARE_KEYS, {Key.DESTINATION_LIST: [6, 8]}, "for 2 devices, not for the 2"),

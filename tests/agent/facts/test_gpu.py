@@ -57,7 +57,7 @@ def test_nvidia_smi_is_asked_for_a_card(tmp_path: Path, monkeypatch: pytest.Monk
     assert said(TRAINING) is None and said(OwnUse()) is None, "what our own worker did is forgotten"
     fake_program(programs, "nvidia-smi", "echo 'Failed to initialize NVML' >&2; exit 9")
     asyncio.run(platform.refresh())
-    assert [fault.sensor for fault in platform.read(OPTIONS, OwnUse(), 2.0).faults] == [SENSOR]
+    assert [fault.sensor for fault in platform.read(OPTIONS, OwnUse(), 1.0).faults] == [SENSOR]
 
 
 @pytest.mark.process

@@ -17,7 +17,7 @@ pytestmark = pytest.mark.process
 
 SOURCES = Path(__file__).parent / "c"
 PACKAGE = Path(malloc.__file__).parent
-CACHE = sorted(PACKAGE.glob("block_*.c"))
+CACHE = [*sorted(PACKAGE.glob("block_*.c")), PACKAGE / "huge_pages.c"]
 COMPILER = shutil.which("cc") or shutil.which("gcc")
 WARNINGS = ["-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-pthread"]
 

@@ -51,11 +51,9 @@ _LIGHTNINGS_LOOP = (
 """What a Lightning Trainer calls of a module before and between its training steps."""
 _LIGHTNINGS_DATA = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _LIGHTNINGS_PROGRESS = ("current_epoch", "global_step")
-_ASKED = (
-    "bool", "int", "float", "index", "hash", "eq", "ne", "lt", "le", "gt", "ge", "neg", "abs", "str", "format",
-    *(side + name for side in ("", "r") for name in ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow")),
-)  # fmt: skip
-"""Special methods of a number that code cannot do without to decide or compute by it."""
+_OF_ANY_OBJECT = frozenset(("__new__", "__repr__", "__getattribute__", "__getnewargs__", "__sizeof__", "__doc__"))
+_ASKED = ("__str__", *(name for name in vars(int) if name.startswith("__") and name not in _OF_ANY_OBJECT))
+"""Special methods of a number: code cannot decide or compute by it without one."""
 _EXEC = "or train with `port-agent exec`, which runs the program itself"
 
 
@@ -398,7 +396,7 @@ def _refused(what: str) -> Callable[..., Any]:
     return refuse
 
 
-_BatchNumber = type("_BatchNumber", (), {f"__{name}__": _refused("the number of the batch") for name in _ASKED})
+_BatchNumber = type("_BatchNumber", (), {name: _refused("the number of the batch") for name in _ASKED})
 """Stands for the number of the batch, which a step may hand on and must not use."""
 
 

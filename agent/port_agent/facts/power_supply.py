@@ -224,9 +224,8 @@ def _read_supply(tree: Tree, entry: Path) -> Supply | None:
                 values[key] = single
     if values.get("ONLINE", "0") not in _ONLINE:
         tree.fault(f"power/{entry.name}", f"{entry}: online is {values['ONLINE'][:40]!r}")
-    if (
-        not values and tree.stat(entry, f"power/{entry.name}") is not None
-    ):  # otherwise it was removed at this very moment
+    removed = not values and tree.stat(entry, f"power/{entry.name}") is None
+    if not values and not removed:
         tree.fault(f"power/{entry.name}", f"{entry}: nothing in it can be read")
     return supply_from_uevent({"NAME": entry.name, **values}) if values else None
 

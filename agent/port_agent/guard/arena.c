@@ -234,7 +234,8 @@ struct block *arena_take(size_t bytes) {
         free_by_class_[class] = first->next;
     } else {
         uintptr_t address = aligned(next_, reserved < block_bytes_ ? GRANULE : block_bytes_); /* a huge page is aligned */
-        if (address > end_ || reserved > end_ - address || !arena_grow(index_, &index_bytes_, (address + reserved - begin_) / GRANULE * sizeof *index_) ||
+        if (address > end_ || reserved > end_ - address ||
+            !arena_grow(index_, &index_bytes_, (address + reserved - begin_) / GRANULE * sizeof *index_) ||
             !(first = new_run(address, reserved, reserved))) {
             errno = ENOMEM;
             return NULL;

@@ -1,12 +1,12 @@
 /* Guarded memory: blocks whose residency is expressed by the protection of their pages.
  *
  * An allocation is a block, or a run of blocks if it is larger: of 2 MiB where that is a huge page, otherwise of 1 MiB,
- * and less under small limits. Blocks are brought in and evicted one by one, so that allocations larger than the limit pass through it. A new allocation that does not fit
- * receives its pages as it is touched. A block keeps its address for life. Its pages are dirty (readable and writable:
- * only memory is current), clean (readable: memory and page file hold the same bytes) or away (no access: only the page
- * file is current). An access to a missing page faults; the handler brings the bytes, or marks them written, and the
- * access continues. So it does not matter who reads or writes a block: generated kernels, C++ extensions and pointers
- * kept for hours see the same bytes as without a limit.
+ * and less under small limits. Blocks are brought in and evicted one by one, so that allocations larger than the limit
+ * pass through it. A new allocation that does not fit receives its pages as it is touched. A block keeps its address for
+ * life. Its pages are dirty (readable and writable: only memory is current), clean (readable: memory and page file hold
+ * the same bytes) or away (no access: only the page file is current). An access to a missing page faults; the handler
+ * brings the bytes, or marks them written, and the access continues. So it does not matter who reads or writes a block:
+ * generated kernels, C++ extensions and pointers kept for hours see the same bytes as without a limit.
  *
  * No function here calls malloc. All are safe to call from several threads. The state has one lock, which is not held
  * while a page is read or written. Blocks are found by address in constant time.

@@ -61,7 +61,8 @@ def sums_bytes(dtype: torch.dtype) -> int:
 def slowdown(dtype: torch.dtype, shape: tuple[int, int, int] = (_SIDE, _SIDE, _SIDE)) -> float:
     """Return the CPU time of a layer's products in this type relative to float32, forward and backward, on one thread.
 
-    Whatever else computes here takes none of it. `shape`: rows, inner size and columns.
+    Waiting for a core does not count; other work on the same core still slows one type more than the other (1.8 was measured so where
+    both are equally fast). `shape`: rows, inner size and columns.
     """
     with computing_as(arithmetic()._replace(threads=1)), _without_refusals():
         return _seconds(dtype, shape) / _seconds(torch.float32, shape)

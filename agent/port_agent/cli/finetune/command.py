@@ -201,7 +201,7 @@ def _add_updates(group: "argparse._ArgumentGroup") -> None:
         choices=tuple(Compute),
         help="type to compute in with frozen 16-bit weights: as they are stored, or float32, with the bits of a "
         "model loaded in float32, while the weights stay in 16 bits (default: float32 if a product of the "
-        "model's shape was measured slower in 16 bits on this device)",
+        "model's shape takes three times as long in 16 bits on this device)",
     )
     group.add_argument(
         "--head-rows",

@@ -68,12 +68,14 @@ static void obey_line(enum pause_state reached) {
         return;
     ssize_t length = recv(line, lines, sizeof lines - 1, MSG_PEEK | MSG_DONTWAIT);
     lines[length > 0 ? length : 0] = '\0';
-    enum pause_state wanted = commanded(lines);
+    enum pause_state wanted = commanded(lines), paused = processes_wanted_pause();
     if (length < 0)
         unread = 0;
     else if (wanted == RUNS) /* or the line has ended: otherwise the program could never resume */
         service_resume();
-    else if (!atomic_load(&being_obeyed_) && ++unread == PATIENCE_TICKS)
+    else if (wanted <= paused || (paused == RUNS && atomic_load(&being_obeyed_)))
+        unread = 0; /* once paused, a thread that waits there may hold the lock that the listener needs to go on */
+    else if (++unread == PATIENCE_TICKS)
         service_pause_and_say(wanted);
     enum pause_state owed = atomic_load(&owed_);
     if (owed != RUNS && reached >= owed && atomic_compare_exchange_strong(&owed_, &owed, RUNS))

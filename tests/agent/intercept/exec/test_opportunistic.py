@@ -198,6 +198,16 @@ while not stop:
     total = sum(values[::512])
 print(total, x.sum().item())
 """,
+    "the interpreter's lock is seldom given": """
+sys.setswitchinterval(0.1)
+x = torch.ones(5_000_000)
+values = memoryview(x.numpy())
+stop = False
+while not stop:
+    stop = os.path.exists("stop")
+    total = sum(values[::512])
+print(total, x.sum().item())
+""",
     "a thread of the program": """
 x = torch.ones(5_000_000)
 values = x.numpy()
@@ -218,7 +228,7 @@ print(total)
 @pytest.mark.parametrize("what", PAST_OPERATORS)
 def test_a_program_is_held_past_the_operators_too(what: str, tmp_path: Path) -> None:
     with rig(tmp_path) as it:
-        program = it.start("import os, threading, torch\nprint('begins', flush=True)\n" + PAST_OPERATORS[what])
+        program = it.start("import os, sys, threading, torch\nprint('begins', flush=True)\n" + PAST_OPERATORS[what])
         assert program.stdout is not None
         program.stdout.readline()
         it.wait_for_training()

@@ -48,12 +48,12 @@ mkdir -p "$root/usr/bin"
 ln -s /opt/port-agent/current/bin/port-agent "$root/usr/bin/port-agent"
 completion() {
 	mkdir -p "$(dirname "$root/$2")"
-	PYTHONPATH=$payload/app "$python" -m shtab --error-unimportable --shell="$1" --prog=port-agent port_agent.cli.build_parser >"$root/$2"
+	PYTHONPATH=$payload/app${PYTHONPATH:+:$PYTHONPATH} "$python" -m shtab --error-unimportable --shell="$1" --prog=port-agent port_agent.cli.build_parser >"$root/$2"
 }
 completion bash usr/share/bash-completion/completions/port-agent
 completion zsh usr/share/zsh/vendor-completions/_port-agent
 mkdir -p "$root/usr/share/man/man1"
-PYTHONPATH=$payload/app "$python" -m port_agent.cli manual | gzip -9n >"$root/usr/share/man/man1/port-agent.1.gz"
+PYTHONPATH=$payload/app${PYTHONPATH:+:$PYTHONPATH} "$python" -m port_agent.cli manual | gzip -9n >"$root/usr/share/man/man1/port-agent.1.gz"
 
 version=$(sed -n 's/^Version: //p' "$payload"/app/port_agent-*.dist-info/METADATA)
 architecture=all

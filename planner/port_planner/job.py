@@ -24,9 +24,9 @@ class JobError(PortError):
 
 
 class ScriptError(JobError):
-    """The user's own code raised.
+    """The user's own code raised an exception.
 
-    The message has the lines of that code that led there, and none of anyone else's.
+    The message shows the lines of that code alone that led to it.
     """
 
     def __init__(self, what: str, error: Exception) -> None:

@@ -408,10 +408,7 @@ def _differ(data: Sequence[Column], rows: int, others: Sequence[tuple[torch.Tens
 def _merge(
     captures: Sequence[Capture], graphs: dict[str, StepGraph]
 ) -> tuple[dict[str, StepGraph], dict[str, torch.Tensor | Fill]]:
-    """Give the constants of each capture names of their own.
-
-    So all graphs can share one table of tensors.
-    """
+    """Give the constants of each capture distinct names, so that all graphs can share one table of tensors."""
     tensors: dict[str, torch.Tensor | Fill] = {}
     renamed: dict[int, StepGraph] = {}
     for i, capture in enumerate(captures):

@@ -1,6 +1,6 @@
 """A listening socket that no client can exhaust.
 
-So many connections at once, and who only waits gives way to a newcomer.
+The number of connections is limited; at the limit, an idle one is closed for a new one.
 
 It accepts by itself because asyncio's servers accept whatever comes, and stop for a second when descriptors run out.
 """

@@ -178,10 +178,7 @@ def _check_page_dirs(spec: JobSpec) -> None:
 
 
 def _check_arguments(spec: JobSpec) -> None:
-    """Raise JobRequestError unless the options for the worker choose a board and do nothing else.
-
-    Such as write files.
-    """
+    """Raise JobRequestError unless the options for the worker choose a board and do nothing else, such as write files."""
     words = iter(spec.arguments)
     for word in words:
         if word not in _BOARD_ARGUMENTS or (word in _WITH_VALUE and next(words, "-").startswith("-")):

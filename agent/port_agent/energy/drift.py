@@ -1,6 +1,6 @@
-"""Plan against reality.
+"""Compare a plan with reality.
 
-When steps keep taking other seconds or joules than planned, say by which factor.
+If steps keep differing from the planned seconds or joules, reports the factor.
 """
 
 from collections import deque

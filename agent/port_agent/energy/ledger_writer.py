@@ -1,7 +1,4 @@
-"""When and how the ledger is written.
-
-Batch by batch, in a thread, as an SD card may take a second for it.
-"""
+"""Write the ledger in batches, in a thread, because an SD card may take a second for a write."""
 
 from concurrent.futures import Executor, Future
 

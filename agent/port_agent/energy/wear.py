@@ -1,6 +1,6 @@
-"""Bytes written to flash, against the budget and the card's endurance.
+"""Compare the bytes written to flash with the budget and the card's endurance.
 
-By the agent itself and by the whole machine.
+Counts those of the agent itself and those of the whole machine.
 """
 
 import os
@@ -57,10 +57,7 @@ def outlook(
 
 
 def block_device_of(path: Path, root: Path) -> Path | None:
-    """Return the sysfs folder of the whole disk that holds `path`.
-
-    None for a file system without one (tmpfs).
-    """
+    """Return the sysfs folder of the whole disk that holds `path`, or None for a file system without one (tmpfs)."""
     device = path.stat().st_dev
     folder = root / "sys/dev/block" / f"{os.major(device)}:{os.minor(device)}"
     if not folder.exists():

@@ -1,6 +1,6 @@
-"""What the agent itself wrote to flash, by local date.
+"""Count what the agent itself wrote to flash, by local date.
 
-One count for the budget, `status` and the report.
+The budget, `status` and the report use this one count.
 """
 
 import time

@@ -1,7 +1,4 @@
-"""What a Jetson adds: temperatures from a `tegrastats` line.
-
-Where sysfs shows no zone (containers).
-"""
+"""Temperatures of a Jetson from a `tegrastats` line, where sysfs shows no thermal zone (in containers)."""
 
 import asyncio
 import contextlib

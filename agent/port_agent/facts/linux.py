@@ -1,6 +1,6 @@
-"""Linux, any board: files below /sys and /proc.
+"""Facts about any board under Linux.
 
-And logind, NetworkManager and vcgencmd where they exist.
+They come from files below /sys and /proc, and from logind, NetworkManager and vcgencmd where these exist.
 """
 
 import os

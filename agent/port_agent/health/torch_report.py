@@ -1,6 +1,6 @@
-"""What the doctor asks of torch.
+"""Collect what the doctor reports about torch.
 
-As a program it prints one JSON object: the result of `torch_compat.probes`, and the cost of bfloat16 here.
+Run as a program, it prints one JSON object: the result of `torch_compat.probes`, and the cost of bfloat16 here.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Memory of a training process under a RAM budget: thrifty at the peak, cheap in between.
 
-Which way in gives what (figures: `benchmarks/malloc.py`):
+What each way to load it gives (figures: `benchmarks/malloc.py`):
 
 - `preload_environment(limit)` for a process still to be started (the worker): the preloaded allocator. Freed blocks are
   reused without page faults as long as live + cached memory stays below the limit; statistics, trim on demand and a

@@ -1,7 +1,4 @@
-"""Read and steer the preloaded allocator of this process.
-
-Or make glibc's thriftier where there is none.
-"""
+"""Read and steer the preloaded allocator of this process, or make glibc's use less memory where none is preloaded."""
 
 import ctypes
 import sys

@@ -1,7 +1,4 @@
-"""The environment that starts a process with the budget-aware allocator.
-
-Or with the nearest thing to it.
-"""
+"""The environment that starts a process with the budget-aware allocator, or with the nearest substitute."""
 
 import enum
 import os

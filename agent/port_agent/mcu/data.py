@@ -80,7 +80,7 @@ def load_samples(path: Path, model: ModelDirectory) -> BoardSamples:
 
 
 def split_held_out(samples: BoardSamples, every: int) -> tuple[BoardSamples, BoardSamples]:
-    """Return (training, held out).
+    """Return the training samples and the held-out ones.
 
     Every `every`-th sample is held out, none if `every` is 0.
     """

@@ -63,7 +63,7 @@ class PageError(PortError):
 
 
 class CorruptPageError(PageError):
-    """What came back from flash is not what was written, or nothing came back.
+    """Data read from flash differs from what was written, or could not be read.
 
     `path` is the file, `offset` the byte.
     """
@@ -101,9 +101,7 @@ class PageFile:
         self.worn = worn_by_writing(path)
 
     def reserve(self, nbytes: int) -> None:
-        """Make the file at least `nbytes` long, its space allocated.
-
-        So a full disk shows now and not later.
+        """Make the file at least `nbytes` long and allocate its space, so that a full disk is reported now.
 
         Raises PageError with the remedy where there is no room.
         """

@@ -238,7 +238,7 @@ class _AnnouncementListener(RecordUpdateListener):
         self._bound_cache()
 
     def _bound_cache(self) -> None:
-        """Empty the cache after a flood of made-up records.
+        """Empty the cache after a flood of forged records.
 
         Known agents stay among the sightings, and answer when queried.
         """

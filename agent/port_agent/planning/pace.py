@@ -27,10 +27,7 @@ def wanted_pace(
 
 
 def too_slow(graph: "StepGraph", costs: "CostTable", wanted: "Pace", ram_bytes: int, fastest_s: float) -> str:
-    """Return by how much a step of `fastest_s` misses the deadline within `ram_bytes`.
-
-    And which budget would do.
-    """
+    """Return by how much a step of `fastest_s` misses the deadline within `ram_bytes`, and which budget would meet it."""
     from port_planner.deadline import shortfall
     from port_planner.ir.lowering.lower import lower
     from port_planner.ir.plan import Plan

@@ -183,9 +183,8 @@ def _host_and_port(value: object, hosts: str, problem: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """Where a value goes.
-
-    The field of Policy ("policy"), AgentOptions ("options") or of one of the ResourceLimits.
+    """The destination of a value: a field of Policy ("policy"), of AgentOptions ("options") or of one of the
+    ResourceLimits.
     """
 
     target: str

@@ -370,9 +370,9 @@ def _stop(
 
 
 def _with_idle(use: Answer, memory: Memory, now: Now) -> Memory:
-    """Return `memory` with the idle count carried on.
+    """Return `memory` with the idle time continued.
 
-    Signals may fall silent for `SILENCE_S` without breaking it.
+    Signals may be missing for `SILENCE_S` without interrupting it.
     """
     if use is Answer.YES:
         return replace(memory, idle_since_s=None, idle_known_at_s=None)

@@ -1,6 +1,6 @@
 """Costs and plans of paired devices, for one run of planning.
 
-Costs are believed after a sample was measured here.
+Their costs are used only if a sample measured here agrees.
 """
 
 import platform

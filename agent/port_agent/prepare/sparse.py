@@ -1,7 +1,4 @@
-"""Train less, so that a step fits: the parameters that gain most within the budget.
-
-Behind `plan --sparse-update`.
-"""
+"""Train fewer parameters so that a step fits: those that gain most within the budget (`plan --sparse-update`)."""
 
 import math
 from collections.abc import Callable, Mapping

@@ -1,7 +1,4 @@
-"""The microcontroller boards that are plugged in, for `status` and the live page.
-
-None of them is opened.
-"""
+"""List the microcontroller boards that are plugged in, for `status` and the live page, without opening them."""
 
 import asyncio
 from collections.abc import Callable, Iterable

@@ -1,7 +1,4 @@
-"""The parts of a running supervisor, put together once.
-
-Its loop and its control interface share them.
-"""
+"""The parts of a running supervisor, which its loop and its control interface share."""
 
 import asyncio
 from collections.abc import Callable, Mapping

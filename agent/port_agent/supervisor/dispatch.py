@@ -27,7 +27,8 @@ WARM_MARGIN_C = 7.0
 class Dispatcher:
     """Starts, steers and ends workers: one on this computer, and one on each board that a job uses.
 
-    As the device's conditions and the user say, within what the policy grants to all of them together.
+    It does so as the device's conditions and the user's commands require, within what the policy grants to all of them
+    together.
     """
 
     def __init__(self, context: DaemonContext) -> None:

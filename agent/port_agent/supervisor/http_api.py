@@ -442,9 +442,9 @@ class ControlServer:
 
 
 async def _receive(request: HttpRequest, directory: DirectoryHandle, name: str, kept_free_bytes: int) -> None:
-    """Write a request's body to a new file, durable.
+    """Write a request's body durably to a new file.
 
-    What ends early, or takes what is to stay free, leaves nothing.
+    If the body ends early or would use reserved space, no file remains.
     """
     check_free(directory, request.length, kept_free_bytes)
     file = directory.create(name)
@@ -463,9 +463,9 @@ async def _receive(request: HttpRequest, directory: DirectoryHandle, name: str, 
 
 
 def check_free(directory: DirectoryHandle, length: int, kept_free_bytes: int) -> None:
-    """Raise HttpError if `length` more bytes would use space that must stay free.
+    """Raise HttpError if `length` more bytes would use reserved space.
 
-    Others may be writing meanwhile.
+    Other requests may be writing at the same time.
     """
     disk = os.fstatvfs(directory.descriptor)
     free = disk.f_bavail * disk.f_frsize

@@ -1,6 +1,6 @@
-"""What a user can ask of a running supervisor.
+"""The requests that a user can make of a running supervisor, with typed answers.
 
-The verbs behind the control interface, with typed answers.
+The control interface calls them.
 """
 
 import asyncio

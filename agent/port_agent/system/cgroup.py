@@ -101,7 +101,7 @@ class WorkerGroup:
     def kill(self) -> None:
         """Kill everything inside (cgroup.kill, kernel 5.14 and later).
 
-        Older ones are left to the caller's signal.
+        On older kernels the caller must send signals.
         """
         with contextlib.suppress(OSError):
             _write(self.path / "cgroup.kill", "1")

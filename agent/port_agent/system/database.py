@@ -1,6 +1,6 @@
-"""SQLite files on cards that wear out.
+"""SQLite files on media that wear out.
 
-What tells a damaged one from a disk that refuses, and how it is set aside.
+Distinguishes a damaged file from a disk that refuses, and moves it out of the way.
 """
 
 import sqlite3

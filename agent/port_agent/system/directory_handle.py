@@ -1,6 +1,6 @@
 """Directories that others may write into.
 
-What lies in them is reached by a handle, never through a symbolic link.
+Files in them are opened relative to a handle, never through a symbolic link.
 """
 
 import contextlib
@@ -19,9 +19,9 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class DirectoryHandle:
-    """An open directory, and a context that closes it.
+    """An open directory, and a context manager that closes it.
 
-    A name is one entry in it: one with a slash is refused.
+    A name is one entry in it; a name with a slash is refused.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:

@@ -1,6 +1,6 @@
-"""Python processes of ours.
+"""Start Python processes of our own.
 
-What they import comes from where we are installed, never from where they are started.
+They import from where we are installed, never from the directory they are started in.
 """
 
 import os
@@ -62,9 +62,8 @@ def one_thread_environment() -> dict[str, str]:
 
 
 def module_environment() -> dict[str, str]:
-    """Return this process's environment with the folders of our packages on PYTHONPATH.
-
-    And no relative entry there.
+    """Return this process's environment with the folders of our packages on PYTHONPATH, and without relative entries
+    there.
 
     An empty entry would be the working directory.
     """

@@ -22,7 +22,7 @@ class Notifier:
     def send(self, **fields: object) -> None:
         """Send one message, such as `send(READY=1, STATUS="waiting")`.
 
-        A lost one is worth neither an error nor a wait.
+        A message that cannot be sent is dropped without an error.
         """
         if not self._address:
             return

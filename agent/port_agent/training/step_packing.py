@@ -118,7 +118,7 @@ class StepPacking:
     def write(self, entry: int, target: int) -> None:
         """Begin to write a packed form to a paging target; the transfer holds its memory.
 
-        A spilled one is there already.
+        A spilled form is already there.
         """
         if entry in self._packed:
             packed, size = self._packed.pop(entry)

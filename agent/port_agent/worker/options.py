@@ -1,6 +1,6 @@
-"""The command line of every worker, spelled once.
+"""The command line of every worker, defined once.
 
-What starts a worker writes these options, the worker reads them.
+Whatever starts a worker writes these options, and the worker reads them.
 """
 
 import argparse

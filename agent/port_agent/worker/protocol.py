@@ -61,7 +61,7 @@ class WorkerReady(_EventMessage, frozen=True, kw_only=True, tag="ready"):
 class StepDone(_EventMessage, frozen=True, kw_only=True, tag="step"):
     """A step (for a board: a request of several samples) is done.
 
-    What is not measured or not planned is None.
+    Values that were not measured or not planned are None.
     """
 
     step: int
@@ -193,7 +193,7 @@ class TrainingFinished(_EventMessage, frozen=True, kw_only=True, tag="finished")
 
 
 class TrainingFailed(_EventMessage, frozen=True, kw_only=True, tag="failed"):
-    """The worker ends for a reason it can name.
+    """The worker ends with a known error.
 
     `code`: the error's class, `message`: a sentence for the user.
     """

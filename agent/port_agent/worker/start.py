@@ -45,7 +45,7 @@ def start_worker(
 ) -> Worker:
     """Start a worker.
 
-    `limit_bytes`: for the allocator's cache; `data_limit_bytes`: a hard RLIMIT_DATA, for proofs.
+    `limit_bytes`: limit of the allocator's cache; `data_limit_bytes`: a hard RLIMIT_DATA, for tests.
     """
     ours, theirs = socket.socketpair()
     environment = {**module_environment(), **preload_environment(limit_bytes), **threads_environment(threads)}

@@ -15,7 +15,7 @@ _INSTALLED = frozenset(("site-packages", "dist-packages"))
 
 
 class ExitCode(IntEnum):
-    """What the processes of this project end with: commands, the daemon and workers.
+    """Exit codes of this project's processes: commands, the daemon and workers.
 
     The numbers never change.
     """
@@ -59,10 +59,7 @@ class StatefulStepError(CaptureError):
 
 @cache
 def of_the_program(filename: str) -> bool:
-    """Return whether a source file is the user's.
-
-    That is neither of this project nor of Python and what is installed for it.
-    """
+    """Return whether a source file is the user's: neither this project's, nor Python's, nor an installed package's."""
     return not (filename.startswith(_not_the_program()) or _INSTALLED & {*Path(filename).parts})
 
 

@@ -1,6 +1,6 @@
-"""Read moments and hours of the day as people write them.
+"""Parse dates and times of day as people write them.
 
-The one grammar of deadlines and windows.
+Deadlines and time windows share this grammar.
 """
 
 import re

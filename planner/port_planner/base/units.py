@@ -1,6 +1,6 @@
-"""Read and print quantities with units: bytes, seconds, joules.
+"""Parse and print quantities with units: bytes, seconds, joules.
 
-The one grammar of sizes and durations.
+All sizes and durations share this grammar.
 """
 
 import re
@@ -85,9 +85,9 @@ def parse_bytes(text: str | int) -> int:
 
 
 def parse_duration(text: str | float) -> float:
-    """Return the seconds that "50ms", "90s", "5min", "8h", "1d12h" or a bare number (seconds) mean.
+    """Return the seconds of a duration such as "50ms", "90s", "5min", "8h", "1d12h" or a bare number (seconds).
 
-    Also "3d", "2w", "2y" (of 365.25 days) and "PT8H".
+    Also accepts "3d", "2w", "2y" (of 365.25 days) and "PT8H".
 
     Raises DurationError for anything else, DurationRangeError below 0 and above ten years.
     """

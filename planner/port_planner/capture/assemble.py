@@ -1,6 +1,6 @@
 """Assemble a recorded tape into a step graph.
 
-Updates as early as possible, nothing dead, numbered from zero.
+Updates are as early as possible, dead ops are removed, and ops are numbered from zero.
 """
 
 from collections import Counter, defaultdict

@@ -1,4 +1,4 @@
-"""Boards: shipped TOML files that name a source for every number.
+"""Read boards from shipped TOML files that name a source for every number.
 
 Also estimates costs for a board that is not available.
 """
@@ -59,9 +59,9 @@ class Board:
         return self.numbers[key].value
 
     def device(self, *, estimated: bool = True) -> DeviceCosts:
-        """Return what does not depend on the operator.
+        """Return the costs that do not depend on the operator.
 
-        The name says if op costs will be estimates.
+        Their name says whether op costs will be estimates.
         """
         endurance = self.numbers.get("endurance_bytes")
         flash = Flash(
@@ -151,7 +151,7 @@ def format_board(board: Board) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """What one operator does: floating-point operations and bytes moved.
+    """The work of one operator: floating-point operations and bytes moved.
 
     `dense` if arithmetic dominates.
     """

@@ -297,10 +297,9 @@ class StepGraph:
         return modules.pop() if len(modules) == 1 else ""
 
     def label(self, s: int) -> str:
-        """Return a storage's name for readers.
+        """Return a storage's name for readers: its own, or the op that creates it and the shape.
 
-        That is its own name, or the op that creates it and the shape: `mul output [8, 64]`. For a storage filled tile by tile, it
-        is the op whose tiles are copied there.
+        For example `mul output [8, 64]`. For a storage filled tile by tile, it is the op whose tiles are copied there.
         """
         if self.storages[s].name:
             return self.storages[s].name

@@ -108,9 +108,9 @@ def fit_memory(graph: Graph, scheme: SparseScheme, options: FitOptions, *, simd:
 
 
 def _refuse_hopeless(graph: Graph, kept: MemoryPlan, options: FitOptions) -> None:
-    """Raise ArenaBudgetError, before any search, for a budget below what every plan holds.
+    """Raise ArenaBudgetError, before any search, for a budget that no plan can meet.
 
-    That is the parameters or, if they are paged, one sample.
+    Every plan holds the parameters or, if they are paged, one sample.
     """
     on_medium = options.page is not None and options.page.holds_parameters
     held, what = kept.parameters.size_bytes, "trained parameters"

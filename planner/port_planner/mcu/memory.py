@@ -127,8 +127,8 @@ def scratch_of(op: str) -> str:
 def board_tensor_bytes(graph: Graph, tensor: str, scheme: SparseScheme) -> int:
     """Return the bytes of a tensor by its name.
 
-    That is an activation, a gradient (`d:`), scratch (`s:`), a whole parameter gradient (`dw:`, `db:`), or the norms of the
-    channel groups (`norm:`).
+    It names an activation, a gradient (`d:`), scratch (`s:`), a whole parameter gradient (`dw:`, `db:`), or the norms
+    of the channel groups (`norm:`).
     """
     kind, _, name = tensor.rpartition(":")
     if kind == "":

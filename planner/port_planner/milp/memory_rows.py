@@ -119,7 +119,8 @@ def _rematerialization_workspaces(f: Columns) -> dict[int, int]:
 
 
 def eq5_in_stage(f: Columns, stage: int, base: list[Term], fixed: float, limit: float) -> None:
-    """Bytes after each rematerialization of a stage, when later ones do not exist yet and used-up intermediates are gone.
+    """Bound the bytes after each rematerialization of a stage, when later ones do not exist yet and used intermediates
+    are freed.
 
     l[q,j] >= c[q] + v[k] - 1: intermediate q is alive at position j while any later rematerialization k reads it.
     """

@@ -23,7 +23,7 @@ class VariantLoads:
 def define_variants(f: Columns) -> None:
     """Create v[c, k] of every alternative that no other dominates, and of those in `include`.
 
-    Also create b[c, k, n] if a saving depends on gaps.
+    Also creates b[c, k, n] if a saving depends on gaps.
     """
     for c, group in enumerate(f.problem.groups):
         for k in sorted({*undominated(f.problem, group), *(k for known, k in f.known_variants if known == c)}):
@@ -44,7 +44,7 @@ def eq11_one_variant(f: Columns) -> None:
 
 
 def eq12_tiled(f: Columns) -> None:
-    """b[c, k, n] <= v[c, k] and <= sum of x and y at the end of each of its gaps.
+    """Add b[c, k, n] <= v[c, k] and <= sum of x and y at the end of each of its gaps.
 
     So b is at most their product, and memory rows gain by making it large.
     """

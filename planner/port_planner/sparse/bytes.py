@@ -83,10 +83,7 @@ class GraphBytes:
 
 
 class TrainedBytes:
-    """The `bytes_of` of `port_planner.sparse.choose.choose_trainable`.
-
-    Measures the largest of all graphs that a job runs.
-    """
+    """Measures the largest of all graphs that a job runs: `bytes_of` of `port_planner.sparse.choose.choose_trainable`."""
 
     def __init__(self, graphs: Mapping[str, StepGraph], costs: Mapping[str, CostTable]) -> None:
         self._graphs = [GraphBytes(graph, costs[name]) for name, graph in graphs.items()]
@@ -104,10 +101,7 @@ class TrainedBytes:
 
 
 def trained_parameters(graph: StepGraph) -> tuple[str, ...]:
-    """Return the names of the parameters that the graph updates.
-
-    In the order in which the forward pass reads them.
-    """
+    """Return the names of the parameters that the graph updates, in the order in which the forward pass reads them."""
     updated = {_owner(graph, op) for op in graph.ops} - {None}
     first = {
         storage.name: graph.uses[s][0]
@@ -118,10 +112,7 @@ def trained_parameters(graph: StepGraph) -> tuple[str, ...]:
 
 
 def _owner(graph: StepGraph, op: Op) -> str | None:
-    """Return the parameter that `op` updates, or whose state or gradient it changes.
-
-    None for any other op.
-    """
+    """Return the parameter that `op` updates, or whose state or gradient it changes; None for any other op."""
     if op.phase is Phase.FORWARD:
         return None
     for s in op.writes:
@@ -151,10 +142,7 @@ def _needed_ops(graph: StepGraph) -> tuple[NDArray[np.bool_], dict[str, NDArray[
 
 
 def _sources(graph: StepGraph, index: int) -> tuple[int, ...]:
-    """Return the earlier ops whose results op `index` uses.
-
-    Except for the gradient norms that clipping stacks.
-    """
+    """Return the earlier ops whose results op `index` uses, except for the gradient norms that clipping stacks."""
     op = graph.ops[index]
     taken = {graph.values[a.value].storage for a in (*op.args, *(a for _, a in op.kwargs)) if isinstance(a, Ref)}
     if op.phase is not Phase.UPDATE:
@@ -163,18 +151,12 @@ def _sources(graph: StepGraph, index: int) -> tuple[int, ...]:
 
 
 def _foreign(graph: StepGraph, storage: int, writer: int) -> bool:
-    """Return whether the writer is last step's business.
-
-    An update of a tensor that lives on, read before it.
-    """
+    """Return whether the writer belongs to the previous step: it updates a persistent tensor that is read before."""
     return graph.storages[storage].role in _UPDATED and graph.ops[writer].phase is Phase.UPDATE
 
 
 def _weight_gradients(graph: StepGraph, events: Sequence[tuple[int, int]]) -> list[tuple[int, NDArray[np.int64]]]:
-    """Return each backward convolution's use of its input.
-
-    With the ops that read the weight gradient it serves.
-    """
+    """Return each backward convolution's use of its input, with the ops that read the resulting weight gradient."""
     places = {event: place for place, event in enumerate(events)}
     found = []
     for i, op in enumerate(graph.ops):

@@ -96,10 +96,7 @@ class SparseChoice:
 
 
 def choose(problem: ChoiceProblem, node_limit: int = NODE_LIMIT) -> SparseChoice | None:
-    """Return the selection of the largest gain within the budget.
-
-    None when even the empty one exceeds it.
-    """
+    """Return the selection of the largest gain within the budget; None if even the empty one exceeds it."""
     found = choose_best(problem, 1, node_limit)
     return found[0] if found else None
 
@@ -172,10 +169,7 @@ class _Search:
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """One layer of any model: the names of its weights and of its biases.
-
-    As `named_parameters` gives them.
-    """
+    """One layer of any model: the names of its weights and of its biases, as `named_parameters` gives them."""
 
     name: str
     weights: tuple[str, ...]

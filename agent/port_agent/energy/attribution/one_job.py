@@ -45,10 +45,7 @@ _MAX_PENDING = 1200
 
 @dataclass(frozen=True, slots=True)
 class MeteredStep:
-    """What the meter needs of a finished step.
-
-    The worker's figures, its phases by their names in the ledger.
-    """
+    """A finished step as the meter needs it: the worker's figures, its phases by their names in the ledger."""
 
     step: int
     epoch: int

@@ -1,7 +1,4 @@
-"""From readings to an unbroken row of intervals.
-
-Each with its joules or with the reason why they are not known.
-"""
+"""Turn readings into consecutive intervals, each with its joules or with the reason why they are not known."""
 
 from dataclasses import dataclass
 

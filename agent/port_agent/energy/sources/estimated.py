@@ -18,10 +18,7 @@ _STAT, _TICKS_PER_S = Path("/proc/stat"), os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """What a board draws, as a straight line over processor load.
-
-    Plus joules per byte moved to and from flash.
-    """
+    """The power of a board as a straight line over processor load, plus joules per byte moved to and from flash."""
 
     name: str
     static_watts: float

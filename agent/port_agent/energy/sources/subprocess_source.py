@@ -1,6 +1,6 @@
-"""Output of the system's own tools as power.
+"""Read power from the output of the system's own tools.
 
-The answer of a short command, or the newest record of one that keeps on.
+That is the answer of a short command, or the newest record of one that keeps running.
 """
 
 import os

@@ -11,7 +11,7 @@ from port_planner.ir.traced import Departure, TracedOp, TracedStep, TracedStorag
 class StepRecording:
     """Records consecutive segments, `expected` ones if these are known already.
 
-    `broken` if the program does something else.
+    Sets `broken` if the program does something else.
     """
 
     def __init__(self, expected: Sequence[Trace] = ()) -> None:

@@ -1,4 +1,4 @@
-"""Run a whole program inside a budget: what `port-agent exec` becomes.
+"""Run a whole program inside a budget: the process that `port-agent exec` turns into.
 
 Torch is loaded when the program imports it.
 """

@@ -1,6 +1,6 @@
-"""What can go wrong between the agent and a microcontroller.
+"""Errors between the agent and a microcontroller.
 
-Each error carries its numbers and names a remedy.
+Each one gives its numbers and names a remedy.
 """
 
 from port_planner.base.errors import ExitCode, PortError

@@ -35,7 +35,7 @@ def find_qemu() -> str:
 def command_line(board: FirmwareBoard, elf: Path, storage: Path | None) -> list[str]:
     """Return the command that runs `elf`.
 
-    `storage` keeps the snapshot slots over kills, where the board can.
+    `storage` keeps the snapshot slots when the process is killed, if the board supports it.
     """
     if board.machine is None:
         return [str(elf)]
@@ -50,9 +50,9 @@ def command_line(board: FirmwareBoard, elf: Path, storage: Path | None) -> list[
 
 
 class Simulator:
-    """One simulated board.
+    """A simulated board.
 
-    `port` is a link that leads to the pty of the moment, like a replugged USB port.
+    `port` is a link to the current pty, as of a USB port after replugging.
     """
 
     def __init__(self, firmware: Firmware, folder: Path, storage: bool = True) -> None:

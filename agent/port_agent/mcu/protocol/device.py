@@ -1,4 +1,4 @@
-"""What a host does with one device: move parameters, train, evaluate, infer, snapshot.
+"""Operate one device from the host: move parameters, train, evaluate, infer, snapshot.
 
 Sizes follow HELLO's limits.
 """
@@ -101,10 +101,7 @@ class Device:
         return data
 
     def parameters_crc(self) -> int:
-        """Return the CRC-32 of all parameter bytes, computed by the device.
-
-        0 for a model without any.
-        """
+        """Return the CRC-32 of all parameter bytes, computed by the device; 0 for a model without parameters."""
         return self.session.request(Crc(0, self.info.parameter_bytes)) if self.info.parameter_bytes else 0
 
     def load_parameters(self, data: bytes) -> None:

@@ -21,10 +21,7 @@ R_co = TypeVar("R_co", covariant=True)
 
 
 class MessageType(enum.IntEnum):
-    """Types from 0x10 on are effects (exactly once, in sequence).
-
-    Below are queries that may run twice.
-    """
+    """Message types: effects from 0x10 on (exactly once, in sequence), and below them queries, which may run twice."""
 
     HELLO = 0x01
     STATUS = 0x02

@@ -15,9 +15,9 @@ BAUD = 115200
 
 
 class Transport(Protocol):
-    """What a session needs of a port.
+    """The operations of a port that a session needs.
 
-    Every method raises DisconnectedError when the port is gone.
+    Every method raises DisconnectedError if the port is gone.
     """
 
     @property

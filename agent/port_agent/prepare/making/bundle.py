@@ -1,6 +1,6 @@
-"""Make a bundle on this machine: plan, try it out, plan again with what that taught, write.
+"""Make a bundle on this machine: plan, try it out, plan again with the measurements, write.
 
-Behind `port-agent plan`.
+`port-agent plan` calls this.
 """
 
 from collections.abc import Callable

@@ -130,15 +130,15 @@ def memory_max(peak_bytes: int) -> int:
 def data_limit(peak_bytes: int) -> int:
     """Return RLIMIT_DATA for a plan of this peak until its first step is done.
 
-    The second belt, wider than the first.
+    It is a second limit, above the first.
     """
     return memory_max(peak_bytes) + DATA_MARGIN_BYTES
 
 
 def resident_max(peak_bytes: int) -> int | None:
-    """Return how much may be resident once a step is done where no group limits it.
+    """Return how many bytes may be resident after the first step where no group limits them.
 
-    None where the plan does not say.
+    None if the plan does not say.
     """
     return int(peak_bytes * MEMORY_MARGIN) if peak_bytes >= SMALLEST_WORKER_BYTES else None
 

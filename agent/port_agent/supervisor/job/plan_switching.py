@@ -1,6 +1,5 @@
-"""Fit a run to what surrounds it.
-
-Which plan, which limits, when a checkpoint, whether the deadline holds.
+"""Adapt a run to its conditions: which plan, which limits, when a checkpoint is written, and whether the deadline
+holds.
 """
 
 from dataclasses import replace

@@ -56,10 +56,7 @@ class BundleFacts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """One kind of worker.
-
-    The start of its command, how to read its bundle, and what its environment needs.
-    """
+    """A kind of worker: the start of its command, how to read its bundle, and what its environment needs."""
 
     program: tuple[str, ...]
     read_bundle: Callable[[Path], BundleFacts]
@@ -81,10 +78,7 @@ def no_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[str,
 
 
 def torch_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[str, str]:
-    """Return the environment of a torch worker.
-
-    Its allocator, which must be there from the start, and its threads.
-    """
+    """Return the environment of a torch worker: its allocator, which must be loaded at the start, and its threads."""
     from port_agent.malloc import preload_environment
 
     allocator = preload_environment(plan.peak_bytes if plan else None)

@@ -1,6 +1,6 @@
-"""Discovery of other agents, as the supervisor runs it.
+"""Run the discovery of other agents in the supervisor.
 
-Switched by the configuration, shown by `status`.
+The configuration switches it on; `status` shows its state.
 """
 
 import asyncio

@@ -173,10 +173,7 @@ class Bundle:
                     raise BundleError(f"{path}: the blocks of {key[:60]} do not cover it; recreate the bundle")
 
     def _check_data(self, path: Path) -> None:
-        """Every graph has a column of data for each tensor of its batch, and each its checksums.
-
-        All of one length.
-        """
+        """Check that every graph has a column of data for each tensor of its batch, of one length and with checksums."""
         sizes = self.manifest.sizes
         counts = {"eval": self.manifest.eval_samples}
         wanted: dict[str, int] = {}

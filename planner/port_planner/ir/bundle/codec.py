@@ -1,7 +1,4 @@
-"""Step graphs, plans and costs as plain lists, for msgpack.
-
-And back, with every length and number checked.
-"""
+"""Convert step graphs, plans and costs to plain lists for msgpack, and back with every length and number checked."""
 
 import enum
 import itertools

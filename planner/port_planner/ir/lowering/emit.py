@@ -93,7 +93,7 @@ class _Emitter:
     def emit(self) -> None:
         """Write the instructions of the step.
 
-        At its end only writes that the next step can wait for are under way.
+        At its end, only writes that the next step can wait for may be under way.
         """
         x = self.x
         self.timeline: list[int] = []

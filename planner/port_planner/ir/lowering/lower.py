@@ -56,7 +56,7 @@ def lower(
 class _PlanLowering:
     """Puts a plan's decisions in their places, then its reads.
 
-    Reads need to know how long everything else takes.
+    The time of a read depends on how long everything else takes.
     """
 
     def __init__(self, graph: StepGraph, costs: CostTable, plan: Plan, limit: int | None) -> None:

@@ -1,6 +1,4 @@
-"""Optimizers as data.
-
-Which ones are supported, how their update is recorded, and its numbers for each step.
+"""Describe optimizers as data: which ones are supported, how their update is recorded, and its numbers for each step.
 
 What changes from step to step (learning rate, Adam's bias corrections) are numbers among the operators' arguments. They
 are found by running the same torch optimizer on one single element per parameter group and reading them off.

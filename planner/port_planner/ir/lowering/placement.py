@@ -1,6 +1,6 @@
-"""What a plan decides, put in its places around the ops.
+"""A plan's decisions in their places around the ops.
 
-It is made by `lower` and turned into instructions by `emit`.
+`lower` makes it, and `emit` turns it into instructions.
 """
 
 from collections.abc import Mapping, Sequence, Set

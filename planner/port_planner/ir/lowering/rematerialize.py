@@ -1,6 +1,6 @@
-"""Which operators must run again to rematerialize a storage.
+"""Find which operators must run again to rematerialize a storage, and in which form.
 
-And in which form, so that no side effect happens twice.
+The form ensures that no side effect happens twice.
 """
 
 from collections.abc import Iterable

@@ -223,10 +223,9 @@ def choose_devices(
 ) -> DeviceChoice:
     """Return the choice with the least joules (seconds) whose seconds (joules) are at most those of the best device or `within`.
 
-    So neither ever exceeds that of that device, whose choice is returned if nothing better is found in time. Every choice fits
-    the memories. Raises DeviceChoiceError if the tables do not match, if some operator runs on no device, or if no single
-    device runs all operators and nothing was found.
-    """
+    So neither ever exceeds the best device's, whose choice is returned if nothing better is found in time. Every choice
+    fits the memories. Raises DeviceChoiceError if the tables do not match, if some operator runs on no device, or if no
+    single device runs all operators and nothing was found."""
     _verify(problem)
     end = time.process_time() + time_limit_s
     alone = () if within is not None else on_one_device(problem, goal, time_limit_s).values()

@@ -2,8 +2,8 @@
 
     python benchmarks/reaction.py [--events 200] [--lag SECONDS] [--bundle JOB.port | --program] [--json]
 
-A real daemon and a real worker process (pure Python, 200 MB resident, instructions of 5 ms that log when they start);
-the plug of a fake battery below an injected /sys is pulled at random moments. Two figures for each event:
+Starts a real daemon and a real worker process (pure Python, 200 MB resident, instructions of 5 ms that log when they
+start); the plug of a fake battery below an injected /sys is pulled at random moments. Two figures for each event:
 
 - stopped: when the last training instruction began after the plug was pulled (must be below 100 ms),
 - returned: when the worker process was gone and its memory free (must be below 1 s).

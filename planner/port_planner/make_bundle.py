@@ -182,8 +182,9 @@ def prepare(
     Each is recorded several times, on other rows. `updates`: for how many updates the scheduler's hyperparameters are
     tabulated at least. `followed`: so many of the job's first steps will be followed with plain PyTorch; where they show a full batch before and
     after an update, those are its further recordings. `ahead`: runs the job's program alone, from its beginning, for so many updates, if its
-    steps count, keep tensors or compute with other numbers each time; without, such steps are refused. Raises CaptureError for a step that cannot be recorded or is not the same each time, GraphError for one whose
-    operators a bundle may not call that way, JobError for data or settings that cannot be trained on.
+    steps count, keep tensors or compute with other numbers each time; without, such steps are refused. Raises
+    CaptureError for a step that cannot be recorded or is not the same each time, and GraphError for operators that a
+    bundle may not call that way. Raises JobError for data or settings that cannot be trained on.
     """
     buckets, eval_data = checked_samples(job), checked_columns(job.eval_data, "eval_data")
     schedule = _schedule(job, updates)

@@ -45,8 +45,8 @@ class _Shape:
 def known_steps(job: TrainingJob, updates: int, within_s: float) -> KnownSteps:
     """Return the steps of a job that has just been made, of so many updates. The job is not to be used afterwards.
 
-    Raises CaptureError if one step is another than the first of its shape by more than numbers, if what the program does
-    depends on contents, or if they take more than `within_s` seconds of the processor.
+    Raises CaptureError if a step differs from the first of its shape by more than numbers, or if the program depends on
+    contents. Also raises it if they take more than `within_s` seconds of the processor.
     """
     followed, began = _Followed(job), time.process_time()
     note_step(job.optimizer)  # its schedule warns because it never made a real update

@@ -1,8 +1,8 @@
 """The way between a device's memory and a page file: two buffers of the host's, filled and emptied in turn.
 
 The page thread alone uses them. While it writes one buffer to the file, the device copies the next piece into the other;
-while the device takes one, the file is read into the other. Where memory is shared and that was measured to be faster, pages whose
-bytes the host reaches go from where they lie to the file and back, and nothing is copied.
+while the device takes one, the file is read into the other. Where memory is shared, pages that the host can address go
+directly to the file and back without a copy, if that was measured to be faster.
 """
 
 from collections.abc import Callable

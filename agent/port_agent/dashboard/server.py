@@ -1,8 +1,8 @@
 """The live page: a small HTTP server on localhost that serves the agent's state.
 
-It shows the state, and accepts three actions: not now, resume, run this job now. All of that needs the key in the
-address printed at the start, sent as a header, so that neither other users of this machine nor pages of other sites can
-use it. The page's own files need none.
+It shows the state, and accepts three actions: not now, resume, run this job now. Every request needs the key in the
+address printed at the start, sent as a header. So neither other users of this machine nor pages of other sites can use
+it. The page's own files need none.
 """
 
 import re

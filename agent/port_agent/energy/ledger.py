@@ -1,7 +1,7 @@
 """The energy ledger on disk: SQLite, written in batches, bounded, readable while the agent runs.
 
 Everything is summed in memory and written once per flush (300 s unless configured) in one transaction of the
-write-ahead log, so that an SD card sees some MB per day. A crash loses at most that stretch; the next start records
+write-ahead log. This writes a few MB per day to an SD card. A crash loses at most that stretch; the next start records
 it as a gap.
 """
 

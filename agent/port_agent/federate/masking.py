@@ -8,9 +8,9 @@ once, because sums of it with and without another device's would reveal that dev
 
 The leader of a round names its members, passes on each other's keys and says who fell silent. Whatever it says, a
 device contributes to no sum of fewer than `FEWEST_MASKED`, and gives no shares of a device that is called both alive
-and silent. Each device signs the keys of the round as it received them, with its own fresh ones, and sends no change
-before all whose masks are in it signed the same. Keys that the leader made up, or of another round, end the round
-there.
+and silent. Each device signs the keys of the round as it received them, with its own fresh ones. It sends no change
+before all devices whose masks are in it have signed the same keys. Keys that the leader made up, or of another round,
+end the round there.
 
 A leader may tell each device a different story of who fell silent. Each device answers once, and so many shares are
 required (`safe_threshold`) that no stories together reveal the mask of one device's change.

@@ -5,9 +5,9 @@ With a manifest beside each job from which a broken database is rebuilt.
 Nothing here waits for the disk except `flush`, `add` and `history`, which any thread may call: an fsync on an SD card
 can take half a second, and the loop that calls `save` must stop a worker within 100 ms.
 
-WAL with synchronous=FULL: measured on ext4 with 200 commits of one job and one event, it writes 12.7 kB a commit
-where a rollback journal writes 28.8 kB, and one fsync where that needs three. The lock is exclusive: no second
-process can open it, and no shared-memory file is needed.
+WAL with synchronous=FULL: measured on ext4 with 200 commits of one job and one event, a commit writes 12.7 kB and needs
+one fsync. A rollback journal writes 28.8 kB and needs three. The lock is exclusive: no second process can open it, and
+no shared-memory file is needed.
 """
 
 import contextlib

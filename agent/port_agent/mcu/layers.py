@@ -1,7 +1,8 @@
 """What a board learnt, as the weights of the PyTorch module that was compiled: by the names of its layers. No torch.
 
-`layers.safetensors` in the directory of a compiled model holds the module's state_dict as it was compiled, the codes and scales
-of each op, and in its metadata where an op's trained parameters lie and which layers of the module it is.
+`layers.safetensors` in the directory of a compiled model holds the module's state_dict as it was compiled, and the
+codes and scales of each op. Its metadata gives the position of an op's trained parameters, and the layers of the module
+that the op stands for.
 """
 
 from typing import Any

@@ -206,8 +206,8 @@ def hold_project(
     What is trained stays the same, and so does every bit of the result. Seconds and joules are those of the file that
     the project's board names.
 
-    Raises ArenaBudgetError where the step does not fit, BoardDeadlineError where it is not fast enough, MediumError where the
-    board's file does not describe the medium, BoardJobError if the job would wear it out.
+    Raises ArenaBudgetError if the step does not fit, and BoardDeadlineError if it is not fast enough. Raises
+    MediumError if the board's file does not describe the medium, and BoardJobError if the job would wear it out.
     """
     from port_planner.mcu.compile import recompile
 
@@ -225,7 +225,7 @@ def value_project(
 ) -> tuple[Project, "Valuation"]:
     """Return the project with its trained parameters chosen by accuracy per joule, planned as `hold_project` does.
 
-    Candidates are the project's scheme, those of a few layers and everything, each held to the same RAM by
+    Candidates are the project's scheme, those of a few layers, and everything. Each is held to the same RAM by
     recomputation and pages, and trained on the project's own `train_x` with the job's epochs and learning rate. Raises
     what `hold_project` does if none fits.
     """

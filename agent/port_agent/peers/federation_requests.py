@@ -1,9 +1,10 @@
 """Requests of a federation's leader, and the members' answers: MessagePack, everything with a cap.
 
-`MembershipRequest` asks which jobs the leader may lead, `Invitation` whether a device takes part now, `MessageChunk`
-sends a Flower message part by part, `ReplyRequest` fetches the reply when it exists, `RoundEnd` says that nobody waits
-for it any longer. A message is identified by its hash, so repeating a part or a request has no effect. A job's name
-only goes to its members: a device names those that the asking one may lead, and only these are mentioned.
+`MembershipRequest` asks which jobs the leader may lead, and `Invitation` whether a device takes part now.
+`MessageChunk` sends a Flower message part by part, and `ReplyRequest` fetches the reply when it exists. `RoundEnd`
+reports that nobody waits for it any longer. A message is identified by its hash, so repeating a part or a request has
+no effect. A job's name only goes to its members: a device names those that the asking one may lead, and only these are
+mentioned.
 """
 
 import hashlib

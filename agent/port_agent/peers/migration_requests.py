@@ -1,9 +1,9 @@
 """Requests of a job's owner, and the answers of the device that trains it: MessagePack, everything with a cap.
 
 A job is identified by its token, 128 random bits that its owner draws for each migration. `Offer` asks whether the
-device would take it, `Bring` announces its files and `Part` sends them, `Begin` hands it over, `Look` asks for its
-state, `Stop` ends its training, `Fetch` reads its files, `Close` makes the device forget it. Repeating any of them has
-no effect.
+device would take it, `Bring` announces its files, `Part` sends them, and `Begin` hands it over. `Look` asks for its
+state, `Stop` ends its training, `Fetch` reads its files, and `Close` makes the device forget it. Repeating any of them
+has no effect.
 """
 
 from enum import StrEnum

@@ -2,9 +2,10 @@
 
 Importing torch touches 65 to 100 MiB of code, and 10 MiB of constants.
 
-Both are mapped from files and never changed, so their pages can go at any time; what is needed again comes back from the
-page cache, 30 MiB of code for a training step, or up to 85 where Linux 6.18 finds freshly installed libraries there in
-large folios and maps each as a whole. The kernel gives code back, too, when memory is short; a budget cannot wait for that.
+Both are mapped from files and never changed, so their pages can go at any time; pages that are needed again come back
+from the page cache, 30 MiB of code for a training step. It is up to 85 MiB where Linux 6.18 has freshly installed
+libraries in large folios and maps each as a whole. The kernel gives code back, too, when memory is short; a budget
+cannot wait for that.
 """
 
 import ctypes

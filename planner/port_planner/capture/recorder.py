@@ -1,7 +1,7 @@
 """Record the operators of a real training step.
 
-Forward and backward pass run for real, on real tensors, so that the model takes exactly the branch it takes in eager mode
-(a model that looks for tracing or fake tensors sees none) and every shape, stride and missing gradient is the kernels' own.
+Forward and backward pass run on real tensors. So the model takes exactly the branch it takes in eager mode (a model
+that looks for tracing or fake tensors sees none). Every shape, stride and missing gradient is the kernels' own.
 Under a memory budget what is not needed leaves meanwhile. The optimizer's step, which must change nothing, is recorded on
 meta tensors that carry shapes and strides but no memory.
 """

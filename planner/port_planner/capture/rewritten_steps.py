@@ -1,8 +1,8 @@
 """Steps of torch's optimizers that read numbers off tensors in Python (`.item()`), written again without.
 
 Adafactor scales each update by norms of the weight and of the update itself, ASGD by a rate that it keeps in a tensor. The numbers
-are those of torch 2.13, to the bit: what Python would compute in double precision from a tensor's number is computed by operators on
-double tensors of one element, and what follows from the count of steps alone stays a number.
+are those of torch 2.13, to the bit: operators on double tensors of one element compute what Python would compute in
+double precision from a tensor's number. Values that follow from the count of steps alone stay numbers.
 """
 
 import math

@@ -1,8 +1,8 @@
 """Synthetic numbers whose sums cancel, which reveal the order in which a kernel adds.
 
 Sums are kept in 32 bits and rounded to the 16 of a result: in half precision another order shows in one of 64,000 sums
-of ordinary numbers, but in one of three of these (measured, matrix units of an Intel Xeon), because only the rounding
-errors remain.
+of ordinary numbers, but in one of three of these. The reason is that only the rounding errors remain (measured with the
+matrix units of an Intel Xeon).
 """
 
 from collections.abc import Mapping

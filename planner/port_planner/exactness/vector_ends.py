@@ -1,7 +1,7 @@
 """Whether elementwise operators compute a number identically at any position.
 
-A kernel of torch gives each thread one stretch of the elements, computes that in pairs of vectors from its beginning,
-and what is left at its end number by number (`parallel_for` in ATen/Parallel-inl.h, `vectorized_loop` in
+A kernel of torch gives each thread a span of the elements (`parallel_for` in ATen/Parallel-inl.h). It computes the span
+in pairs of vectors from its beginning, and the remainder number by number (`vectorized_loop` in
 ATen/native/cpu/Loops.h). Some operators round differently in the two: the gradient of GELU in three of four float32
 numbers, a scaled sum of bfloat16 in one of five. A tile has the bits of the whole if no number changes from one way to
 the other.

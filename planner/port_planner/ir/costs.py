@@ -93,8 +93,9 @@ class DeviceCosts:
     `base_bytes` is the resident memory of a worker that has loaded torch and the program but no tensors, plus what
     was measured to stay unplanned (scratch of kernels, allocator slack). `static_watts` burn as long as the step lasts.
     `scratch_targets`: further media, for pages of what lives within one step; weights and optimizer state page to `flash`.
-    Where operators compute in a memory of their own, `base_bytes` is what is held of that, the host's memory is the last of
-    `scratch_targets`, for weights and optimizer state too, and `host_base_bytes` is what the worker holds of it beside pages.
+    If operators compute in a device's own memory, `base_bytes` counts that memory. The host's memory is then the last
+    of `scratch_targets`, for weights and optimizer state too. `host_base_bytes` is what the worker holds of it in
+    addition to pages.
     """
 
     name: str

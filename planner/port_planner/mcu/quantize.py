@@ -1,8 +1,8 @@
 """From the float graph to int8: calibration, per-channel weights, fixed-point requantisation.
 
-Real value = scale * (q - zero). Activations are int8 with a zero point per tensor, weights int8 in [-127, 127] with one
-scale per output channel and no zero point, biases int32 at scale in_scale * weight_scale. The sum of a layer becomes its
-output through a 31-bit multiplier and a shift, rounded half up in 64 bits (`port_requantize`):
+Real value = scale * (q - zero). Activations are int8 with a zero point per tensor. Weights are int8 in [-127, 127] with
+one scale per output channel and no zero point. Biases are int32 at scale in_scale * weight_scale. The sum of a layer
+becomes its output through a 31-bit multiplier and a shift, rounded half up in 64 bits (`port_requantize`):
 
     q = clamp(floor((sum * multiplier + 2**(shift - 1)) / 2**shift) + zero)
 

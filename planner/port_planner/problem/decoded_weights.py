@@ -1,7 +1,7 @@
 """Steps whose frozen weights are stored in fewer bits and decoded before each use into temporaries that live for one operator.
 
-A quantized weight is a level times its block's scale in 32 bits, and a number of 16 bits is one of 32 bits, so these operators
-return the weights' own bits. What is stored is like other weights: a plan keeps it in RAM or on flash.
+A quantized weight is a level times its block's scale in 32 bits, and every 16-bit number is a 32-bit number. So these
+operators return the weights' own bits. What is stored is like other weights: a plan keeps it in RAM or on flash.
 """
 
 import math

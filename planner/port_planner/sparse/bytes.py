@@ -4,8 +4,8 @@ From one capture that trains them all.
 
 A parameter that is not trained takes with it its optimizer's ops, the ops that only its gradient needs, their results
 and its optimizer state. What is left is a graph whose resident bytes are counted op by op as `port_planner.ir.lowering.lower` counts
-a plan that keeps everything. A capture of the smaller set may still save a little more (an operator of several gradients
-then computes fewer), never less, so a set that fits by this count fits.
+a plan that keeps everything. A set that fits by this count fits. A capture of the smaller set may save a little more
+(an operator of several gradients then computes fewer), never less.
 """
 
 from __future__ import annotations

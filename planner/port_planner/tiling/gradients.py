@@ -1,9 +1,9 @@
-"""The backward pass of a convolution as its halves: the weight's gradient, then the input's.
+"""Split the backward pass of a convolution into halves: the weight's gradient, then the input's.
 
 As one operator it holds output gradient, input, both results and the workspace of both at once. The weight's half needs
-no room for the input's gradient; the input's half is a convolution of the output's gradient with the weight (transposed,
-where the original was not), which is the kernel that the backward pass runs, and does not read the input at all. The
-halves may lie apart: in between the input may leave, be recomputed or not come back.
+no room for the input's gradient; the input's half does not read the input. It is a convolution of the output's gradient
+with the weight (transposed, where the original was not), by the kernel that the backward pass runs. The halves may run
+at different times: between them the input may be evicted, recomputed or stay evicted.
 
 Kernels of some processors (Arm's) compute the backward pass in another order than such a convolution. There the input's half is the
 backward operator itself, asked for that gradient alone; all that it reads of the input is its shape, for which a stand-in does.

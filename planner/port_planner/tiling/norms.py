@@ -1,4 +1,4 @@
-"""The backward pass of a batch norm by channels, with its result in the output gradient's memory.
+"""Run the backward pass of a batch norm by channels, with its result in the output gradient's memory.
 
 As one operator it holds the input, the gradient of the output and that of the input whole, and its kernel copies as
 workspace. A channel's gradients depend on that channel alone, so tiles of channels, each copied to contiguous memory,

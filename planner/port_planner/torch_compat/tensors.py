@@ -23,8 +23,10 @@ STORAGE_METHODS: Mapping[str, tuple[str, ...]] = {
     "size": ("nbytes", "size", "__len__"),
     "resize": ("resize_",),
 }  # fmt: skip
-"""Methods of `UntypedStorage` that ask for its memory past the operators: they hand out its address for good or for once, read or write
-it while they run, would say 0 bytes of one that is away, or give it other memory. The others are in `decided/methods.txt`."""
+"""Methods of `UntypedStorage` that ask for its memory past the operators: they hand out its address, read or write it
+while they run, give it other memory, or would report 0 bytes for an evicted one. The others are in
+`decided/methods.txt`.
+"""
 
 DLPACK_EXPORTS: tuple[tuple[Any, str], ...] = (
     (torch._C, "_to_dlpack"),

@@ -1,7 +1,7 @@
 """What a source of power figures is: one Protocol, and the values that cross it.
 
-A source never guesses. It returns a reading, or None when it has nothing to measure at the moment (a battery gauge
-on mains), or raises `SourceError` when what it read is not a number it can stand for.
+A source never guesses. It returns a reading, or None if there is nothing to measure at the moment (a battery gauge on
+mains). It raises `SourceError` if the value read is implausible.
 """
 
 import enum

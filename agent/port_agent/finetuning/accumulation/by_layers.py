@@ -7,10 +7,10 @@ rows between two layers are kept, and paged if they do not fit. In the backward 
 micro-batch at a time, forward and backward, so nothing else of it is kept. Its gradients are added in the order of the
 micro-batches.
 
-Each operator gets the same operands as when micro-batches run one at a time, and each sum has the same terms in the
-same order, so the bits are the same. Trained weights outside the layers, embeddings and head, are run again at the end:
-a tied weight is both, and its gradient is one sum over both for each micro-batch. If the head is only a product, only
-the lookup is run again (`trained_head`).
+The bits are those of micro-batches that run one at a time: each operator gets the same operands, and each sum has the
+same terms in the same order. Trained weights outside the layers, embeddings and head, are run again at the end: a tied
+weight is both, and its gradient is one sum over both for each micro-batch. If the head is only a product, only the
+lookup is run again (`trained_head`).
 """
 
 import contextlib

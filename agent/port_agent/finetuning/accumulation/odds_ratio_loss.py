@@ -21,8 +21,8 @@ _CERTAIN = -torch.finfo(torch.float32).eps
 class OddsRatioLoss(PreferenceLoss):
     """The summed loss of pairs, and the gradient of everything trained, adapters or the whole model.
 
-    The loss of a pair is the mean over the batch's tokens of the preferred answers and their prompts, plus `beta` times
-    the odds ratio's, from the mean log-probability of each answer's tokens, as in trl.
+    As in trl, the loss has two terms: the mean over the batch's tokens of the preferred answers and their prompts, and
+    `beta` times the odds ratio's. The latter uses the mean log-probability of each answer's tokens.
     """
 
     def _of_pairs(self, tokens: torch.Tensor, labels: torch.Tensor, gradient_of: int | None) -> torch.Tensor:

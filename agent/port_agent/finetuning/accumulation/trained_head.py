@@ -3,9 +3,9 @@ are each written once.
 
 The head is often the largest weight, and the table of embeddings, too. Run one at a time, each micro-batch reads it,
 makes a gradient as large, another one of the embeddings, and adds both to the previous ones. Here the weight stays
-resident while the micro-batches' losses are computed, and the gradient of each one's logits is kept in tiles of the
-vocabulary, paged if they do not fit. At the end each tile of the weight's gradient is computed from them and summed in
-the order of the micro-batches, with the gradients of the rows that were looked up.
+resident while the micro-batches' losses are computed. The gradient of each one's logits is kept in tiles of the
+vocabulary, which are paged if they do not fit. At the end, each tile of the weight's gradient is computed from them.
+They are summed in the order of the micro-batches, with the gradients of the rows that were looked up.
 
 Each sum has the same terms in the same order. Whether products of tiles have the bits of the whole is tested on this
 device for each number of rows; if they have not, or a head is more than a product, `TrainedHead.of` and `works_for`

@@ -2,8 +2,8 @@
 at once.
 
 `clip_grad_norm_` reads all gradients, then reads and writes all, and the optimizer reads them again with its state. If
-they do not fit into memory, they are moved each time. The total norm is computed from the norms of each, and a gradient
-that is scaled right before its use has the same bits as one that is scaled with all others.
+they do not fit into memory, they are moved each time. The total norm is computed from the norm of each gradient. A
+gradient scaled right before its use has the same bits as one scaled together with all others.
 """
 
 from collections.abc import Iterable

@@ -1,9 +1,9 @@
 """Modules that libraries import but few programs use, loaded on first use.
 
-`transformers`, `torch.distributed.tensor` and torch's kernels for the meta device, on which `from_pretrained` lays
-models out, bring sympy (43 MiB, for the shapes of compiled programs) and scipy.optimize (16 MiB, for the losses of
-object detectors) into every process. Until it is used, such a module is replaced by one with stand-ins for the names
-that are taken from it on import. Anything else, a submodule included, loads the real one.
+`transformers`, `torch.distributed.tensor` and torch's kernels for the meta device, which `from_pretrained` uses, load
+two large packages into every process. They are sympy (43 MiB, for the shapes of compiled programs) and scipy.optimize
+(16 MiB, for the losses of object detectors). Until it is used, such a module is replaced by one with stand-ins for the
+names that are taken from it on import. Anything else, a submodule included, loads the real one.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """Compute singular values and eigenvalues without vectors if nobody differentiates them, as plain PyTorch does.
 
-`_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp) is true under any dispatch mode, so `svdvals`, `eigvalsh`,
-`eigvals` and operators made of them (`cond`, `matrix_norm`, `matrix_rank`) would compute vectors, too, by other LAPACK
+`_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp) is true under any dispatch mode. So `svdvals`, `eigvalsh`,
+`eigvals` and operators made of them (`cond`, `matrix_norm`, `matrix_rank`) would also compute vectors, by other LAPACK
 routines with different last digits.
 """
 

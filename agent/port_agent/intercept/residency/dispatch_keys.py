@@ -3,8 +3,8 @@ mode.
 
 While a dispatch mode handles an operator, every key above it is switched off: Autocast, Conjugate, Negative,
 ADInplaceOrView. Most kernels compute without asking for these; those that call other operators depend on them. Plain
-PyTorch casts matrix products inside the fused operators of nn.TransformerEncoder and `bilinear`, `x.mH()` of a complex
-matrix inside `linalg_pinv` would be taken for x.mT(), and autograd would not know that `_foreach_mul_` changed its
+PyTorch casts matrix products inside the fused operators of nn.TransformerEncoder and `bilinear`. `x.mH()` of a complex
+matrix inside `linalg_pinv` would be taken for x.mT(). Autograd would not know that `_foreach_mul_` changed its
 operands.
 """
 

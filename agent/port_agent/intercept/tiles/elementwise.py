@@ -1,11 +1,12 @@
 """Tile operators whose operands do not fit together, with the same bits.
 
-An elementwise operator over whole contiguous tensors gives the same bits in consecutive tiles in which each number is
-computed in a vector as in the whole, or rounded alike without one (`port_planner.exactness.vector_ends`). A softmax
-along the last dimension gives the same bits on whole rows, each of which its kernel computes alone. Operators that only
-move elements run in runs of them (`element_copies`). A tile of a paged-out operand is read into a buffer, and a tile of
-a result whose storage is paged out goes straight to its page. So AdamW on an embedding never has four such tensors in
-RAM, and the loss of a language model never both logits and their logarithms.
+An elementwise operator over whole contiguous tensors gives the same bits in consecutive tiles under one condition. Each
+number must be computed in a vector as in the whole tensor, or round the same without one
+(`port_planner.exactness.vector_ends`). A softmax along the last dimension gives the same bits on whole rows, each of
+which its kernel computes alone. Operators that only move elements run in runs of them (`element_copies`). A tile of a
+paged-out operand is read into a buffer, and a tile of a result whose storage is paged out goes straight to its page. So
+AdamW on an embedding never has four such tensors in RAM, and the loss of a language model never both logits and their
+logarithms.
 """
 
 import math

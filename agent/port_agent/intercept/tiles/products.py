@@ -55,8 +55,8 @@ _SHARE = 1 / 8
 """A weight that takes more of the limit runs in blocks if its columns are contiguous, which costs nothing."""
 
 _COPIED_SHARE = 1 / 2
-"""Share of the limit for a weight whose blocks must be gathered from the rows of the file, which costs a third of the
-product's time, and the memory of two blocks.
+"""Share of the limit for a weight whose blocks must be gathered from the rows of the file. Gathering costs a third of
+the product's time, and the memory of two blocks.
 """
 
 _GATHERED_SLICES = 4
@@ -290,8 +290,8 @@ def _widest(columns: int, step: int) -> int:
 def _equal_in_blocks(product: MappedProduct) -> bool:
     """Return whether a product of this form, run in blocks, has the bits of the whole.
 
-    The order in which terms are added does not depend on their values, so operands of the same shapes, layouts and
-    alignment stand for the given ones, with sums that cancel. Most of them are pages of zeros, which take no RAM:
+    The order in which terms are added does not depend on their values. So the given operands are replaced by others of
+    the same shapes, layouts and alignment whose sums cancel. Most of them are pages of zeros, which take no RAM:
     numbers are in a few rows, and in some parts of the weight. Raises OSError.
     """
     position = product.position

@@ -1,7 +1,7 @@
 """Operators of a job's graphs divided between the CPU and a device: measured on both, chosen by time, transfers included.
 
-Both memories bound the choice. Where one of them is short, each way to divide is planned within the budgets, all on one device as well, and
-the one that takes least time there is taken.
+Both memories bound the choice. Where one of them is short, each division is planned within the budgets, and so is the
+whole step on one device. The fastest of these plans is used.
 """
 
 import contextlib

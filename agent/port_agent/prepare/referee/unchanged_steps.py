@@ -1,7 +1,8 @@
 """Whether the steps that no comparison reaches stay the steps that they were.
 
-A script may decide by something of Python's that no list of hiding places has. So its loss is run for further updates on tensors without
-contents, forward and backward and the hooks after the optimizer's step, and what each operator is called with is compared with the first such step on a batch of as many rows.
+A script may decide by something of Python's that no list of hiding places has. So its loss is run for further updates
+on tensors without contents: forward, backward and the hooks after the optimizer's step. The arguments of each operator
+are compared with those of the first such step on a batch of equally many rows.
 Neither weights nor the optimizer go on meanwhile.
 """
 

@@ -1,7 +1,7 @@
 """Update groups: runs of elementwise operators that update one parameter and may run slice by slice.
 
-An elementwise operator over whole contiguous tensors gives the same bits when it runs on consecutive slices, as long
-as the slices start at multiples of the vector width (the tail elements are then the same as before).
+An elementwise operator over whole contiguous tensors gives the same bits on consecutive slices that start at multiples
+of the vector width. The tail elements are then the same as before.
 """
 
 import math

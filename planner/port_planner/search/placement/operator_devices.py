@@ -225,7 +225,8 @@ def choose_devices(
 
     So neither ever exceeds the best device's, whose choice is returned if nothing better is found in time. Every choice
     fits the memories. Raises DeviceChoiceError if the tables do not match, if some operator runs on no device, or if no
-    single device runs all operators and nothing was found."""
+    single device runs all operators and nothing was found.
+    """
     _verify(problem)
     end = time.process_time() + time_limit_s
     alone = () if within is not None else on_one_device(problem, goal, time_limit_s).values()

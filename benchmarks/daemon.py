@@ -4,7 +4,7 @@
 
 Starts `port-agent run` with an empty state directory, waits for its READY message, and then watches the process:
 resident memory, wake-ups (voluntary context switches of all its threads) and CPU time. boinc-client is measured the
-same way beside it when it is installed (Debian package boinc-client), attached to no project. With --discover the
+same way alongside it when it is installed (Debian package boinc-client), attached to no project. With --discover the
 daemon also looks for other agents on the network, which is off by default and costs more memory than the limit.
 """
 

@@ -3,7 +3,7 @@
     python -m benchmarks.energy_report [--json] [--steps N] [--others PYTHON]
 
 The run is planned, bundled and trained by the worker as the agent does it, with the plan of least memory, which
-recomputes and pages. Where this machine has a sensor its figures stand beside the estimate; where it has none the table
+recomputes and pages. Where this machine has a sensor its figures are given next to the estimate; where it has none the table
 says so. `--others` names the interpreter of an environment with codecarbon and jetson-stats, to run their reading code
 again; without it the recorded results are shown.
 """

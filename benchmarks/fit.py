@@ -1,7 +1,7 @@
 """Smallest memory limit in which each method trains with the right result: `python -m benchmarks.fit MODEL...`.
 
 `--limit MIB` tries that limit alone. `--others` measures instead what each method takes where nothing limits it, peak and time,
-and beside them bundles planned for the least of these peaks and for half of it: how long planning took, and the gap to the bound.
+and next to them bundles planned for the least of these peaks and for half of it: how long planning took, and the gap to the bound.
 
 The limit is RLIMIT_DATA, bisected to 8 MiB or 1 %; the kernel refuses what goes beyond it. Methods: plain PyTorch (eager),
 checkpoint per block, saved-tensor hooks to disk, torch.compile with activation_memory_budget 0.5 and 0.25, a planned bundle
@@ -52,7 +52,7 @@ OTHERS = ("eager", "checkpoint", "compile 0.5", "compile 0.25")
 """What is compared without a limit, by default on `OTHERS_MODELS`."""
 OTHERS_MODELS = ("gpt2", RESNET101)
 SHARES = (1.0, 0.5)
-"""Of the least peak among the others: what bundles are planned for beside them."""
+"""Of the least peak among the others: what bundles are planned for next to them."""
 PLANNING_S = 20.0
 """Of CPU time for the solver, each time it is asked."""
 NOT_COMPARED = (
@@ -356,7 +356,7 @@ def measure(model: str, methods: list[str], limit: int | None, folder: Path, con
     return rows
 
 
-# -- beside others, without a limit
+# -- alongside others, without a limit
 
 
 def beside_others(model: str, folder: Path, console: Console, *, small: bool) -> list[Unlimited]:

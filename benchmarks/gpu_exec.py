@@ -1,6 +1,6 @@
 """What a budget of a GPU's memory does to programs, on the GPU that is here: `make check-gpu`, or `python -m benchmarks.gpu_exec`.
 
-A transformer trains plainly, then within shares of what it took: bits, peaks, time; beside `save_on_cpu` and checkpointing. Two streams of
+A transformer trains plainly, then within shares of what it took: bits, peaks, time; alongside `save_on_cpu` and checkpointing. Two streams of
 the program's own, an operator that does not fit, what is written past the operators, a kernel of Triton's. Managed memory is not
 compared: it can hang a card that others use. Takes at most eight minutes and says which rows ran; without a GPU it says so and ends well.
 """

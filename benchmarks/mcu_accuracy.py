@@ -114,7 +114,7 @@ EVERYTHING = (
     Method("int8 stochastic, QAS, a quarter of the channels", UpdateRounding.STOCHASTIC, everything=True, chosen=0.25),
     Method(STOCHASTIC_SPARSE, UpdateRounding.STOCHASTIC),
 )
-"""What recomputation and paging make room for, beside the sparse set."""
+"""What recomputation and paging make room for, alongside the sparse set."""
 
 
 AT_CHOSEN_RATE = tuple(method for method in EVERYTHING if method.everything and method.chosen is None)

@@ -7,7 +7,7 @@
 - camera: CIFAR-10 drawn to 80 x 80, upright; then the camera is turned by 90 degrees.
 - mobilenet: MNIST drawn to 96 x 96 in three channels, upright; then the camera is turned by 90 degrees.
 
-The data sets lie in `shared/data` beside the checkout and are not part of the repository.
+The data sets lie in `shared/data` next to the checkout and are not part of the repository.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DATA = Path(__file__).resolve().parents[1] / "../shared/data"
 
 
 class DataMissingError(PortError):
-    """A data set that is not beside the checkout."""
+    """A data set that is not next to the checkout."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} does not exist; put the reference data beside the checkout as shared/data")

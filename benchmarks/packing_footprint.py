@@ -6,12 +6,12 @@ On real CIFAR-10 images. Each step is planned twice: everything kept, and every 
 (strategy "bittrain"). Both run in a worker of their own and must end with the same state to the bit. Two counts:
 
 - "inputs": what convolutions and linear layers keep of their inputs. This is what BitTrain packs (arXiv 2110.15362; in its published
-  code the input of each convolution, nothing else), so its figures stand beside it: up to 34 % less at 50 % sparsity, up to 56 % where
+  code the input of each convolution, nothing else), so its figures are given next to it: up to 34 % less at 50 % sparsity, up to 56 % where
   pruning made more than 70 %, of its own nets.
 - "waiting": all activations that lie between the forward and the backward pass. What norms keep of theirs is half of that and dense, so
   no lossless packing of zeros takes much more than a quarter off.
 
-"peak" is what the step holds at its fullest moment beside weights, buffers, optimizer state and batch, gradients and workspace included;
+"peak" is what the step holds at its fullest moment besides weights, buffers, optimizer state and batch, gradients and workspace included;
 "measured" the same by the worker's peak resident memory. `--pruned`: a second row for each model, which first trained so many steps in
 plain PyTorch while this share of its weights was pruned by magnitude (`port_planner.ir.bundle.pruning`), and whose workers go on pruning.
 """

@@ -1,4 +1,4 @@
-"""Plans with packing beside plans without, for shares of what a step takes with everything kept, beside the worker itself.
+"""Plans with packing compared with plans without, for shares of what a step takes with everything kept, besides the worker itself.
 
     python -m benchmarks.packing_plans [resnet18 resnet50 vgg16bn mobilenetv2 gpt2 demo] [--batch 16] [--card] [--strategy greedy] [--time-limit 20] [--json]
 

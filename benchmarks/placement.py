@@ -1,4 +1,4 @@
-"""Operators of a step divided between a CPU and a GPU, beside all on one of them: `python -m benchmarks.placement [CASE ...]`.
+"""Operators of a step divided between a CPU and a GPU, compared with all on one of them: `python -m benchmarks.placement [CASE ...]`.
 
 The table of the two devices is synthetic. The CPU is a board's (estimated costs); the GPU starts an operator in so many
 microseconds, does dense ones and those bound by memory so many times as fast, and draws other watts. What moves between them pays latency,
@@ -56,7 +56,7 @@ START_S = 20e-6
 DENSE, BY_MEMORY = 30.0, 6.0
 """Times as fast as the CPU: about what separates an Orin's GPU from its eight cores."""
 GPU_WATTS = 12.0
-"""While it computes, beside what the board takes at rest."""
+"""While it computes, besides what the board takes at rest."""
 COPY = DeviceLink(15e-6, 1 / 6e9, 1e-10)
 SYNCHRONISE = DeviceLink(10e-6)
 TOLERANCE = 1e-6

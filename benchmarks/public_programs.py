@@ -1,4 +1,4 @@
-"""Public programs, unchanged, beside themselves under `port-agent exec`: `python -m benchmarks.public_programs --checkouts DIR`.
+"""Public programs, unchanged, compared with themselves under `port-agent exec`: `python -m benchmarks.public_programs --checkouts DIR`.
 
 DIR has checkouts of pytorch/examples as `examples`, of karpathy/minGPT as `minGPT` and karpathy/nanoGPT as `nanoGPT`; the libraries of
 `benchmarks/public/requirements.txt` are installed. Each program runs plain, twice where it does not equal itself under `exec`, and by each

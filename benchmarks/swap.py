@@ -1,4 +1,4 @@
-"""The kernel's swap beside following and bundles, at the same limit: `python -m benchmarks.swap [MODEL=MIB ...]`.
+"""The kernel's swap compared with following and bundles, at the same limit: `python -m benchmarks.swap [MODEL=MIB ...]`.
 
 The same unchanged script (`benchmarks.loop`) in a memory cgroup of that size: with a swap file, with zram where there is one,
 and through `port-agent exec` without swap; and the planned bundle. The kernel enforces the limit, everything of the
@@ -30,7 +30,7 @@ from benchmarks.tables import table_console
 STEPS = 4
 LIMITS_MIB = {"gpt2": 970, "resnet50": 400, "bert": 900}
 BESIDE_GROUP_MIB = 16
-"""What the kernel charges to a group beside resident memory: page tables, and pages of files that pass through."""
+"""What the kernel charges to a group besides resident memory: page tables, and pages of files that pass through."""
 SHARES = (1.0, 0.95, 0.9, 0.85)
 """Of the limit, less that: single operators may need more than the budget, and the kernel kills without asking."""
 SWAP_BYTES = 6 << 30

@@ -1,4 +1,4 @@
-"""What `finetune` learns of data, token by token and mask by mask beside trl: `python -m benchmarks.tokens`.
+"""What `finetune` learns of data, token by token and mask by mask compared with trl: `python -m benchmarks.tokens`.
 
 Tokenizers of four kinds, trained here (byte-level BPE, SentencePiece's with and without a space before a text, WordPiece and Unigram), read prompts with
 completions; the first of them writes conversations in the chat templates that trl ships, which are those of the models' own repositories. Both

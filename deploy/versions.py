@@ -379,7 +379,7 @@ def install(store: Store, payload: Payload, settings: Settings) -> str:
     version, runtime = payload.version, payload.runtime_id(settings)
     ensure_runtime(store.root / "runtimes" / runtime, payload, settings)
     directory = store.version(version)
-    if version == store.linked("current"):  # the same version again: build it beside, then take its place
+    if version == store.linked("current"):  # the same version again: build it alongside, then take its place
         directory = store.version(f"{version}+{time.strftime('%Y%m%d%H%M%S')}")
     if directory.exists():
         shutil.rmtree(directory)

@@ -1,6 +1,6 @@
 """Build the documentation: `python docs/build_site.py` writes build/site; warnings are errors, and nothing is fetched.
 
-Pages are docs/**/*.md, documents that stand beside what they describe, and those that code writes (`reference_pages`). They are
+Pages are docs/**/*.md, documents that are next to what they describe, and those that code writes (`reference_pages`). They are
 gathered in build/pages with their links rewritten, and made HTML by Sphinx. `--pages-only` stops before that.
 """
 
@@ -18,7 +18,7 @@ ELSEWHERE = (
     "README.md", "SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", "CODE_OF_CONDUCT.md", "ARCHITECTURE.md", "deploy/README.md", "benchmarks/README.md",
     "firmware/PROTOCOL.md", "firmware/ports/PORTING.md", "planner/port_planner/milp/FORMULATION.md", "agent/port_agent/energy/README.md",
 )  # fmt: skip
-"""Documents that stand beside what they describe; so do the results of benchmarks."""
+"""Documents that are next to what they describe; so do the results of benchmarks."""
 CONTENTS = {
     "Tutorials": ("tutorials/first-script", "tutorials/first-language-model", "tutorials/first-night-on-a-pi", "tutorials/first-board", "tutorials/three-devices"),
     "How to": (

@@ -30,7 +30,7 @@ class Box:
 
 @dataclass(frozen=True, slots=True)
 class Arrow:
-    """From one box to another, with a note beside it."""
+    """From one box to another, with a note alongside it."""
 
     start: str
     end: str

@@ -31,7 +31,7 @@ class NetworkKind:
 
 
 class Written(nn.Module):
-    """Layers by name and a forward that is written beside them."""
+    """Layers by name and a forward that is written next to them."""
 
     def __init__(self, body: Body, **layers: nn.Module) -> None:
         super().__init__()

@@ -188,7 +188,7 @@ def _nearest(graph: Graph, scheme: SparseScheme, options: FitOptions, simd: bool
 
 
 def memory_table(rows: Sequence[MemoryRow]) -> Table:
-    """Return the rows as a table, each beside the whole update of PyTorch."""
+    """Return the rows as a table, each compared with the whole update of PyTorch."""
     table = Table(title="RAM of one training step of batch 1, bytes; seconds and joules per sample (estimated)")
     learnt = any(row.accuracy for row in rows)
     for heading in (

@@ -58,7 +58,7 @@ def stand_in(name: str) -> str:
 
 
 def main() -> None:
-    """Write the libraries beside those that ask for them."""
+    """Write the libraries next to those that ask for them."""
     folder = Path(sys.argv[1])
     libraries = [path for path in folder.iterdir() if ".so" in path.name]
     versions = versions_of(libraries)

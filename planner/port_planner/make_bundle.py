@@ -72,7 +72,7 @@ class InfeasibleError(PortError):
 
     `needed_bytes`: the smallest RAM budget that would do, which `option` gives; `is_tried`: whether a trial kept within it; `remedy`: what
     else would do; `fastest_seconds`: where only the deadline is too short, what the fastest plan takes per step; `base_bytes`: what a trial
-    before found the worker to hold beside the step, where that leaves room for one; `left_whole`: what takes more memory for it gave other
+    before found the worker to hold besides the step, where that leaves room for one; `left_whole`: what takes more memory for it gave other
     bits in pieces, and where that showed.
     """
 
@@ -94,7 +94,7 @@ class InfeasibleError(PortError):
         self.left_whole: tuple[str, ...] = ()
 
     def found_more_than(self, device: DeviceCosts) -> bool:
-        """Return whether a trial found the worker to hold more beside the step than `device` says, and that leaves room for one."""
+        """Return whether a trial found the worker to hold more besides the step than `device` says, and that leaves room for one."""
         return self.base_bytes is not None and self.base_bytes > device.base_bytes
 
     def __str__(self) -> str:

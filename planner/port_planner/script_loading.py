@@ -1,4 +1,4 @@
-"""Load users' scripts: they find the modules that `python script.py` finds, and leave no files beside them.
+"""Load users' scripts: they find the modules that `python script.py` finds, and leave no files next to them.
 
 A script's folder comes first on its import path. If a module there has the name of one that this project uses (`http.py`,
 `rich/`), both are loaded. The script and its imports use theirs; this project and its earlier imports keep their own.
@@ -90,7 +90,7 @@ def _find(name: str, path: Sequence[str]) -> ModuleSpec | None:
 
 
 def _loaded_at_start() -> set[str]:
-    """Return the modules that an interpreter loads at its start: a script gets those, whatever lies beside it."""
+    """Return the modules that an interpreter loads at its start: a script gets those, whatever lies next to it."""
     import subprocess
 
     done = subprocess.run(

@@ -1,4 +1,4 @@
-"""Copies of weights, buffers and optimizer state in the host's memory, beside a device with its own: one per key."""
+"""Copies of weights, buffers and optimizer state in the host's memory, alongside a device with its own: one per key."""
 
 from collections.abc import Iterable
 

@@ -292,7 +292,7 @@ def _submit(arguments: Arguments) -> int:
     }
     boards = None if arguments.boards is None else _several_boards(arguments, client)
     if arguments.bundle is not None and arguments.kind == "mcu":
-        fields["bundle"] = str(arguments.bundle.absolute())  # a directory, or a file that refers to others beside it
+        fields["bundle"] = str(arguments.bundle.absolute())  # a directory, or a file that refers to others next to it
     if boards is not None:
         return _submit_divided(arguments, client, fields, boards)
     from port_agent.cli.daemon_views import promise_lines

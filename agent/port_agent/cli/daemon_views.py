@@ -299,7 +299,7 @@ def _job_energy(job: Mapping[str, Any]) -> str:
 
 
 def _promise(job: Mapping[str, Any]) -> Table:
-    """Return what was promised when the job was submitted, beside what has happened since."""
+    """Return what was promised when the job was submitted, alongside what has happened since."""
     promised, steps = job["promise"], job["step"]
     table = Table("", "promised", "so far" if job["finished_at"] is None else "happened", show_edge=False)
     peak = job["measured"]["peak_rss_bytes"]

@@ -364,7 +364,7 @@ def _best_source(config: Path | None) -> "PowerSource":
 
 
 def _print_board(out: Path, board: "Board") -> None:
-    """Print the measured figures beside those of the shipped file of this board, if there is one."""
+    """Print the measured figures next to those of the shipped file of this board, if there is one."""
     from rich.table import Table
 
     from port_agent.energy.sources.power_models import detect_board

@@ -155,7 +155,7 @@ class LinuxPlatform:
         return (self._systemd_inhibit, f"--what={what}", "--mode=block", "--who=PORT agent", f"--why={why}")
 
     def _quick_tree(self) -> Tree:
-        """Return the same files, read beside `read`."""
+        """Return the same files, read alongside `read`."""
         return Tree(self.tree.sys, self.tree.proc, self.tree.dev)
 
     def _idle_signals(

@@ -2,9 +2,9 @@
 
 The rule avoids the mistakes of other programs (peripheral batteries, hard-coded adapter names, USB-C, a status that
 lags). Supplies of scope Device are skipped. A UPS that is offline or discharges is battery power, whatever it feeds
-reports; any other online Mains, USB, Wireless or UPS supply is external power, but for a USB port beside mains that are
+reports; any other online Mains, USB, Wireless or UPS supply is external power, but for a USB port alongside mains that are
 offline while a battery discharges. If a supply is offline, a battery that still reports Charging counts as discharging
-until its level has risen for a while. Such a battery may have a second, unlisted charger (USB-C beside a barrel jack).
+until its level has risen for a while. Such a battery may have a second, unlisted charger (USB-C alongside a barrel jack).
 A battery alone is believed; nothing listed is "assumed external"; everything else is unknown.
 """
 

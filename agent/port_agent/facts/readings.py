@@ -91,5 +91,5 @@ class Facts:
     pause: str = ""
     """Why everything is paused by the user; empty for no pause."""
     devices: frozenset[str] | None = None
-    """Kinds of devices besides the CPU (`port_planner.ir.device_kinds`); None if not checked."""
+    """Kinds of devices other than the CPU (`port_planner.ir.device_kinds`); None if not checked."""
     faults: tuple[Fault, ...] = ()

@@ -1,7 +1,7 @@
 """How long a desktop has not been used, as it reports itself, which it only does within its session.
 
 A helper in the session (`port-agent session`) asks the X server, under Wayland the compositor or the desktop over D-Bus,
-and reports through a file in /dev/shm. The file's modification time is the last input, and the kernel's own timestamp beside it
+and reports through a file in /dev/shm. The file's modification time is the last input, and the kernel's own timestamp next to it
 shows when the helper last asked. The file's contents are never read or written.
 """
 

@@ -2,6 +2,6 @@
 
 Flower (`flwr`, the extra `federate`) runs here without its own network: messages go over the connections of paired devices.
 Its SuperNode takes the code that it runs from the server, listens to whoever shows a name that a public authority vouches for, and
-takes 265 MB beside the training; here nothing of a message is run, who is at the other end is known by certificate, and while a device
+takes 265 MB alongside the training; here nothing of a message is run, who is at the other end is known by certificate, and while a device
 trains there is no process but the worker.
 """

@@ -137,7 +137,7 @@ class _Device:
 
     @property
     def _loss(self) -> float:
-        """The last loss; the supervisor wrote it beside the result."""
+        """The last loss; the supervisor wrote it next to the result."""
         try:
             return float((self._folder / RESULT_FILE).with_suffix(".loss").read_text())
         except (FileNotFoundError, ValueError):

@@ -1,4 +1,4 @@
-"""The base that an adapter was trained on, recorded beside it: `merge` rejects different weights."""
+"""The base that an adapter was trained on, recorded next to it: `merge` rejects different weights."""
 
 from pathlib import Path
 

@@ -40,7 +40,7 @@ class FinetuneProgress:
 
 
 class Checkpoint:
-    """The file beside the result from which a fine-tuning resumes.
+    """The file next to the result from which a fine-tuning resumes.
 
     `round`: the unique name of a federation's round.
     """
@@ -136,7 +136,7 @@ class Checkpoint:
         return FinetuneProgress(found["updates"], found["loss_before"], Curve(found.get("losses", []), evaluations))
 
     def keep_best(self, updates: int, trained: Sequence[torch.Tensor]) -> None:
-        """Keep the weights after `updates` updates beside the checkpoint. Raises OSError."""
+        """Keep the weights after `updates` updates next to the checkpoint. Raises OSError."""
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with atomic_stream(self._best, 0) as stream:
             torch.save({"id": self._id, "updates": updates, "trained": [t.detach() for t in trained]}, stream)

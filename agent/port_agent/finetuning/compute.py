@@ -18,7 +18,7 @@ from port_planner.exactness.half_products import in_software, slowdown
 
 _WORTH = 3.0
 """A product must take this many times as long in 16 bits to switch to 32: the bits differ, and noise must not decide. In
-software it takes 8 to 21 times as long; 1.8 were measured beside other work on a processor that multiplies 16 bits.
+software it takes 8 to 21 times as long; 1.8 were measured alongside other work on a processor that multiplies 16 bits.
 """
 
 _MAX_ROWS, _MIN_SIDE, _MAX_SIDE = 64, 256, 1024

@@ -18,7 +18,7 @@ class _EvaluationRecord(msgspec.Struct, frozen=True):
 
 
 class HeldOutLosses:
-    """The file of the losses, beside the checkpoint.
+    """The file of the losses, next to the checkpoint.
 
     It only saves time: a damaged one, or another training's, is ignored.
     """

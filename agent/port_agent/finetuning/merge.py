@@ -118,7 +118,7 @@ def merge_adapter(
             f"and decoded, in the data type of {model.name}"
         )
     small = [path for path in sorted(model.iterdir()) if goes_along(path)]
-    if (model / WEIGHTS).is_file():  # an index beside it describes other files, which are not copied
+    if (model / WEIGHTS).is_file():  # an index next to it describes other files, which are not copied
         small = [path for path in small if path.name != INDEX]
     nbytes = sum(path.stat().st_size for path in (*stored, *small))
     check_room(out, nbytes, "the merged model takes")

@@ -42,7 +42,7 @@ def may_replace(options: FinetuneOptions) -> bool:
 
 
 def note_writing(options: FinetuneOptions) -> None:
-    """Record beside the checkpoint that this run is writing its result, so that the contents of `--out` may be its own.
+    """Record next to the checkpoint that this run is writing its result, so that the contents of `--out` may be its own.
 
     Raises OSError.
     """

@@ -28,7 +28,7 @@ class TrainRequest:
     out: Path | None = None
     """Where the trained weights are written (safetensors); None: they stay in the state."""
     state_dir: Path | None = None
-    """Directory of checkpoints; None: beside the bundle, NAME.state."""
+    """Directory of checkpoints; None: next to the bundle, NAME.state."""
     page_dirs: tuple[Path, ...] = ()
     """A directory on each medium that was planned for, in that order; none: `state_dir`."""
     plan: int = 0

@@ -206,7 +206,7 @@ class Budget:
 
 
 class BudgetOptions(TypedDict, total=False):
-    """How a budget is kept, beside how large it is."""
+    """How a budget is kept, alongside how large it is."""
 
     read_bytes_per_s: float | None
     write_bytes_per_s: float | None
@@ -232,7 +232,7 @@ def budget(
 
     `ram`: bytes of resident memory of the whole process ("600M" = 600 MiB), Python and torch included. `tensors` limits
     the tensors alone instead, down to "4K". `gpu_ram`: bytes of a GPU's memory ("6G") that the process may take, context
-    and libraries included, alone or beside `ram`; tensors that do not fit are moved to the host's memory. `gpu_tensors`
+    and libraries included, alone or alongside `ram`; tensors that do not fit are moved to the host's memory. `gpu_tensors`
     limits the GPU's tensors alone instead. `page_dir`: where tensors are paged (/var/tmp by default). Raises SizeError
     and DurationError for invalid values; see `Budget.start` for errors of starting.
     """

@@ -42,7 +42,7 @@ class JobDirectories:
         shutil.rmtree(self.of(job_id), ignore_errors=True)
 
     def write_manifest(self, job_id: int, manifest: str) -> None:
-        """Write the record of a job beside its files. Raises OSError."""
+        """Write the record of a job next to its files. Raises OSError."""
         write_atomically(self.of(job_id) / _MANIFEST, manifest.encode())
 
     def take_away(self, job_id: int) -> None:

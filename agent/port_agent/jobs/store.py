@@ -1,6 +1,6 @@
 """Jobs and their history in SQLite.
 
-With a manifest beside each job from which a broken database is rebuilt.
+With a manifest next to each job from which a broken database is rebuilt.
 
 Nothing here waits for the disk except `flush`, `add` and `history`, which any thread may call: an fsync on an SD card
 can take half a second, and the loop that calls `save` must stop a worker within 100 ms.

@@ -1,4 +1,4 @@
-"""The weights of a project's model: written beside its tables by the names of the module's layers, and read from such a
+"""The weights of a project's model: written next to its tables by the names of the module's layers, and read from such a
 file.
 """
 

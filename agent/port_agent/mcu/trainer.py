@@ -247,7 +247,7 @@ class BoardTrainer:
         return Snapshot(self._model.sha256, self.position, self._options(), self._state, parameters, accuracy)
 
     def _keep_best(self, accuracy: float) -> None:
-        """Keep the weights beside the newest snapshot if no earlier ones recognised as much of the held-out samples."""
+        """Keep the weights next to the newest snapshot if no earlier ones recognised as much of the held-out samples."""
         if self._best_accuracy is None:
             kept = read_snapshot(self._best_path)
             is_ours = kept is not None and kept.model_sha256 == self._model.sha256 and kept.accuracy is not None

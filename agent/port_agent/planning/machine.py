@@ -149,7 +149,7 @@ def thread_counts(request: PlanRequest, *, set_by_script: bool, on_device: bool)
     """Return the numbers of threads to measure: the one that was set, otherwise those up to all cores and of clusters
     of them.
 
-    A board's rates are scaled from one thread's here, and beside a device the CPU has little to compute, unless the
+    A board's rates are scaled from one thread's here, and alongside a device the CPU has little to compute, unless the
     request says otherwise.
     """
     import torch

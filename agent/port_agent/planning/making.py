@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 STAGES = ("capture", "profile", "flash", "analyse", "compare", "follow", "plan", "try", "referee")
 """Stages of progress, in this order; `follow`: plain PyTorch's first steps; `referee`: the script alone, and the bundle
-beside it.
+alongside it.
 """
 
 
@@ -70,7 +70,7 @@ class PlanReport:
     step_s_by_device: Mapping[str, float]
     """Where operators were divided, seconds of a step's by the kinds of devices that run them all."""
     device_watts: "DeviceWatts | None"
-    """The watts of a device beside the CPU, if a meter measures them."""
+    """The watts of a device other than the CPU, if a meter measures them."""
     epochs: int
     """Passes over the data that it was planned for."""
     planning_s: float
@@ -156,7 +156,7 @@ class _Job:
 def _made(
     job: _Job, peers: "PlanPeers | None", progress: "Progress", workers: "DryRunWorkers"
 ) -> "tuple[BundleReport, Mapping[str, float]]":
-    """Run plain PyTorch's first steps, plan, dry-run the plan beside them with `workers`, and write the bundle.
+    """Run plain PyTorch's first steps, plan, dry-run the plan alongside them with `workers`, and write the bundle.
 
     If operators are divided, also return the seconds of a step on each single device. Raises the reason if this is
     impossible.

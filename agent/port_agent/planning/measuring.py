@@ -92,7 +92,7 @@ def captured_of(request: PlanRequest, measurer: "MeasurementWorker", progress: "
 class Costs:
     """Costs of the step's operators here, and on the planned `device`, which equals `here` except with --board.
 
-    `drawn`: the watts of a device beside the CPU, if a meter measures them.
+    `drawn`: the watts of a device other than the CPU, if a meter measures them.
     """
 
     choice: "ThreadChoice"

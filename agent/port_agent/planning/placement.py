@@ -1,4 +1,4 @@
-"""What `--place` names: a kind of device beside the CPU, or teams of CPU threads."""
+"""What `--place` names: a kind of device other than the CPU, or teams of CPU threads."""
 
 import re
 

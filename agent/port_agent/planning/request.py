@@ -34,7 +34,7 @@ class PlanRequest:
     device: str | None = None
     """Device that computes the step: cpu, cuda or mps; None: the one that holds the script's model."""
     place: str | None = None
-    """A device beside the CPU, or teams of its threads (`cpu:1,cpu:4`), to divide operators among."""
+    """A device other than the CPU, or teams of its threads (`cpu:1,cpu:4`), to divide operators among."""
     threads: int | None = None
     """Per operator."""
     board: str | None = None

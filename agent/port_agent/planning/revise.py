@@ -1,4 +1,4 @@
-"""Plan a bundle again beside the worker that runs it: `python -m port_agent.planning.revise`.
+"""Plan a bundle again alongside the worker that runs it: `python -m port_agent.planning.revise`.
 
 The agent runs it in a process of its own, on this device or, if the owner chose one, with a paired device that solves.
 """

@@ -241,7 +241,7 @@ KEYS: dict[str, _Key] = {
 
 
 def load_config(main: Path | None) -> Config:
-    """Return the configuration of `main` and the drop-ins beside it; a missing `main` means the defaults.
+    """Return the configuration of `main` and the drop-ins next to it; a missing `main` means the defaults.
 
     Raises ConfigError with file, line and reason.
     """

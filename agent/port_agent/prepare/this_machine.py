@@ -41,7 +41,7 @@ def measure_board(
     """Return this machine as a board, and what the meter could not measure.
 
     Writes at most `max_written_bytes` to find the speed of sustained writing, which is the board's; the initial speed
-    is given beside it. Watts are those `given` (`static_watts`, `compute_watts`), otherwise what calibration with
+    is given next to it. Watts are those `given` (`static_watts`, `compute_watts`), otherwise what calibration with
     `source` finds, otherwise assumed. If the meter covers only a part of the machine, its name in the file's sources
     says which. A Jetson's figures are those of the current power mode, which title and sources name. The title also
     names clusters of different cores.

@@ -1,4 +1,4 @@
-"""Work beside the event loop, which none of it may block: writing to disk, slow sensors, inboxes, cleaning up."""
+"""Work alongside the event loop, which none of it may block: writing to disk, slow sensors, inboxes, cleaning up."""
 
 import asyncio
 import contextlib

@@ -31,7 +31,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 def atomic_stream(path: Path, nbytes: int) -> Iterator[BinaryIO]:
     """Yield a stream whose content becomes `path` when the block ends, durably; space for `nbytes` is reserved first.
 
-    Raises OSError; after any exception, in the block or here, the old file is untouched and nothing is left beside it.
+    Raises OSError; after any exception, in the block or here, the old file is untouched and nothing is left next to it.
     """
     temporary = path.with_name(f".{path.name}.new")
     temporary.unlink(missing_ok=True)

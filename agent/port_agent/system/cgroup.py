@@ -3,7 +3,7 @@
 A hard memory limit, no swap, low CPU and IO weight (cgroup v2, delegated).
 
 systemd 252 (Pi OS bookworm) does not know DelegateSubgroup=, so the agent moves itself into a leaf; only then may
-controllers be enabled for the worker's group beside it. Without delegation nothing here is possible, and the reason
+controllers be enabled for the worker's group alongside it. Without delegation nothing here is possible, and the reason
 becomes a health item.
 """
 

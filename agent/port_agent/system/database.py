@@ -100,7 +100,7 @@ def seal_values(connection: sqlite3.Connection, table: str) -> None:
 
 
 def set_aside(path: Path, name: str) -> Path:
-    """Rename a damaged database to `name` beside it, with its log; return its new path. Raises OSError."""
+    """Rename a damaged database to `name` in the same directory, with its log; return its new path. Raises OSError."""
     aside = path.with_name(name)
     path.rename(aside)
     for suffix in _COMPANIONS:

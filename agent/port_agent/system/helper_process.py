@@ -1,4 +1,4 @@
-"""Helper processes that do one thing beside their starter, and their communication: a JSON object per line, both ways.
+"""Helper processes that do one thing alongside their starter, and their communication: a JSON object per line, both ways.
 
 Messages are msgspec structs. Either a process gets one request and its output is the answer (`run_helper`,
 `ask_helper`), or requests and events are exchanged (`Helper`, `AsyncHelper`). One that ends unexpectedly is a

@@ -3,7 +3,7 @@
 Its library alone first, then what Python needs of it.
 
 Loading the library runs 50 MiB of code once, to register every operator. Given back before Python's part of torch is
-imported, it is not resident beside that: 188 MiB at the peak instead of 223 (torch 2.13, x86-64). As a program
+imported, it is not resident alongside that: 188 MiB at the peak instead of 223 (torch 2.13, x86-64). As a program
 (`python -m port_agent.system.torch_loading`) it prints that peak in bytes. What Python does for the meta device, kernels, references
 and decompositions, is 11 MiB more, which nothing that computes asks for.
 """

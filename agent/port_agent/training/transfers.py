@@ -1,6 +1,6 @@
 """Contents on their way between the host's memory and a device's, while operators run on both.
 
-A transfer begins as soon as the device has computed its source, and runs beside what follows. Whatever needs its
+A transfer begins as soon as the device has computed its source, and runs alongside what follows. Whatever needs its
 target, or frees or changes its source, waits: the host for its own memory, the device's computation for the rest.
 """
 

@@ -1,6 +1,6 @@
 """The protocol of a worker and its supervisor: frozen events and commands, one JSON object per line, both ways.
 
-A line has the version beside the message: `{"v":1,"event":"paused","step":7}`. Unknown fields are skipped; a line that
+A line has the version alongside the message: `{"v":1,"event":"paused","step":7}`. Unknown fields are skipped; a line that
 is not a valid message of this version is rejected with ProtocolError, and the reader continues. Figures that are not
 finite (a diverged loss) are sent as null.
 """

@@ -74,7 +74,7 @@ def _load_safetensors(model: nn.Module, path: Path) -> Any:
 
 
 def _tied(model: nn.Module) -> nn.Module:
-    """Return a model whose heads share a weight, beside the one that is trained."""
+    """Return a model whose heads share a weight, alongside the one that is trained."""
     heads = nn.ModuleList([nn.Linear(96, 96, bias=False) for _ in range(2)])
     heads[1].weight = heads[0].weight
     return nn.ModuleDict({"trained": model, "heads": heads})

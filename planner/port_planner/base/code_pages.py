@@ -148,7 +148,7 @@ def tells_own_pages(smaps: str, written: int) -> bool:
 
 
 def code_mappings(smaps: str) -> list[tuple[int, int]]:
-    """Return the address ranges of clean private mappings of executable files: code, and what is only read beside it.
+    """Return the address ranges of clean private mappings of executable files: code, and what is only read alongside it.
 
     Parses the text of /proc/PID/smaps. Files without executable mappings, such as weights, are not included.
     """

@@ -27,7 +27,7 @@ Place = tuple[int, int | str]
 def numbers_of(tape: Tape) -> dict[Place, float]:
     """Return the numbers of a tape that may change without changing anything else, by operator and argument.
 
-    A whole number counts only beside tensors of floating point: there it computes what the same float does.
+    A whole number counts only alongside tensors of floating point: there it computes what the same float does.
     """
     found: dict[Place, float] = {}
     for i, op in enumerate(tape.ops):

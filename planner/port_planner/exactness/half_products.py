@@ -1,7 +1,7 @@
 """The cost of half-precision products on this processor, measured once per process.
 
 A processor that does not multiply bfloat16 (Cortex-A72 and A76, x86 with AVX2 alone) makes torch do it in software:
-many times slower than float32, with sums of 32 bits beside the result, and, where oneDNN is asked first and refuses,
+many times slower than float32, with sums of 32 bits alongside the result, and, where oneDNN is asked first and refuses,
 with oneDNN off for the rest of the process.
 """
 

@@ -44,7 +44,7 @@ class Decision:
     """One idle gap of one storage, and what happens in it. See the module's text.
 
     `target`: which of `DeviceCosts.targets` a page or packed form goes to. All pages of a persistent storage go to the same one: 0,
-    or the host's memory beside a device with its own.
+    or the host's memory alongside a device with its own.
     """
 
     storage: int

@@ -82,7 +82,7 @@ class Instruction:
     `index` is an op for RUN and RERUN, an update group for SLICED and WAIT_SLICED, an entry of `Program.packings` for PACK, UNPACK and what
     moves packed forms, else a storage.
 
-    SLICED starts a group's update, which runs beside the following instructions until WAIT_SLICED.
+    SLICED starts a group's update, which runs alongside the following instructions until WAIT_SLICED.
 
     `resident_bytes`: what is resident while it runs, landing buffers and unfinished writes included, the worker's own
     base not. `target`: the paging target of a WRITE or WRITE_PACKED; a READ goes where the last WRITE of its storage went.

@@ -68,7 +68,7 @@ class PageCosts:
         return joules + (seconds - self.core_seconds_per_byte * nbytes) * self.core_watts
 
     def paging(self, nbytes: int) -> Paging:
-        """Return a page's round trip by DMA beside other work; the checksum counts in each direction."""
+        """Return a page's round trip by DMA alongside other work; the checksum counts in each direction."""
         cpu = self.core_seconds_per_byte * nbytes
         written = self.written(nbytes)
         return Paging(

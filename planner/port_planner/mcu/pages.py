@@ -1,6 +1,6 @@
 """Transfers between the arena and a page medium: page moves of tensors, and parameters that live on the medium.
 
-A tensor's page is written after its last use before a gap, and read back before the next use. Both transfers run beside
+A tensor's page is written after its last use before a gap, and read back before the next use. Both transfers run alongside
 other rows until a row waits for them. Trained parameters may live on a memory-mapped medium, in two copies. Every sample
 reads the complete copy and writes the other, so that an interrupted step leaves the model of the step before.
 """

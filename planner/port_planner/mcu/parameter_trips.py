@@ -2,7 +2,7 @@
 
 A plan reads a layer's parameters before its first operator and waits. If the arena has RAM for them, they stay there from
 their update to the next training sample. Early layers gain most: they are updated last and needed first. The remaining
-transfers run beside an operator.
+transfers run alongside an operator.
 """
 
 from __future__ import annotations

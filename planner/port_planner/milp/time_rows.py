@@ -1,4 +1,4 @@
-"""The time rows of the model: transfers beside compute, stalls, static power, the deadline.
+"""The time rows of the model: transfers alongside compute, stalls, static power, the deadline.
 
 There are two versions. REAL: a transfer has fixed windows, its buffer is charged there, and what compute does not cover
 stalls the stage. ELASTIC: how much of a transfer hides behind compute is a decision. The hidden part needs its buffer and a

@@ -310,7 +310,7 @@ class _Segments:
         span.live_bytes = max(span.live_bytes, span.waiting_bytes)
 
     def _moved(self, span: _Span) -> int:
-        """Return roughly how many bytes a segment moves: its weights once if they fit beside a micro-batch, else for each."""
+        """Return roughly how many bytes a segment moves: its weights once if they fit alongside a micro-batch, else for each."""
         waiting = _BOTH_WAYS * self._count * span.waiting_bytes
         if span.weights_bytes + span.sums_bytes + span.live_bytes + span.saved_bytes <= self._free_bytes:
             return span.weights_bytes + waiting

@@ -1,4 +1,4 @@
-"""Plan a step as it was observed, in a process beside the program: `python -m port_planner.search.traced_plan`.
+"""Plan a step as it was observed, in a process alongside the program: `python -m port_planner.search.traced_plan`.
 
 A greedy plan is available within a second; the search's plan replaces it. Every plan was replayed and fits its budget.
 """

@@ -52,7 +52,7 @@ def show_report(figures: Sequence[LayerFigures], core: str) -> None:
 
 
 def write_report(figures: Sequence[LayerFigures], name: str, out: Path) -> None:
-    """Write a report beside the tables of its model: report.json, and report.html for people."""
+    """Write a report next to the tables of its model: report.json, and report.html for people."""
     write_atomically(out / JSON_NAME, msgspec.json.encode([asdict(layer) for layer in figures]) + b"\n")
     write_atomically(out / PAGE_NAME, report_page(figures, name).encode())
 

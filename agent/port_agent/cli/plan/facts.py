@@ -421,7 +421,7 @@ def _compared(facts: dict[str, Any], manifest: "Manifest") -> str:
 
 
 def _refereed(manifest: "Manifest") -> str:
-    """Return the number of updates for which the bundle ran beside its script, or why it did not."""
+    """Return the number of updates for which the bundle ran alongside its script, or why it did not."""
     plain = manifest.plain
     if plain.unchecked:
         return f"not beside its script: {plain.unchecked}"

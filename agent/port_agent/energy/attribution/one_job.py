@@ -63,7 +63,7 @@ class MeteredStep:
         """Return the step that a worker reports while `plan` is in use; unknown phases count as `other`.
 
         A worker may book a wait on the phase it waits in as well as on `stall`: then waits are taken out of the computing
-        phases. `page_in` and `page_out` are what its page thread measured; they run beside the others.
+        phases. `page_in` and `page_out` are what its page thread measured; they run alongside the others.
         """
         phases: dict[EnergyPhase, float] = {}
         for name, seconds in event.phases_s.items():

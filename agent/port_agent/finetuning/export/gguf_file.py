@@ -133,7 +133,7 @@ def export_gguf(
 
 @contextmanager
 def _beside(out: Path) -> Iterator[Path]:
-    """Yield a directory beside a file to be made, and remove it with what is left in it."""
+    """Yield a directory next to a file to be made, and remove it with what is left in it."""
     building = out.absolute().with_name(f".{out.name}.new")
     shutil.rmtree(building, ignore_errors=True)  # left by an interruption
     building.mkdir()

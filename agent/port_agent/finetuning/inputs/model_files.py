@@ -126,7 +126,7 @@ def weight_files(folder: Path) -> list[Path]:
 
     Raises FinetuneError if one is missing.
     """
-    if (folder / WEIGHTS).is_file():  # transformers does not load other files beside it
+    if (folder / WEIGHTS).is_file():  # transformers does not load other files next to it
         return [folder / WEIGHTS]
     index = folder / INDEX
     if not index.is_file():

@@ -1,5 +1,5 @@
 """What a resumed run takes over so that it has the same text: the date that chat templates insert, and the most tokens of
-an answer, kept beside a fine-tuning's checkpoint.
+an answer, kept next to a fine-tuning's checkpoint.
 """
 
 import datetime

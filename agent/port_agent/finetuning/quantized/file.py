@@ -1,4 +1,4 @@
-"""A model's quantized linear weights, computed once and kept in a file beside the model."""
+"""A model's quantized linear weights, computed once and kept in a file next to the model."""
 
 import hashlib
 from collections.abc import Callable, Iterator

@@ -1,6 +1,6 @@
 """A plan for the step that the program repeats: recorded once, adopted if it moves less.
 
-The search runs beside the program, and the plan says which storages leave after which operator. If pages go to flash
+The search runs alongside the program, and the plan says which storages leave after which operator. If pages go to flash
 that wears out, it may take a little longer and write less. Everything else works as without a plan: when memory is
 short, evictions are chosen each time, those named by the plan first. So a plan that no longer fits costs time and
 nothing else. It is dropped if steps with it take longer than before. Plans are kept for the next run of the same

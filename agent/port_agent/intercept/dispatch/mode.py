@@ -395,12 +395,12 @@ class Interceptor:
     ) -> Iterator[None]:
         """Keep tensors resident in the block, which uses them several times, and start reading those needed `then`.
 
-        If something else does not fit beside them they are evicted like any other. Tensors that take more than half of
+        If something else does not fit alongside them they are evicted like any other. Tensors that take more than half of
         the memory, or more than the share `most` of it, are not kept.
         """
         residency = self.residency
         with self.lock:
-            self._reclaim()  # otherwise others would not fit beside dead storages
+            self._reclaim()  # otherwise others would not fit alongside dead storages
             storages = [s for s in self._storages_of(tensors) if s.table is self.table]
             if sum(s.nbytes for s in storages) <= residency.limit_bytes * (most or _KEPT_SHARE):
                 residency.kept = set(storages)

@@ -148,7 +148,7 @@ class OperatorMemory:
                 self._beyond_operands[alike] = max(self._beyond_operands.get(alike, 0), computed_bytes)
 
     def short(self, name: str, held: Sequence[Storage], need_bytes: int) -> None:
-        """Report that an operator takes `need_bytes` beside the operands `held`, which exceeds the limit.
+        """Report that an operator takes `need_bytes` alongside the operands `held`, which exceeds the limit.
 
         If the budget is strict, raise BudgetTooSmallError if the process would exceed it.
         """

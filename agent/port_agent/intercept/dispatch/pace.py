@@ -4,7 +4,7 @@ import os
 import time
 
 LOOK_S = 0.02
-"""How often CPU time is checked: shorter than cpu.max's period of 100 ms, and negligible beside an operator."""
+"""How often CPU time is checked: shorter than cpu.max's period of 100 ms, and negligible compared with an operator."""
 
 
 class CpuPace:

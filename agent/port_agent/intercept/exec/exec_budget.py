@@ -47,7 +47,7 @@ class ExecMemory(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExecOptions:
-    """What the command line asked for. One of `ram_bytes` and `tensors_bytes` is given, or neither beside a budget for a GPU."""
+    """What the command line asked for. One of `ram_bytes` and `tensors_bytes` is given, or neither alongside a budget for a GPU."""
 
     ram_bytes: int | None
     tensors_bytes: int | None

@@ -13,7 +13,7 @@ _KEPT_FREE = 1 / 64
 _LOOK_OPERATORS = 8
 _MIN_TENSOR_BYTES = 1 << 20
 _LOOKS_OUTSIDE = 3
-"""So many segments bring libraries that did not run before: what the process takes beside tensors is asked for after each."""
+"""So many segments bring libraries that did not run before: what the process takes besides tensors is asked for after each."""
 
 
 class DeviceBudget:
@@ -64,7 +64,7 @@ class DeviceBudget:
 
 
 def outside_within(ram_bytes: int, backend: Backend) -> int:
-    """Return what this process takes of a device beside tensors. Raises BudgetTooSmallError where that alone fills `ram_bytes`."""
+    """Return what this process takes of a device besides tensors. Raises BudgetTooSmallError where that alone fills `ram_bytes`."""
     outside_bytes = backend.outside_bytes()
     if ram_bytes - outside_bytes < _MIN_TENSOR_BYTES:
         raise BudgetTooSmallError(

@@ -185,7 +185,7 @@ class ProcessBudget:
         return max(self._usable - rest - foreign, _MIN_TENSOR_BYTES)
 
     def _guarded_bytes(self, guard: GuardedMemory, rest_bytes: int, allocated_bytes: int) -> int:
-        """Return how many bytes of tensors fit beside what the allocator has handed out.
+        """Return how many bytes of tensors fit alongside what the allocator has handed out.
 
         Guarded memory keeps this limit, too, and evicts blocks that no operator has used yet.
         """

@@ -226,7 +226,7 @@ def _sizes(elf: Path, board: FirmwareBoard) -> tuple[int, int]:
 
 
 def _write_image(board: FirmwareBoard, elf: Path, out: Path) -> Path:
-    """Write the file for the board's first flash method, beside a plain .hex."""
+    """Write the file for the board's first flash method, next to a plain .hex."""
     binary = out / f"{board.name}.bin"
     subprocess.run([CROSS_COMPILER.replace("gcc", "objcopy"), "-O", "binary", str(elf), str(binary)], check=True)
     data = binary.read_bytes()

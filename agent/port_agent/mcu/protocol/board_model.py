@@ -158,7 +158,7 @@ def read_model(path: Path) -> ModelDirectory:
 
 
 def write_manifest(path: Path, form: InputFormat, classes: tuple[str, ...]) -> None:
-    """Write model.json beside the tables of a model."""
+    """Write model.json next to the tables of a model."""
     content = {"v": MANIFEST_VERSION, "input": asdict(form), "classes": list(classes)}
     write_atomically(path / MANIFEST, json.dumps(content, indent=1).encode() + b"\n")
 

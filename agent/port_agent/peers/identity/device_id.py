@@ -2,7 +2,7 @@
 
 Written as Syncthing writes its own: base 32 in upper case, a check digit behind every 13, groups of seven. The check
 digits are Luhn's algorithm over 32 symbols, doubling from the right as it is meant to: they see every single wrong
-symbol, and every two neighbours exchanged but the first symbol of the alphabet beside the last.
+symbol, and every two neighbours exchanged but the first symbol of the alphabet next to the last.
 """
 
 import base64

@@ -68,7 +68,7 @@ def make(
     which the agent switches when memory gets short; they write no more than the draft's limits and keep to their
     deadline if they can. `workers`: one of them may already be loading torch. Raises InfeasibleError if nothing fits;
     then nothing is left behind, and an existing bundle stays. Weights and data are written once, into the `bundle_file`
-    beside `path`; each further try replaces only the plans after them.
+    next to `path`; each further try replaces only the plans after them.
     """
     workers = workers or DryRunWorkers(bundle_file.threads)
     refinement = Refinement(bundle_file, measured, device, options.pools, options.page_dirs, options.throttle, workers)
@@ -108,7 +108,7 @@ def _refined(refinement: Refinement, options: MakeOptions, progress: Progress) -
 
 
 def _refereed(refinement: Refinement, smaller: list[SmallerPlans], options: MakeOptions) -> Manifest:
-    """Run the script alone, add its results and all plans to the draft, and run that beside it.
+    """Run the script alone, add its results and all plans to the draft, and run that alongside it.
 
     Raises DryRunError, CaptureError.
     """

@@ -31,7 +31,7 @@ class BundleFile:
 
     @classmethod
     def beside(cls, bundle: Path, prepared: CapturedJob, threads: int, **given: Any) -> Self:
-        """Return the draft of a bundle, in a file beside it; `given`: further fields."""
+        """Return the draft of a bundle, in a file next to it; `given`: further fields."""
         return cls(bundle.with_name(bundle.name + ".making"), prepared, threads, **given)
 
     def put(

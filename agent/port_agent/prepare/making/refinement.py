@@ -141,7 +141,7 @@ class Refinement:
             raise too_little_to_start(error.args[0], self.start_bytes) from error
 
     def _check_host(self, plans: Mapping[str, Plan], costs: Mapping[str, CostTable]) -> None:
-        """Raise InfeasibleError if operators on the CPU beside a device, and pages, exceed the host's memory."""
+        """Raise InfeasibleError if operators on the CPU alongside a device, and pages, exceed the host's memory."""
         prepared = self.bundle_file.prepared
         if self.pools.device_bytes is None or not prepared.placed:
             return

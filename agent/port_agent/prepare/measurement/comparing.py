@@ -36,7 +36,7 @@ def compare(source: Path, target: Path, ram_bytes: int, page_dir: Path) -> bool:
 
 @contextmanager
 def _cached_within(free_bytes: int) -> Iterator[None]:
-    """Let the allocator, if it is ours, keep no more freed memory than fits beside what is held."""
+    """Let the allocator, if it is ours, keep no more freed memory than fits alongside what is held."""
     allocator = active()
     if not isinstance(allocator, Allocator):
         yield

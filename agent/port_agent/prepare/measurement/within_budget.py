@@ -19,7 +19,7 @@ _MIN_TENSOR_BYTES = 32 << 20
 """Least bytes for tensors, if this process alone fills the budget: it loads what the worker that trains does not need."""
 
 _SEARCH_CACHE_BYTES = 16 << 20
-"""Freed blocks that a search keeps for reuse, because its objects grow beside them. The next tensor sets another limit."""
+"""Freed blocks that a search keeps for reuse, because its objects grow alongside them. The next tensor sets another limit."""
 
 
 @contextmanager
@@ -27,7 +27,7 @@ def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]
     """Run the block within `ram_bytes` of resident memory; its tensors must not be used afterwards.
 
     It yields a function that makes space for a search, which is not intercepted: free memory goes back to the system,
-    and tensors to pages until they are used again, if `SEARCH_BYTES` would not fit beside them. Objects that Python
+    and tensors to pages until they are used again, if `SEARCH_BYTES` would not fit alongside them. Objects that Python
     holds by then are excluded from garbage collection until the block ends, because libraries and recordings stay, and
     each collection during a search would visit them all. The function raises PageError.
 

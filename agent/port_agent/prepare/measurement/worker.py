@@ -107,7 +107,7 @@ class MeasurementWorker:
     def compare(
         self, pairs: Sequence[tuple[StepGraph, RewrittenGraph]], threads: int, ram_bytes: int, page_dir: Path
     ) -> tuple[tuple[Difference, ...], ...]:
-        """Run replacements beside the originals, and return the differences of each pair.
+        """Run replacements alongside the originals, and return the differences of each pair.
 
         Raises DryRunError if the process fails.
         """

@@ -16,7 +16,7 @@ from port_planner.search.placement.operator_devices import HOST
 from port_planner.search.plan_problem import plan_problem
 
 DEVICE = 1
-"""Index of the memory beside the host's (`HOST`), and of the device that computes in it, in tables of two."""
+"""Index of the memory alongside the host's (`HOST`), and of the device that computes in it, in tables of two."""
 _QUICK_S = 1.0
 """Seconds of a quick plan that estimates a division within the budgets."""
 

@@ -1,4 +1,4 @@
-"""Expected results of a placed job: its operators run one at a time on their devices, beside plain PyTorch's on one."""
+"""Expected results of a placed job: its operators run one at a time on their devices, alongside plain PyTorch's on one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -28,7 +28,7 @@ def with_placed_reference(
     """Return the prepared job with the results of its operators on their devices, or teams of threads, instead of plain
     PyTorch's.
 
-    `graphs`: as recorded; `kinds`: of the device that runs each operator; `kind`: of the device beside the CPU. Raises
+    `graphs`: as recorded; `kinds`: of the device that runs each operator; `kind`: of the device other than the CPU. Raises
     MismatchError if the operators run one at a time on the job's own device do not give plain PyTorch's numbers. Raises
     UnrepeatableError if a second run on their devices gives different numbers.
     """

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 class Follow(msgspec.Struct, frozen=True, tag=True):
     """Train what a script describes, and write the results to `target`.
 
-    `folder`: for columns of data meanwhile. `finds_beside`: whether modules beside the script are found, as in plain
+    `folder`: for columns of data meanwhile. `finds_beside`: whether modules next to the script are found, as in plain
     Python. `rows`: first samples of each bucket to use. `least_updates`: at least this many, then until `within_s`
     seconds are over, and at most `most_updates`. `ram_bytes`: of resident memory, if it is guarded. Up to
     `trained_updates`, the operators of further updates are examined, for at most `unchanged_within_s` seconds of CPU

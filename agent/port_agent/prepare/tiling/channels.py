@@ -15,7 +15,7 @@ NORM_TILES = 8
 """Tiles of channels of a batch norm's backward pass: its copies are small compared with what stays whole."""
 
 NEAR_THE_FLOOR = 1.5
-"""Multiple of the memory of the step's floor, beside the process, above which norms whose copies take time are left
+"""Multiple of the memory of the step's floor, alongside the process, above which norms whose copies take time are left
 whole.
 """
 

@@ -125,7 +125,7 @@ class TilingSearch:
 
     @property
     def many_ops(self) -> int:
-        """The number of operators above which a graph is too large to be planned beside others."""
+        """The number of operators above which a graph is too large to be planned alongside others."""
         return min(MANY_OPS, MANY_TIMES * len(main_step(self.presplit, self.device)[0].ops))
 
     @property

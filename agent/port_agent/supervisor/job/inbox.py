@@ -106,7 +106,7 @@ class Inboxes:
         """Return the directory with the data of round `number`, created from new files if it does not exist yet.
 
         Its files are links, so it takes no space, and it stays the same when the round is resumed. Sizes and
-        modification times are recorded beside it, so that later additions do not belong to this round. Raises OSError.
+        modification times are recorded next to it, so that later additions do not belong to this round. Raises OSError.
         """
         target = job_dir / "rounds" / str(number)
         if target.is_dir():

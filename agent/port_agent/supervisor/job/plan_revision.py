@@ -109,7 +109,7 @@ class StepPace:
 
 
 class PlanRevision:
-    """Watches one run of a bundle, and has it planned again once by a process beside it."""
+    """Watches one run of a bundle, and has it planned again once by a process alongside it."""
 
     def __init__(
         self, bundle: Path, known: Speeds | None, *, one_thread: bool, solving: PeerSolving | None = None
@@ -129,7 +129,7 @@ class PlanRevision:
     def look(self, plan: int, free_bytes: int | None) -> RevisedPlans | None:
         """Continue while the worker may train: start when enough was measured, and return the result once it exists.
 
-        `plan`: the one in use. `free_bytes`: memory available beside the worker; None without a limit. Raises OSError.
+        `plan`: the one in use. `free_bytes`: memory available alongside the worker; None without a limit. Raises OSError.
         """
         if self._process is not None:
             return None if self._process.poll() is None else self._ended(self._process)

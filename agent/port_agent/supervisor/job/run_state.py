@@ -46,13 +46,13 @@ class RunConditions:
     """Memory that the other workers have or may take."""
     cpu: CpuShare = field(default_factory=CpuShare)
     devices: frozenset[str] | None = None
-    """Kinds of devices beside the CPU; None if unknown."""
+    """Kinds of devices other than the CPU; None if unknown."""
     solving: PeerSolving | None = None
     """The device that solves for plans made again; None: this device."""
 
     @property
     def memory_bytes(self) -> int | None:
-        """Memory for the worker beside the others, or None without a limit."""
+        """Memory for the worker alongside the others, or None without a limit."""
         granted = self.limits.memory_limit(self.total_memory_bytes)
         return None if granted is None else max(0, granted - self.taken_bytes)
 

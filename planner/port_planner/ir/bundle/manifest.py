@@ -31,7 +31,7 @@ PACKING_FORMAT = 4
 PRUNING_FORMAT = 5
 """Format for bundles whose weights are pruned during training: older agents would train different numbers."""
 FILES_FORMAT = 6
-"""Format for bundles that leave weights in files beside them."""
+"""Format for bundles that leave weights in files next to them."""
 TILES_FORMAT = 7
 """Format for bundles whose graphs mark the operators that compute a tile of a chain."""
 BUCKETS_FORMAT = 8

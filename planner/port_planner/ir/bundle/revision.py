@@ -1,4 +1,4 @@
-"""New plans for a bundle, in a file beside it: the bundle stays unchanged, and so does the state that belongs to it."""
+"""New plans for a bundle, in a file next to it: the bundle stays unchanged, and so does the state that belongs to it."""
 
 import hashlib
 import os

@@ -288,7 +288,7 @@ class _Emitter:
         return free + (1 + READ_MARGIN) * span > wanted
 
     def _fits(self, i: int, due: Due) -> bool:
-        """Return whether a read fits from op `i` to its use, beside the writes still in progress."""
+        """Return whether a read fits from op `i` to its use, alongside the writes still in progress."""
         x = self.x
         if x.limit is None:
             return True

@@ -38,7 +38,7 @@ class Position:
 class HostPages:
     """Pages in the host's memory: (storage, byte) by storage, and the bytes of the block that holds them all.
 
-    `copies`: persistent storages, which have copies of their own beside the block.
+    `copies`: persistent storages, which have copies of their own alongside the block.
     """
 
     places: tuple[tuple[int, int], ...] = ()
@@ -108,7 +108,7 @@ class SlicedUpdates:
 class Placement:
     """A plan in its places. Sequences go by op.
 
-    Bytes are resident bytes beside the process's own.
+    Bytes are resident bytes besides the process's own.
     """
 
     graph: StepGraph

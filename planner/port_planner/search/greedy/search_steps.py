@@ -25,7 +25,7 @@ class SearchStep:
 
 @dataclass(slots=True)
 class Additions:
-    """What the moves made so far add to the step; transfers run beside its compute."""
+    """What the moves made so far add to the step; transfers run alongside its compute."""
 
     seconds: float = 0.0
     io_seconds: float = 0.0

@@ -8,7 +8,7 @@ checkpoint per block, saved-tensor hooks to disk, torch.compile with activation_
 (port), and an ordinary script, unchanged, through `port-agent exec` (follow; "follow cgroup": inside a memory cgroup, which does
 not count reserved address space, as root).
 "Right" means: the same losses as eager to the bit (compiled methods change the numbers; they count when they finish, and
-the table says so). Each method runs in a process of its own, three steps; CPU seconds are of the last two.
+the table says so). Each method runs in a separate process, three steps; CPU seconds are of the last two.
 """
 
 import argparse
@@ -91,7 +91,7 @@ class Unlimited:
     """Of what has no figures."""
 
 
-# -- one run, in a process of its own: `python -m benchmarks.fit --child METHOD MODEL`
+# -- one run, in a separate process: `python -m benchmarks.fit --child METHOD MODEL`
 
 
 def child(method: str, model: str, steps: int, *, small: bool) -> None:

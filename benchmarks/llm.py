@@ -226,7 +226,7 @@ def _filled(row: Row, updates: list[dict[str, Any]], told: dict[str, Any]) -> Ro
 
 
 def make_model(folder: Path, shape: dict[str, Any]) -> None:
-    """Write a model of random weights to `folder`/model, in a process of its own: a child's peak begins with its parent's."""
+    """Write a model of random weights to `folder`/model, in a separate process: a child's peak begins with its parent's."""
     making = multiprocessing.get_context("spawn").Process(target=_write_model, args=(folder / "model", shape))
     making.start()
     making.join()

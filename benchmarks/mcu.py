@@ -5,7 +5,7 @@
 RAM is the linker's data and bss plus the painted stack of a bare bench program (no protocol, no UART buffers); instructions
 are counted exactly by a QEMU plugin and say nothing of cycles, wait states or energy. `--tensors` adds the memory plan
 tensor by tensor, `--memory` prints only what training takes from frameworks to bands (`mcu_networks/memory_table`), which
-is planned, not run; `--accuracy` adds what each way of it learns on so many fresh seeds (`mcu_accuracy`; hours for the larger
+is planned, not run; `--accuracy` adds what each way of it learns on that many fresh seeds (`mcu_accuracy`; hours for the larger
 nets). Rows of others are labelled with where their figure comes from.
 """
 

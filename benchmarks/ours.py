@@ -30,7 +30,8 @@ from port_planner.job import TrainingJob
 
 BESIDE_RESIDENT = -24 << 20
 """What RLIMIT_DATA counts beyond resident memory: stacks and data that nothing has touched (7 MiB and more), less code, which it does not
-count (38 MiB in a GPT-2, 62 in a ResNet-50). A plan that is to run under such a limit is made for so many bytes less."""
+count (38 MiB in a GPT-2, 62 in a ResNet-50). A plan that is to run under such a limit is made for that many bytes less.
+"""
 BESIDE_RESIDENT_LEAST = -40 << 20
 """The same of models with much code: tried first where the smallest limit is looked for."""
 BESIDE_RESIDENT_PER_THREAD = 16 << 20

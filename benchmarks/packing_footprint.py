@@ -12,7 +12,7 @@ On real CIFAR-10 images. Each step is planned twice: everything kept, and every 
   no lossless packing of zeros takes much more than a quarter off.
 
 "peak" is what the step holds at its fullest moment besides weights, buffers, optimizer state and batch, gradients and workspace included;
-"measured" the same by the worker's peak resident memory. `--pruned`: a second row for each model, which first trained so many steps in
+"measured" the same by the worker's peak resident memory. `--pruned`: a second row for each model, which first trained that many steps in
 plain PyTorch while this share of its weights was pruned by magnitude (`port_planner.ir.bundle.pruning`), and whose workers go on pruning.
 """
 
@@ -42,7 +42,7 @@ from port_planner.search.heuristics import pack_everything
 ROOM = 1 << 40
 """More than any machine has: nothing is packed for want of room."""
 BITTRAIN_PERCENT, BITTRAIN_PRUNED_PERCENT = 34, 56
-"""Less memory, as BitTrain reports it: up to so much at the activations' own sparsity, and where pruning made them sparser."""
+"""Less memory, as BitTrain reports it: up to that much at the activations' own sparsity, and where pruning made them sparser."""
 LEARNING_RATE = 0.02
 """Of what is trained while it is pruned."""
 

@@ -1,7 +1,7 @@
 """Operators of a step divided between a CPU and a GPU, compared with all on one of them: `python -m benchmarks.placement [CASE ...]`.
 
-The table of the two devices is synthetic. The CPU is a board's (estimated costs); the GPU starts an operator in so many
-microseconds, does dense ones and those bound by memory so many times as fast, and draws other watts. What moves between them pays latency,
+The table of the two devices is synthetic. The CPU is a board's (estimated costs); the GPU starts an operator in that many
+microseconds, does dense ones and those bound by memory that many times as fast, and draws other watts. What moves between them pays latency,
 seconds and joules, or, with `--unified`, a synchronisation alone. A line for each goal: joules with no more seconds than on the device
 that takes fewest joules, and the other way round. Ends with 1 where a choice is worse than one device.
 

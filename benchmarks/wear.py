@@ -57,7 +57,7 @@ class Row:
     unpriced: PlanningReport | None
     priced: PlanningReport | None
     lasts_steps: float | None
-    """After so many steps of the priced plan the medium is worn out."""
+    """After that many steps of the priced plan the medium is worn out."""
 
 
 def capture(case: str) -> StepGraph:

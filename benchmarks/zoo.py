@@ -11,7 +11,7 @@ goes on where the last one ended.
 `--device cuda`: with tensors on a GPU, within budgets of its memory: half of what a program took there, and 4 KiB.
 
 `--bundles`: one class of each model type as a job instead, captured, planned with all the memory it wants and with half of
-it, and trained by a worker, equal or refused; with `--programs N` so many random jobs, with `--operators` each function, with
+it, and trained by a worker, equal or refused; with `--programs N` that many random jobs, with `--operators` each function, with
 `--strangers` jobs of the kinds that strangers bring, for longer than `plan` compares them.
 """
 

@@ -78,7 +78,7 @@ def cases() -> Iterator[BundleCase]:
 
 
 def random_cases(count: int, seed: int) -> Iterator[BundleCase]:
-    """Give so many random jobs, from this seed on."""
+    """Give that many random jobs, from this seed on."""
     for i in range(seed, seed + count):
         yield BundleCase(f"job/{i}", partial(programs.job, i))
 
@@ -182,7 +182,7 @@ def _begun(make_job: Callable[[], TrainingJob]) -> TrainingJob:
 
 
 def trained(job: TrainingJob, steps: int) -> Any:
-    """Train a job with plain PyTorch for so many batches; return the losses, and the state that is compared."""
+    """Train a job with plain PyTorch for that many batches; return the losses, and the state that is compared."""
     losses = list(plain_losses(job, [torch.as_tensor(column) for column in job.data], steps))
     return losses, state(job.model, job.optimizer)
 

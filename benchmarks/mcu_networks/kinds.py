@@ -349,5 +349,5 @@ def _layer(step: str, channels: int, choose: random.Random) -> tuple[nn.Module, 
 
 
 def all_kinds(randoms: int = 60) -> tuple[NetworkKind, ...]:
-    """Return the written kinds and so many random ones."""
+    """Return the written kinds and that many random ones."""
     return (*KINDS, *(random_kind(seed) for seed in range(randoms)))

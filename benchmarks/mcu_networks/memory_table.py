@@ -175,7 +175,7 @@ def _paged(name: str, graph: Graph, scheme: SparseScheme, share: float, core: Co
 
 
 STEP = 1.03
-"""By so much the budget grows until a plan exists."""
+"""By that much the budget grows until a plan exists."""
 
 
 def _nearest(graph: Graph, scheme: SparseScheme, options: FitOptions, simd: bool) -> FittedMemory:

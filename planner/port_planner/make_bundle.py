@@ -180,8 +180,8 @@ def prepare(
     """Capture every graph that the job's data will need: full batches, the last short one, evaluation.
 
     Each is recorded several times, on other rows. `updates`: for how many updates the scheduler's hyperparameters are
-    tabulated at least. `followed`: so many of the job's first steps will be followed with plain PyTorch; where they show a full batch before and
-    after an update, those are its further recordings. `ahead`: runs the job's program alone, from its beginning, for so many updates, if its
+    tabulated at least. `followed`: that many of the job's first steps will be followed with plain PyTorch; where they show a full batch before and
+    after an update, those are its further recordings. `ahead`: runs the job's program alone, from its beginning, for that many updates, if its
     steps count, keep tensors or compute with other numbers each time; without, such steps are refused. Raises
     CaptureError for a step that cannot be recorded or is not the same each time, and GraphError for operators that a
     bundle may not call that way. Raises JobError for data or settings that cannot be trained on.
@@ -430,7 +430,7 @@ def _merge(
 def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], ...], ...]:
     """Tabulate the hyperparameters that the scheduler changes.
 
-    Of so many `updates` or, where that takes no time, of some epochs more, as far as the scheduler goes. Optimizer and scheduler are put
+    Of that many `updates` or, where that takes no time, of some epochs more, as far as the scheduler goes. Optimizer and scheduler are put
     back afterwards.
     """
     if job.scheduler is None:

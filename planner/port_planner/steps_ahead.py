@@ -43,7 +43,7 @@ class _Shape:
 
 
 def known_steps(job: TrainingJob, updates: int, within_s: float) -> KnownSteps:
-    """Return the steps of a job that has just been made, of so many updates. The job is not to be used afterwards.
+    """Return the steps of a job that has just been made, of that many updates. The job is not to be used afterwards.
 
     Raises CaptureError if a step differs from the first of its shape by more than numbers, or if the program depends on
     contents. Also raises it if they take more than `within_s` seconds of the processor.

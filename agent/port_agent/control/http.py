@@ -153,7 +153,7 @@ async def serve_connection(
 ) -> None:
     """Answer the requests of one connection; `refuse` returns why the peer may not speak, or nothing.
 
-    `waits` is told whether the client is waited for, or the client waits.
+    `waits` receives whether the client is waited for, or the client waits.
     """
     try:
         reason, peer = refuse(writer), _unix_peer(writer)

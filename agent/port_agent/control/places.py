@@ -43,7 +43,9 @@ def connect(runtime_dir: Path | None, patience_s: float = PATIENCE_S) -> "Contro
 
 
 def _is_there(socket: Path) -> bool:
-    """Return whether a socket is visible; users without access to the system's directory are told so when they connect."""
+    """Return whether a socket is visible; users without access to the system's directory get an error that says so when
+    they connect.
+    """
     try:
         return socket.exists()
     except PermissionError:

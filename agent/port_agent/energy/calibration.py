@@ -131,7 +131,8 @@ def meter_runs(
 def fit(runs: Sequence[MeteredRun], gaps: tuple[str, ...] = ()) -> Calibration:
     """Return the figures that explain the runs best; none is below zero.
 
-    Where no two runs tell them apart, ACTIVE counts as the cores' own. Raises CalibrationError where too few runs were metered.
+    If no two runs distinguish them, ACTIVE counts as the cores' own. Raises CalibrationError where too few runs were
+    metered.
     """
     done = [work for work in WorkClass if any(run.work.get(work) for run in runs)]
     while True:

@@ -145,7 +145,7 @@ class Batch:
 
 
 class Ledger:
-    """Sums up charges, steps, gaps, events and wear, and writes them when told to.
+    """Sums up charges, steps, gaps, events and wear, and writes them on request.
 
     One thread at a time may add; `write` may run in another one meanwhile.
     """

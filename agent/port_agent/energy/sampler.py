@@ -21,7 +21,7 @@ class Sampler:
         on_change: Callable[[SourceInfo], None],
         reopen: Callable[[], SourceChoice] | None = None,
     ) -> None:
-        """`on_change` is told which source is in use from now on, `reopen` looks for sources after a failure."""
+        """`on_change` receives the source in use from now on, `reopen` looks for sources after a failure."""
         self.current: PowerSource | None = None
         """The source in use, or None before the first reading."""
         self._sources = choice.sources

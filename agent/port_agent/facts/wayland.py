@@ -1,4 +1,4 @@
-"""How long a Wayland session has not been used, as its compositor tells whoever asks for `ext_idle_notifier_v1`.
+"""How long a Wayland session has not been used, as its compositor reports by `ext_idle_notifier_v1`.
 
 KWin (KDE Plasma), sway, labwc (Raspberry Pi OS), Hyprland and COSMIC speak this protocol; GNOME answers over D-Bus instead.
 The few messages that it takes are written and parsed here, so that no library is needed.

@@ -1,7 +1,7 @@
 """Rounds of federated averaging, by Flower's strategies, messages and client apps, in processes that live for seconds.
 
 Flower (`flwr`, the extra `federate`) runs here without its own network: messages go over the connections of paired devices.
-Its SuperNode takes the code that it runs from the server, listens to whoever shows a name that a public authority vouches for, and
-takes 265 MB alongside the training; here nothing of a message is run, who is at the other end is known by certificate, and while a device
+Its SuperNode runs code from the server, trusts any name that a public authority vouches for, and takes 265 MB alongside
+the training; here nothing of a message is run, who is at the other end is known by certificate, and while a device
 trains there is no process but the worker.
 """

@@ -12,8 +12,8 @@ and silent. Each device signs the keys of the round as it received them, with it
 before all devices whose masks are in it have signed the same keys. Keys that the leader made up, or of another round,
 end the round there.
 
-A leader may tell each device a different story of who fell silent. Each device answers once, and so many shares are
-required (`safe_threshold`) that no stories together reveal the mask of one device's change.
+A leader may name different silent devices to each device. Each device answers once, and the number of required shares
+(`safe_threshold`) ensures that no such answers together reveal the mask of one device's change.
 """
 
 import hashlib

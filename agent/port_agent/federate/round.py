@@ -1,7 +1,8 @@
 """One round of a federation, on the device that leads it: `python -m port_agent.federate.round`, a process that lives as long as the round.
 
-Its first request is a `RoundOrder`; what it sends and receives after that is `PeerGrid`'s. Its last event is how the round ended. The averaged weights are a file
-that is there whole or not, alongside the one that the round began with; which of them counts is for the supervisor to note, so a round that is cut never was.
+Its first request is a `RoundOrder`; what it sends and receives after that is `PeerGrid`'s. Its last event is how the round ended. The
+averaged weights are a file that exists whole or not at all, next to the one that the round began with; which of them
+counts is for the supervisor to note, so a round that is cut never was.
 """
 
 import math
@@ -111,7 +112,7 @@ class Round:
         return given, len(replies), _number(metrics.get(LOSS))
 
     def _private_terms(self) -> ConfigRecord:
-        """Return what devices are told about the noise."""
+        """Return the description of the noise that devices receive."""
         order = self._order
         if not order.clip:
             return ConfigRecord()

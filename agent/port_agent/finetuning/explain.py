@@ -231,7 +231,7 @@ class _Traffic:
 
 
 def _traffic(frozen_bytes: int, free_bytes: int, head_bytes: int, batches: int, by_layers: bool) -> _Traffic:
-    """Return the traffic of an update of so many batches, with so many bytes free for frozen weights; below 0: what must be paged."""
+    """Return the traffic of an update of that many batches, with that many bytes free for frozen weights; below 0: what must be paged."""
     resident = max(0, min(frozen_bytes, free_bytes))
     paged, passes = max(0, -free_bytes), 1 if by_layers else batches
     weights = passes * (frozen_bytes - resident)

@@ -60,7 +60,7 @@ def load_model(
     """Return the model in training mode: frozen under adapters of 32 bits, or all of it in 32 bits.
 
     Frozen weights stay in their files. A head for labels is initialized by the seed and trained; with it the whole
-    model is in 32 bits. `note` is told about a quantized base and a new head. `check` gets the model before anything is
+    model is in 32 bits. `note` is called for a quantized base and a new head. `check` gets the model before anything is
     changed. Raises FinetuneError for files of a different model than config.json describes, and for layers that it does
     not have, and whatever `check` raises.
     """

@@ -66,7 +66,7 @@ class Update:
 class FinetuneOutcome:
     """The outcome. Losses are means over the held-out tokens or texts, None without held-out data.
 
-    `left`: it was told to stop, and the same command continues. `labels`: those that the model chooses from, () if it
+    `left`: it was asked to stop, and the same command continues. `labels`: those that the model chooses from, () if it
     predicts tokens.
     """
 
@@ -101,7 +101,7 @@ def finetune(
     """Fine-tune, from a checkpoint if there is one; write the adapter or model to `options.out`, or the result of a
     `given` round to its file.
 
-    `note` is told what else a person should know. `tokenizer`: None for one in this process. Raises FinetuneError, and
+    `note` receives what else a person should know. `tokenizer`: None for one in this process. Raises FinetuneError, and
     TrainingExit when `steering` does.
     """
     if given is None:

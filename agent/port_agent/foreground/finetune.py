@@ -31,7 +31,7 @@ class FinetuneRequest:
 
 
 def finetune(request: FinetuneRequest, on_event: OnEvent = no_listener) -> TrainReport:
-    """Fine-tune in a process of its own, to its end or, by Ctrl-C, to a checkpoint of the updates that are done. Its notes go to standard output.
+    """Fine-tune in a separate process, to its end or, by Ctrl-C, to a checkpoint of the updates that are done. Its notes go to standard output.
 
     Raises FinetuneError, OSError, and TrainingFailedError with the worker's reason.
     """

@@ -74,7 +74,7 @@ def start_train(request: TrainRequest) -> ForegroundRun:
 
 
 def train(request: TrainRequest, on_event: OnEvent = no_listener) -> TrainReport:
-    """Train a bundle in a process of its own, to its end or, by Ctrl-C, to the end of a step.
+    """Train a bundle in a separate process, to its end or, by Ctrl-C, to the end of a step.
 
     Raises BundleError, RequestError, OSError, and TrainingFailedError with the worker's reason.
     """

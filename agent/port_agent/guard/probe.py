@@ -1,4 +1,4 @@
-"""Whether guarded memory works on this machine, tested in a process of its own."""
+"""Whether guarded memory works on this machine, tested in a separate process."""
 
 import json
 import os

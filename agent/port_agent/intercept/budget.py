@@ -214,7 +214,7 @@ class BudgetOptions(TypedDict, total=False):
     step_deadline: str | float | None
     """A plan for the step that repeats takes at most so long ("1.5s"); where there is none, none is used."""
     writes_per_step: str | int | None
-    """And writes at most so much ("100M")."""
+    """And writes at most that much ("100M")."""
     wear_joules: float | None
     """What a written byte wears off the medium, as the energy that buys as much; None: as the kind of medium below `page_dir` has it."""
 

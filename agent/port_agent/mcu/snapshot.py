@@ -3,7 +3,7 @@
 Enough to go on bit-exact after any reset of the device or death of the worker.
 
 File: magic, u32 length of the JSON head, head, parameter bytes, SHA-256 of all before it. Written atomically.
-Beside it lies a place mark without parameters, cheap enough to write whenever the worker leaves: if the device has
+Next to it is a place mark without parameters, cheap enough to write whenever the worker leaves: if the device has
 not been reset since, its own RAM is the newer snapshot.
 """
 

@@ -1,6 +1,6 @@
 """Plan a bundle again alongside the worker that runs it: `python -m port_agent.planning.revise`.
 
-The agent runs it in a process of its own, on this device or, if the owner chose one, with a paired device that solves.
+The agent runs it in a separate process, on this device or, if the owner chose one, with a paired device that solves.
 """
 
 import os

@@ -54,7 +54,7 @@ class Dispatcher:
         runners.tidy()
 
     def _end_or_pause(self, runner: Runner, job: Job, decision: PolicyDecision) -> bool:
-        """Tell a worker to stop if the user or the decision requires it; return whether it was told."""
+        """Tell a worker to stop if the user or the decision requires it; return whether the command was sent."""
         if job.state is JobState.CANCELLED:
             runner.cancel()
         elif job.state is JobState.PAUSED:

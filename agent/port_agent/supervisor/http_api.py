@@ -1,7 +1,8 @@
 """The control interface: HTTP/1.1 and JSON over a Unix socket that only the owner and a group may use.
 
 Version 1 lives below /v1. `/metrics` is also served on a local TCP port if the configuration says so. Discovery
-of other agents (agent/port_agent/peers) only says who is there; paired devices have a port of their own, which knows them by certificate.
+of other agents (agent/port_agent/peers) only says which devices are there; paired devices have a port of their own,
+which knows them by certificate.
 """
 
 import asyncio

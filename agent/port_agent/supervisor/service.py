@@ -413,8 +413,8 @@ class Service:
     async def recall_job(self, name: str, *, force: bool) -> JobSummary:
         """Take a job back from the device that it moved to, with its checkpoint.
 
-        `force`: at once and without that device's word, from the checkpoint that lies here; what it trains is not wanted any
-        more. Raises `JobRequestError`.
+        `force`: at once and without that device's reply, from the checkpoint that is here; what it trains is not wanted
+        any more. Raises `JobRequestError`.
         """
         job = self._context.store.find(name)
         if job.state is not JobState.AWAY or job.away is None:

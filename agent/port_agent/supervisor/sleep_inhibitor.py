@@ -42,7 +42,7 @@ def inhibition(decision: PolicyDecision, facts: Facts, policy: Policy, *, has_wo
 
 
 class SleepInhibitor:
-    """Holds off sleep as it is told to, by the command that `command` returns for it; None where there is none."""
+    """Inhibits sleep on request, by the command that `command` returns for it; None where there is none."""
 
     def __init__(
         self,

@@ -130,7 +130,7 @@ def _started_scheduler() -> "AsyncIOScheduler":
 
 
 async def _repeat(seconds: float, name: str, task: Callable[[], Awaitable[None]]) -> None:
-    """Do a task again and again; one that fails is told to the loop, and comes again."""
+    """Do a task again and again; one that fails is reported to the loop, and comes again."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(seconds)

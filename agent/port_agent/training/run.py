@@ -72,7 +72,7 @@ def _lock_state(directory: Path) -> LockFile:
 
 
 class _TrainingRun:
-    """One run of a trainer: what its supervisor is told, and what it asks for between two steps."""
+    """One run of a trainer: what it reports to its supervisor, and what it asks for between two steps."""
 
     def __init__(self, trainer: Trainer, given: TorchOptions, control: Control, emit: Emit) -> None:
         self.trainer, self.given, self.control, self.emit = trainer, given, control, emit

@@ -341,7 +341,7 @@ class Trainer:
         """Run until `options.steps` batches are done in total, then `finish`.
 
         A damaged block leads back to an intact commit. Raises CorruptPageError if the medium damages every commit
-        again, BundleError if the bundle lacks the optimizer's numbers for so many updates, PastEndError if more steps
+        again, BundleError if the bundle lacks the optimizer's numbers for that many updates, PastEndError if more steps
         are done than asked for.
         """
         if self.step > self.total_steps and self.options.data is None:

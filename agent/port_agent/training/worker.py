@@ -1,4 +1,4 @@
-"""The worker process: it trains one bundle, reports to its supervisor, and pauses and leaves when told.
+"""The worker process: it trains one bundle, reports to its supervisor, and pauses and leaves on command.
 
 `python -m port_agent.training.worker --bundle job.port --state-dir DIR ...`; started by the supervisor and by
 `port-agent train` (see `port_agent.worker.start`), which prepare its malloc. Its exit codes:

@@ -24,7 +24,7 @@ _MAP_FIXED_NOREPLACE = 0x100000
 def release_blas_buffer() -> int:
     """Give back the buffer of numpy's OpenBLAS, once, and return its bytes.
 
-    0 where no such library is loaded, or it was not told to compute with one thread: it does not start others again.
+    0 where no such library is loaded, or it was not set to compute with one thread: it does not start others again.
     """
     if sys.platform != "linux" or os.environ.get("OPENBLAS_NUM_THREADS") != "1":
         return 0

@@ -83,7 +83,7 @@ class Control:
             self._interrupt()
 
     def leave(self) -> None:
-        """Make the worker end: it was told to, or the supervisor is gone."""
+        """Make the worker end: it was asked to, or the supervisor is gone."""
         self.handle(LeaveNow(within_s=ORPHAN_COMMIT_S))
 
     def attach(self, trainer: Training) -> None:

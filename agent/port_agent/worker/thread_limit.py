@@ -30,7 +30,7 @@ def usable_cores() -> int:
 
 
 def check_thread_limit(count: int) -> None:
-    """Raise ThreadLimitError if the process's memory limit (RLIMIT_DATA, on Linux) does not allow so many threads.
+    """Raise ThreadLimitError if the process's memory limit (RLIMIT_DATA, on Linux) does not allow that many threads.
 
     The OpenMP library would end the process if one cannot start, so memory for their stacks is briefly mapped. After an
     operator that takes fewer threads the library ends the others; if they are more than the cores, they may still exist

@@ -66,7 +66,7 @@ class ComparisonRequest:
         ]
 
     def parted(self, free_bytes: int) -> tuple[list[Pair], list[Pair]]:
-        """Return the pairs with the replacements that fit in so many bytes of tensors, and the pairs with the others."""
+        """Return the pairs with the replacements that fit in that many bytes of tensors, and the pairs with the others."""
         fitting, others = list[Pair](), list[Pair]()
         for graph, rewritten in self.pairs:
             small = frozenset(r for r in rewritten.replacements if compared_bytes(graph, rewritten, r) <= free_bytes)

@@ -1,4 +1,4 @@
-"""What is known of the steps of a job whose program counts: that they are the same for so many updates, but for numbers.
+"""What is known of the steps of a job whose program counts: for how many updates they are the same, but for numbers.
 
 Loads no torch: the manifest holds a part of it.
 """
@@ -23,7 +23,7 @@ class NumberPlace:
 
 @dataclass(frozen=True, slots=True)
 class KnownShape:
-    """The step on batches of so many `rows` of a bucket; `digest`: of its calls, without the numbers
+    """The step on batches of that many `rows` of a bucket; `digest`: of its calls, without the numbers
     at `places`."""
 
     bucket: Count
@@ -48,5 +48,5 @@ class KnownSteps:
         return self.numbers[batch] if self.numbers else ()
 
     def of(self, bucket: int, rows: int) -> KnownShape | None:
-        """Return what is known of the step on batches of so many rows of a bucket; None for a shape that never comes."""
+        """Return what is known of the step on batches of that many rows of a bucket; None for a shape that never comes."""
         return next((shape for shape in self.shapes if (shape.bucket, shape.rows) == (bucket, rows)), None)

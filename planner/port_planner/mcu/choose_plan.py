@@ -35,7 +35,8 @@ SEARCH_S = 4.0
 
 ATTEMPTS = 12
 """How often the search may run with less than the budget: by what the arena took beyond the sum of its tensors, or with
-stages made smaller by bands, because what lives alongside them cannot be recomputed."""
+stages made smaller by bands, because what lives alongside them cannot be recomputed.
+"""
 
 SMALLER = 16
 """From one attempt to the next, the limit of a stage falls by at least this share of the fullest stage."""

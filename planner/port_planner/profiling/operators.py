@@ -2,7 +2,7 @@
 
 Operators with the same name, shapes and arguments, and with operands that are equally cold, are measured once. If a step
 computes on a device, its operators are measured there, each of them waited for; between two runs only the processor's own
-cache is emptied. This runs in a process of its own (`port_agent.prepare.measurement.process`), so that the memory it
+cache is emptied. This runs in a separate process (`port_agent.prepare.measurement.process`), so that the memory it
 reports is that of a bare worker. With the budget-aware allocator preloaded, workspace counts whatever a kernel takes,
 oneDNN's scratch included.
 """

@@ -84,7 +84,7 @@ Blocks: TypeAlias = Mapping[int, tuple[Block, ...]]
 
 
 def large_weights(graphs: Iterable[StepGraph], least_bytes: int) -> tuple[LargeWeight, ...]:
-    """Return the weights of at least so many bytes that every graph can use in blocks."""
+    """Return the weights of at least that many bytes that every graph can use in blocks."""
     found: dict[str, LargeWeight] = {}
     others: set[str] = set()
     for graph in graphs:

@@ -37,7 +37,7 @@ def tile_chains(graph: StepGraph, chains: Sequence[Chain], count: int) -> Rewrit
 
 
 def tile_each(graph: StepGraph, counted: Sequence[tuple[Chain, int]]) -> RewrittenGraph:
-    """Return the graph with each chain in at most so many tiles; for chains that share tiles the lowest number counts."""
+    """Return the graph with each chain in at most that many tiles; for chains that share tiles the lowest number counts."""
     chains = [chain for chain, _ in counted]
     tile_bounds: dict[int, TileBounds] = {}
     for group in linked_chains(graph, chains):

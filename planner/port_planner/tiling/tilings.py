@@ -14,7 +14,7 @@ from port_planner.tiling.rewriting import RewrittenGraph, form_of
 from port_planner.tiling.tiles import tile_each
 
 OF_THE_BUDGET = ((1 / 3, 4), (1 / 6, 8), (1 / 12, 16))
-"""Operators that touch more than this share of a step's budget are cut into so many tiles: little else fits besides
+"""Operators that touch more than this share of a step's budget are cut into that many tiles: little else fits besides
 them.
 """
 
@@ -38,7 +38,7 @@ class Tiling:
         return max((n for chain, n in self.counted if not those.isdisjoint(chain.ops)), default=1)
 
     def changed(self, ops: Iterable[int], count: int) -> "Tiling":
-        """Return a tiling with the chains that contain any of `ops` in so many tiles; 1 means whole."""
+        """Return a tiling with the chains that contain any of `ops` in that many tiles; 1 means whole."""
         those = set(ops)
         return Tiling(tuple((c, n if those.isdisjoint(c.ops) else count) for c, n in self.counted))
 
@@ -48,7 +48,7 @@ class Tiling:
         return Tiling(tuple(parts))
 
     def changed_all(self, count: int) -> "Tiling":
-        """Return a tiling with all chains in so many tiles."""
+        """Return a tiling with all chains in that many tiles."""
         return Tiling(tuple((chain, count) for chain, _ in self.counted))
 
 

@@ -54,7 +54,7 @@ def check_not_there(out: Path) -> None:
 
 
 def check_room(out: Path, nbytes: int, what: str, other: str = "--out") -> None:
-    """Raise FinetuneError unless the folder of `out` has so many bytes free.
+    """Raise FinetuneError unless the folder of `out` has that many bytes free.
 
     `what`: what takes them, with its verb; `other`: the options that may be given otherwise.
     """

@@ -37,7 +37,7 @@ _SIGNAL = signal.SIGUSR1
 """The signal that wakes the main thread; nothing in the training loop uses it."""
 
 _MARGIN_S = 0.5
-"""A worker that is told to leave at once is killed a second later."""
+"""A worker that must leave at once is killed a second later."""
 
 _SLOW_BYTES_PER_S = 10e6
 """Assumed speed of writing a checkpoint until one was written: that of a slow SD card."""

@@ -1,4 +1,4 @@
-"""What a model learns: to continue text, to answer, to find masked words, or to choose a label.
+"""The task that a model learns: to continue text, to answer, to find masked words, or to choose a label.
 
 transformers is loaded when it is needed, so that a process without torch may ask
 (`port_agent.finetuning.text.process`); one that trains has it from `port_agent.finetuning.inputs.libraries`.

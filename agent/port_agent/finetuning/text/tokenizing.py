@@ -159,7 +159,7 @@ def _notes(data: Records, split: Split, options: FinetuneOptions, task: Task) ->
 
 
 class TokenizerProcess:
-    """A model's tokenizer in a process of its own for each request.
+    """A model's tokenizer in a separate process for each request.
 
     The first, before training, also writes what `save` copies.
     """

@@ -103,7 +103,7 @@ class StepTraffic:
     written_bytes: int
 
     def worse_than(self, other: "StepTraffic", wear_s_per_byte: float, slower_s: float) -> bool:
-        """Return whether this costs more, at so many seconds per written byte, or takes more than `slower_s` longer."""
+        """Return whether this costs more, at that many seconds per written byte, or takes more than `slower_s` longer."""
         cost_s, other_s = (traffic.seconds + wear_s_per_byte * traffic.written_bytes for traffic in (self, other))
         return cost_s > other_s or self.seconds > other.seconds + slower_s
 

@@ -92,7 +92,7 @@ class Opportunistic:
         self._held_since_s: float | None = None
         self._children = Children()
         self._emitted = False
-        """Whether the user was told that it waits."""
+        """Whether a message to the user said that it waits."""
         self._steps = 0
         self._reporting = threading.Lock()
         self._reported = StepFigures.now(0, report())

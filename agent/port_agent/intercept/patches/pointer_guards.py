@@ -192,7 +192,7 @@ class PointerGuards:
         return [storage for storage in found if self._concerns(storage)]
 
     def _concerns(self, storage: Storage | None) -> TypeGuard[Storage]:
-        """Return whether whoever comes to a storage past the operators would not find it there."""
+        """Return whether an access to a storage outside of operators would not find its contents."""
         return storage is not None and (storage.table is not self._table or not self._interceptor.guarded)
 
     def _of(self, memory: torch.UntypedStorage) -> Storage | None:

@@ -13,7 +13,7 @@ _KEPT_FREE = 1 / 64
 _LOOK_OPERATORS = 8
 _MIN_TENSOR_BYTES = 1 << 20
 _LOOKS_OUTSIDE = 3
-"""So many segments bring libraries that did not run before: what the process takes besides tensors is asked for after each."""
+"""The first segments bring libraries that did not run before: what the process takes besides tensors is asked for after each."""
 
 
 class DeviceBudget:
@@ -59,7 +59,7 @@ class DeviceBudget:
         """Take note that a product of matrices is about to run, whose library the next look counts."""
 
     def lacking_bytes(self, nbytes: int) -> int:
-        """Return by how much the budget would be exceeded with so much more."""
+        """Return by how much the budget would be exceeded with that much more."""
         return self._backend.allocated_bytes() + nbytes - self._usable
 
 

@@ -140,7 +140,7 @@ class HostBlocks:
             ) from error
 
     def give_back(self, block: torch.UntypedStorage, nbytes: int) -> None:
-        """Keep a block of so many bytes for the next storage of its size, or free it; under a budget of the host's memory none is kept."""
+        """Keep a block of that many bytes for the next storage of its size, or free it; under a budget of the host's memory none is kept."""
         self._used_bytes -= nbytes
         storage = self._host.table.known_storage(block)
         if math.isinf(self._host.limit_bytes) and (storage is None or storage.resident):

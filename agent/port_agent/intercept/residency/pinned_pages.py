@@ -1,6 +1,6 @@
 """Pages of a device's storages in pinned memory of the host, which copies reach directly: several times the speed of a ring of buffers.
 
-Only where the host's memory has no budget, for pinned memory cannot leave; and at most so much of it.
+Only where the host's memory has no budget, for pinned memory cannot leave; and at most that much of it.
 """
 
 from collections import defaultdict
@@ -12,12 +12,12 @@ from port_agent.backend.base import Backend, Event
 from port_planner.base.process_memory import available_bytes
 
 PIECE_BYTES = 16 << 20
-"""A page is so many of these and a smaller piece; a power of two, which torch's pinned memory is rounded up to."""
+"""A page is that many of these and a smaller piece; a power of two, which torch's pinned memory is rounded up to."""
 _SLAB_BYTES = 1 << 20
 """Pinned at once for smaller pieces."""
 _MIN_PIECE_BYTES = 1 << 10
 SHARE = 1 / 4
-"""Of the host's memory that is available at the start: so much is pinned at most."""
+"""Of the host's memory that is available at the start: that much is pinned at most."""
 
 
 @dataclass(slots=True)

@@ -8,7 +8,7 @@ from port_agent.peers.announcement import NAME_LIMIT
 
 
 class PairingPlace(msgspec.Struct, frozen=True):
-    """What a pairing process is told about this device."""
+    """What a pairing process receives about this device."""
 
     state_dir: str
     name: str

@@ -55,7 +55,7 @@ class Script:
 
 
 def run_alone(prepared: CapturedJob, script: Script) -> PlainRun:
-    """Run the script in a process of its own and return its results, or why it could not run.
+    """Run the script in a separate process and return its results, or why it could not run.
 
     Raises CaptureError if it changes a tensor of the model that the recorded step does not change, or a later step runs
     other operators.
@@ -77,7 +77,7 @@ def run_alone(prepared: CapturedJob, script: Script) -> PlainRun:
 
 
 def run_ahead(script: Path, page_dir: Path, device: str, threads: int, updates: int) -> KnownSteps:
-    """Return the steps of so many updates of a script, run in a process of its own on tensors without contents.
+    """Return the steps of that many updates of a script, run in a separate process on tensors without contents.
 
     Raises CaptureError, with the reason, if they are not known.
     """

@@ -3,7 +3,7 @@
 A script may decide by something of Python's that no list of hiding places has. So its loss is run for further updates
 on tensors without contents: forward, backward and the hooks after the optimizer's step. The arguments of each operator
 are compared with those of the first such step on a batch of equally many rows.
-Neither weights nor the optimizer go on meanwhile.
+Neither weights nor optimizer state change.
 """
 
 import time

@@ -1,4 +1,4 @@
-"""Compare what is rewritten with the original first, in a process of its own with the bundle's number of threads.
+"""Compare what is rewritten with the original first, in a separate process with the bundle's number of threads.
 
 What differs stays whole and is named; the costs of the result are then measured.
 """

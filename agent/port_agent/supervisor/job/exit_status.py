@@ -28,11 +28,11 @@ class WorkerExit:
 
 LEFT = "left on request"
 LEFT_BECAUSE = "left: "
-"""Beginning of the message about a worker that was told to leave, followed by the reason at that time."""
+"""Beginning of the message about a worker that was asked to leave, followed by the reason at that time."""
 
 
 def left_because(detail: str, reason: str) -> str:
-    """Return the message about a worker that left, with the reason why it was told to; `detail` is that of `classify`."""
+    """Return the message about a worker that left, with the reason why it was asked to; `detail` is that of `classify`."""
     if not reason:
         return detail
     return f"{LEFT_BECAUSE}{reason}" if detail == LEFT else f"{detail} ({reason})"

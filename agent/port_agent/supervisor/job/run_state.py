@@ -101,7 +101,7 @@ class WorkerRun:
     """Why its worker cannot continue although it may: its board is missing."""
     waits_since_s: float | None = None
     left_because: str = ""
-    """Why it was told to leave."""
+    """Why it was asked to leave."""
     out: str | None = None
     out_checksum: str | None = None
 

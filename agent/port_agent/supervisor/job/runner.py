@@ -46,7 +46,7 @@ from port_planner.ir.device_kinds import CPU
 
 _SHOWN_AN_HOUR_S = 3600.0
 LAST_COMMIT_S = 10.0
-"""Time for a worker to commit its work when it is told to leave for any reason but memory."""
+"""Time for a worker to commit its work when it is asked to leave for any reason but memory."""
 
 FAREWELL_S = 10.0
 """Time for the last checkpoint of a worker that may stay a little longer."""

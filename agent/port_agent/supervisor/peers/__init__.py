@@ -1,1 +1,1 @@
-"""The supervisor's side of other devices: which are present and paired, and what they are told about this one."""
+"""The supervisor's side of other devices: which are present and paired, and what they receive about this one."""

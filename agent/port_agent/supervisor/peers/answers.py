@@ -97,7 +97,7 @@ class PeerAnswers:
             raise NotAnsweredError(reason)
 
     async def solve(self, client: str, problem: bytes, seconds: float) -> bytes:
-        """Return the answer to a planning problem, found in a process of its own while the policy allows it.
+        """Return the answer to a planning problem, found in a separate process while the policy allows it.
 
         Raises NotAnsweredError.
         """

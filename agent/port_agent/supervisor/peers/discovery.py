@@ -35,7 +35,7 @@ class PeerDiscovery:
         self._wanted: tuple[bool, str] = (False, "")
         self._task: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
-        """A task that was told to end and may still be saying goodbye."""
+        """A task that was asked to end and may still be announcing that."""
         self._discovery: Discovery | None = None
         self._ports = (0, 0)
         self.on_received: Callable[[], None] = lambda: None

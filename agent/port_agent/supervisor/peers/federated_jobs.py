@@ -67,7 +67,7 @@ _TASK_FILE = "task.json"
 _RESTART_LEASE_S = 300.0
 """Time after a start of this device in which its leader can connect again."""
 _LEAVE_S = 20.0
-"""A worker that is told to leave at once is gone within a second."""
+"""A worker that must leave at once is gone within a second."""
 THIS_DEVICE = PeerClient("this device", "")
 """The leader of a federation that is led from here."""
 NO_FLOWER = "Flower is not installed: pip install 'port-agent[federate]'"
@@ -114,7 +114,7 @@ class FederatedJobs:
         self._clients: dict[int, asyncio.Task[None]] = {}
         self._locks: dict[int, asyncio.Lock] = {}
         self._leases: dict[int, asyncio.TimerHandle] = {}
-        """Timers that free a job whose leader is no longer heard from."""
+        """Timers that free a job whose leader is no longer in contact."""
         self._expiring: set[asyncio.Task[None]] = set()
         self._refused_leaders: set[tuple[int, str]] = set()
 
@@ -247,7 +247,7 @@ class FederatedJobs:
     # --- leases
 
     def _hold(self, job: Job, lease_s: float) -> None:
-        """Free the job unless its leader is heard from within `lease_s`."""
+        """Free the job unless its leader is in contact within `lease_s`."""
         self._drop_lease(job)
         self._leases[job.id] = asyncio.get_running_loop().call_later(lease_s, self._expire, job.id)
 

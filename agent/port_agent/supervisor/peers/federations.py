@@ -361,7 +361,7 @@ class Federations:
         return tuple(ready), "; ".join([needed, *reasons])
 
     async def _invite(self, member: _Member, name: str, run: str, tensors: str) -> TaskAnswer:
-        """Return whether a device takes part now; one whose owner does not let this device lead is not told about the
+        """Return whether a device takes part now; one whose owner does not let this device lead does not learn of the
         job.
 
         Raises NotAnsweredError, FederationMessageError.

@@ -200,7 +200,7 @@ UPDATING = ("step", "last", WHOLE_UPDATE)
 
 
 def batch_kind(number: int, accumulate: int) -> str:
-    """Return the kind of graph that the batch with this number runs, in a job that accumulates so many gradients."""
+    """Return the kind of graph that the batch with this number runs, in a job that accumulates that many gradients."""
     if accumulate == 1:
         return "step"
     place = number % accumulate
@@ -208,7 +208,7 @@ def batch_kind(number: int, accumulate: int) -> str:
 
 
 def graph_name(kind: str, rows: int, size: "BucketSize", bucket: int = 0) -> str:
-    """Return the name of the graph for batches of so many rows of a bucket; `kind`: "step", "first", "next", "last" or "eval"."""
+    """Return the name of the graph for batches of that many rows of a bucket; `kind`: "step", "first", "next", "last" or "eval"."""
     of_bucket = f"{kind}#{bucket}" if bucket else kind
     return of_bucket if rows == size.batch_size else f"{of_bucket}@{rows}"
 
@@ -376,7 +376,7 @@ class Manifest:
         return min((count for count in known if count is not None), default=None)
 
     def require_known(self, updates: int) -> None:
-        """Raise BundleError unless the optimizer's numbers are known for so many updates."""
+        """Raise BundleError unless the optimizer's numbers are known for that many updates."""
         known = self.known_updates
         if known is None or updates <= known:
             return

@@ -35,10 +35,10 @@ class Pruning:
             )
 
     def sparsity_at(self, update: int) -> float:
-        """Return the share of zeros after so many updates."""
+        """Return the share of zeros after that many updates."""
         left = 1 - min(max(update - self.begin, 0) / (self.end - self.begin), 1.0)
         return self.sparsity * (1 - left**3)
 
     def looks(self, update: int) -> bool:
-        """Return whether the threshold is recomputed after so many updates."""
+        """Return whether the threshold is recomputed after that many updates."""
         return self.begin < update <= self.end and ((update - self.begin) % self.every == 0 or update == self.end)

@@ -336,7 +336,7 @@ class StepScalars:
 
 @dataclass(frozen=True, slots=True)
 class _Products:
-    """NAdam's products of momenta after so many updates, one per group."""
+    """NAdam's products of momenta after that many updates, one per group."""
 
     updates: int
     of_groups: tuple[torch.Tensor, ...]

@@ -1,6 +1,6 @@
 """Choose the device of each operator of a step: the cheapest choice by measured seconds, joules and transfers.
 
-Devices are whatever operators were measured on: a GPU, a CPU with so many threads, one cluster of a big.LITTLE CPU. Bits
+Devices are whatever operators were measured on: a GPU, a CPU with some number of threads, one cluster of a big.LITTLE CPU. Bits
 differ between devices, so this choice is made only on request; otherwise a step runs on one device. One operator, transfer
 or page runs at a time. Operators that write the same storage run on one device, where it lies. What exceeds a memory
 (`device_memory`) is paged, or its operators run elsewhere. Rows for memory are added where the choice found breaks them,

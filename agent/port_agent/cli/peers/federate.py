@@ -16,6 +16,13 @@ _MOST = 1 << 20
 _LONGEST_S = 30 * 86400.0
 _ROUNDS_SHOWN = 10
 _KINDS = ("federations", "memberships")
+_STRATEGIES: dict[str, dict[str, Any]] = {
+    "fedavg": {},
+    "fedprox": {"proximal_mu": None},
+    "fedavgm": {"server_rate": 1.0, "server_momentum": 0.9},
+    "fedadam": {"server_rate": 0.1, "server_betas": (0.9, 0.99), "server_tau": 1e-3},
+}
+"""Each strategy's options with their usual values; None: there is none."""
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -107,7 +114,7 @@ def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
 def _add_strategy(start: argparse.ArgumentParser) -> None:
     start.add_argument(
         "--strategy",
-        choices=("fedavg", "fedprox", "fedavgm", "fedadam"),
+        choices=tuple(_STRATEGIES),
         default="fedavg",
         help="how an average is applied: as it is (default), likewise with a proximal term in the devices' losses, with "
         "server momentum, or as a gradient for Adam",
@@ -143,19 +150,23 @@ def _factor(text: str) -> float:
 def _server(arguments: argparse.Namespace) -> dict[str, Any]:
     """Return the strategy and its numbers in the agent's form.
 
-    Raises UsageError for numbers of another strategy.
+    Raises UsageError for numbers of another strategy, and for one that is missing.
     """
-    if (arguments.strategy == "fedprox") != (arguments.proximal_mu is not None):
-        raise UsageError("--strategy fedprox and --proximal-mu belong together; give both or neither")
-    if arguments.strategy == "fedprox":
-        return {"strategy": "fedprox", "proximal_mu": arguments.proximal_mu}
-    known = {"fedavg": (), "fedavgm": ("rate", "momentum"), "fedadam": ("rate", "betas", "tau")}[arguments.strategy]
-    given = {name: getattr(arguments, f"server_{name}") for name in ("rate", "momentum", "betas", "tau")}
-    given = {name: value for name, value in given.items() if value is not None}
-    if other := given.keys() - set(known):
-        raise UsageError(f"--server-{min(other)} does not apply to --strategy {arguments.strategy}; leave it out")
-    usual = {"rate": 0.1} if arguments.strategy == "fedadam" else {}
-    return {"strategy": arguments.strategy, **usual, **given}
+    usual = _STRATEGIES[arguments.strategy]
+    every = sorted({option for options in _STRATEGIES.values() for option in options})
+    given = {option: value for option in every if (value := getattr(arguments, option)) is not None}
+    if other := given.keys() - usual.keys():
+        raise UsageError(f"{_flag(min(other))} does not apply to --strategy {arguments.strategy}; leave it out")
+    settings = usual | given
+    for option, value in settings.items():
+        if value is None:
+            raise UsageError(f"--strategy {arguments.strategy} needs {_flag(option)}; give the one of its jobs")
+    named = {option.removeprefix("server_"): value for option, value in settings.items()}
+    return {"strategy": arguments.strategy, **named}
+
+
+def _flag(option: str) -> str:
+    return f"--{option.replace('_', '-')}"
 
 
 def _verb(

@@ -237,9 +237,11 @@ class FleetKeeper:
         await self._fleet.run(self._options.peer_port, self._options.static_peers)
 
     def _places(self, device: "DeviceId") -> list[tuple[str, int]]:
-        from port_agent.peers.interfaces import elsewhere  # with psutil: addresses of other devices
-
         seen = [peer for peer in self._discovery.seen() if peer.announcement.id == device.short and peer.port]
+        if not seen:
+            return []  # before the import: psutil would stay in the memory of every device that is paired
+        from port_agent.peers.interfaces import elsewhere
+
         return [(address, peer.port) for peer in seen for address in elsewhere(peer.addresses)]
 
     def _row(self, device: "PairedDevice") -> dict[str, object]:

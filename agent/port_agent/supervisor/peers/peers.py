@@ -238,8 +238,6 @@ class Peers:
 
     def _who_shows_a_code(self) -> tuple[tuple[str, ...], int]:
         """Return the addresses of the only device around that shows a code, and its port; raises PairingRefusedError."""
-        from port_agent.peers.interfaces import elsewhere  # with psutil: addresses of other devices
-
         showing: list[Peer] = [
             peer for peer in self.discovery.seen() if peer.announcement.pairing_port and peer.addresses
         ]
@@ -247,6 +245,8 @@ class Peers:
             names = ", ".join(peer.announcement.name for peer in showing)
             what = f"several devices show a code ({names})" if showing else "no device on the network shows a code"
             raise PairingRefusedError(f"{what}; name the device with --at HOST")
+        from port_agent.peers.interfaces import elsewhere  # with psutil: addresses of other devices
+
         return elsewhere(showing[0].addresses), showing[0].announcement.pairing_port
 
     def audit(self, text: str) -> None:

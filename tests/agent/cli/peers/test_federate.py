@@ -7,7 +7,8 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.cli.arguments import UsageError
-from port_agent.cli.peers.federate import _lines, _plot, _spent
+from port_agent.cli.peers.federate import _STRATEGIES, _lines, _plot, _spent
+from port_agent.federate.orders import ServerStrategy, StrategySettings
 from tests.agent.federate.agents import local_devices
 from tests.agent.federate.jobs import gestures_bundle, needs_flower
 
@@ -61,6 +62,13 @@ def test_what_is_spent_in_words(privacy: dict[str, Any] | None, words: str) -> N
     assert words in _spent(privacy) and bool(words) == bool(_spent(privacy))
 
 
+def test_every_strategy_has_a_row_with_the_values_that_an_agent_takes_without_one() -> None:
+    assert sorted(_STRATEGIES) == sorted(strategy.value for strategy in ServerStrategy)
+    agents = StrategySettings()
+    assert _STRATEGIES["fedadam"] == {"server_rate": 0.1, "server_betas": agents.betas, "server_tau": agents.tau}
+    assert _STRATEGIES["fedavgm"] == {"server_rate": agents.rate, "server_momentum": agents.momentum}
+
+
 @pytest.mark.process
 @needs_flower
 def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -86,8 +94,8 @@ def test_started_shown_and_stopped(tmp_path: Path, capsys: pytest.CaptureFixture
                 ["--strategy", "fedadam", "--server-momentum", "0.5"],
                 "--server-momentum does not apply to --strategy fedadam",
             ),
-            (["--strategy", "fedprox"], "--strategy fedprox and --proximal-mu belong together"),
-            (["--proximal-mu", "1"], "--strategy fedprox and --proximal-mu belong together"),
+            (["--strategy", "fedprox"], "--strategy fedprox needs --proximal-mu"),
+            (["--proximal-mu", "1"], "--proximal-mu does not apply to --strategy fedavg"),
             (
                 ["--strategy", "fedprox", "--proximal-mu", "1"],
                 "trains without a proximal term, and not 1; lead with another --strategy",

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import sys
 import time
 from collections.abc import Awaitable
 from dataclasses import dataclass, field
@@ -17,6 +18,7 @@ from port_agent.policy.config import AgentOptions
 from port_agent.supervisor.peers.discovery import PeerDiscovery
 from port_agent.supervisor.peers.fleet import PAIRED_FOLDER, FleetKeeper
 from port_agent.system.clock import SystemClock
+from tests.agent.federate.agents import local_devices
 from tests.agent.live_daemon import until
 from tests.agent.peers.devices import HEARTBEAT, Contents, identity
 from tests.agent.peers.ports import free_port
@@ -157,3 +159,12 @@ def test_damaged_files_are_named_and_trust_nobody(tmp_path: Path) -> None:
         await one.keeper.stop()
 
     run(work())
+
+
+@pytest.mark.process
+@pytest.mark.skipif(sys.platform != "linux", reason="the kernel tells what a process has loaded on Linux alone")
+def test_an_agent_that_is_paired_and_sees_nobody_does_without_psutil(tmp_path: Path) -> None:
+    with local_devices(tmp_path, "attic", "cellar") as devices:
+        for device in devices:
+            assert device.process is not None
+            assert "psutil" not in Path(f"/proc/{device.process.pid}/maps").read_text(), device.name

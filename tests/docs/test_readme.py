@@ -45,6 +45,13 @@ def port_agent_lines(index: int) -> list[list[str]]:
     return [line.partition("#")[0].split()[1:] for line in lines if line.startswith("port-agent ")]
 
 
+def their_script(folder: Path) -> None:
+    """Put a small script where README has its example."""
+    script = folder / "examples" / "shakespeare" / "train.py"
+    script.parent.mkdir(parents=True)
+    script.write_text(TRAIN)
+
+
 def typed(folder: Path, words: list[str]) -> str:
     """Run a command of README and return what it printed."""
     command = [sys.executable, "-P", "-m", "port_agent.cli", *words]
@@ -55,10 +62,10 @@ def typed(folder: Path, words: list[str]) -> str:
 
 @pytest.mark.usefixtures("torch_forks")
 def test_the_first_commands(tmp_path: Path) -> None:
-    (tmp_path / "train.py").write_text(TRAIN)
+    their_script(tmp_path)
     make_model(tmp_path / "SmolLM2-135M")
     (tmp_path / "notes.txt").write_text(TEXT * 40)
-    script, finetune = port_agent_lines(0)
+    (script,), (finetune,) = port_agent_lines(1), port_agent_lines(2)
     typed(tmp_path, script)
     assert (tmp_path / "weights.pt").is_file()
     typed(tmp_path, finetune)
@@ -79,8 +86,8 @@ def test_the_loop(tmp_path: Path) -> None:
 
 def test_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     """Where the policy would wait for the plug, `run-now` says that it need not."""
-    plan, run, submit, status, result = port_agent_lines(1)
-    (tmp_path / "train.py").write_text(TRAIN)
+    run, plan, submit, status, result = port_agent_lines(3)
+    their_script(tmp_path)
     for name in ("STATE_DIRECTORY", "RUNTIME_DIRECTORY"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
         (tmp_path / name.lower()).mkdir()

@@ -93,11 +93,9 @@ static const vector TABLE[VECTORS] __attribute__((section(".vectors"), used)) = 
 
 static uint32_t find_reason(void)
 {
-    uint32_t reason = port_chip_reset_reason();
+    /* the last words first: some chips go on reporting a watchdog's reset after later ones of the core alone */
+    uint32_t reason = last_words[0] == LAST_WORDS_MAGIC ? last_words[1] : port_chip_reset_reason();
 
-    if (reason != RESET_WATCHDOG && last_words[0] == LAST_WORDS_MAGIC) {
-        reason = last_words[1];
-    }
     last_words[0] = 0;
     return reason;
 }

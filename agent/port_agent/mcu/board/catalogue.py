@@ -19,6 +19,7 @@ class FlashMethod(enum.Enum):
 
     DAPLINK = "daplink"  # copy a .hex to the board's drive
     UF2 = "uf2"  # copy a .uf2 to the boot loader's drive
+    BOOTSEL = "bootsel"  # the same, to the drive of a Pico's ROM
     NRFUTIL = "adafruit-nrfutil"  # serial DFU
     STM32LOADER = "stm32loader"  # ROM boot loader over UART
     BOSSAC = "bossac"  # SAM-BA boot loader
@@ -212,6 +213,11 @@ BOARDS: tuple[FirmwareBoard, ...] = (
         uart_interrupt=9,
         defines={"PORT_SERCOM": 0, "PORT_PIN_TX": 10, "PORT_PIN_RX": 11, "PORT_PIN_FUNCTION": 2, "PORT_PADS_TX": 1,
                  "PORT_PAD_RX": 3},
+    ),
+    replace(
+        _LARGE, name="pico", title="Raspberry Pi Pico (RP2040, Cortex-M0+), UART on GP0 and GP1", port="rp2040", cpu=M0PLUS,
+        flash_bytes=2048 * KIB, flash_origin=0x1000_0000, page_bytes=4 * KIB, interrupts=26, uart_interrupt=20,
+        methods=(FlashMethod.BOOTSEL, FlashMethod.PYOCD), probe_target="rp2040", uf2_family=0xE48BFF56, figures="mkr1000",
     ),
     replace(
         _LARGE, name="posix", title="a process on this machine, with the limits of qemu-m4f",

@@ -24,9 +24,14 @@ INSTALL = {
     "pyocd": "pip install pyocd",
     "bossac": "apt install bossa-cli",
 }
-DRIVE_MARKS = {FlashMethod.UF2: "INFO_UF2.TXT", FlashMethod.DAPLINK: "DETAILS.TXT"}
+DRIVE_MARKS = {
+    FlashMethod.UF2: "INFO_UF2.TXT",
+    FlashMethod.BOOTSEL: "INFO_UF2.TXT",
+    FlashMethod.DAPLINK: "DETAILS.TXT",
+}
 DRIVE_HINTS = {
     FlashMethod.UF2: "press the reset button twice so that the boot loader's drive appears",
+    FlashMethod.BOOTSEL: "hold BOOTSEL while you plug the board in, so that the drive RPI-RP2 appears",
     FlashMethod.DAPLINK: "plug the board in so that its drive appears",
 }
 
@@ -137,7 +142,7 @@ def advice(board: FirmwareBoard, firmware: Firmware, port: str | None) -> str:
 
 def image_for(method: FlashMethod, board: FirmwareBoard, firmware: Firmware) -> Path:
     """Return the file that is copied to the drive of `method`."""
-    return firmware.elf.parent / f"{board.name}.{'uf2' if method is FlashMethod.UF2 else 'hex'}"
+    return firmware.elf.parent / f"{board.name}.{'hex' if method is FlashMethod.DAPLINK else 'uf2'}"
 
 
 def find_drive(method: FlashMethod, drives: Iterable[Path]) -> Path | None:

@@ -33,6 +33,16 @@ class Tools:
         return self.code
 
 
+def test_a_pico_is_flashed_by_the_drive_of_its_rom(tmp_path: Path) -> None:
+    drive, firmware = tmp_path / "RPI-RP2", firmware_of("pico", tmp_path)
+    with pytest.raises(FirmwareWriteError, match=r"hold BOOTSEL .*\n?.*pico\.uf2"):
+        flash(firmware.board, firmware, drives=list, which=Tools().which)
+    drive.mkdir()
+    (drive / "INFO_UF2.TXT").write_text("UF2 Bootloader v3.0")
+    report = flash(firmware.board, firmware, drives=lambda: [drive], which=Tools().which)
+    assert report.method is FlashMethod.BOOTSEL and report.copied_to == drive / "pico.uf2"
+
+
 def test_copy_to_the_boot_loaders_drive(tmp_path: Path) -> None:
     drive = tmp_path / "FTHR840BOOT"
     drive.mkdir()

@@ -8,12 +8,13 @@ import pytest
 from port_agent.cli import build_parser
 from port_agent.cli.arguments import CommandParser
 from port_agent.cli.groups import GROUPS, PLACES, with_group
+from port_agent.cli.manual import command_helps
 from port_agent.cli.settings_file import with_settings_file
 from tests.docs.pages import TypedCommand, named_commands, typed_commands
 
 COMMANDS = tuple(dict.fromkeys(typed_commands()))
 FOLDERS = (
-    "recordings", "build", "small", "paged", "PROJECT", "examples/imu_gestures", "TinyLlama-1.1B", "SmolLM2-135M", "my-adapter",
+    "recordings", "build", "small", "paged", "PROJECT", "examples/imu_gestures", "examples/shakespeare", "TinyLlama-1.1B", "SmolLM2-135M", "my-adapter",
     "notes-adapter", "SmolLM2-135M-Instruct",
 )  # fmt: skip
 
@@ -79,6 +80,13 @@ def test_each_named_command_is_one_by_its_name_of_now(parser: CommandParser) -> 
     assert len(named) > 200
     wrong = {str(command): why for command in named if (why := why_not(command.words, parser))}
     assert not wrong
+
+
+def test_each_command_and_each_argument_says_what_it_does(parser: CommandParser) -> None:
+    helps = tuple(command_helps(parser))
+    assert not [one.name for one in helps if not one.text.endswith((".", "man -l -"))]
+    silent = [(one.name, it.typed) for one in helps for group in one.groups for it in group.arguments if not it.text]
+    assert not silent
 
 
 def test_each_command_to_type_is_called_by_its_name_of_now() -> None:

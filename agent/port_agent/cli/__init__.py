@@ -81,7 +81,7 @@ the same while the device charges and is idle:
 a microcontroller, emulated or on a serial port:
   port-agent mcu simulate examples/imu_gestures
 
-port-agent COMMAND --help says more of a command, port-agent --help-all names all of them.
+`port-agent COMMAND --help` explains a command; `port-agent --help-all` lists all of them.
 """
 """What people do most. `--help-all` has every command."""
 
@@ -99,12 +99,12 @@ def build_parser(areas: Iterable[str] = AREAS) -> CommandParser:
     parser = CommandParser(
         prog="port-agent",
         description="Train PyTorch models on the device you own, inside the RAM you give it.",
-        epilog="port-agent job --help, peer --help and mcu --help name the commands below these. Until 0.3, commands of jobs and peers are "
-        "also read by their names before 0.2: port-agent submit, jobs, job JOB, pause, peers, pair and so on.",
+        epilog="port-agent job --help, peer --help and mcu --help list the commands of these groups. Until 0.3, commands of jobs and peers "
+        "also work by their names before 0.2: port-agent submit, jobs, job JOB, pause, peers, pair and so on.",
         add_help=False,
     )
-    parser.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="say what people do most, and exit")
-    parser.add_argument("--help-all", action="help", help="name all commands, and exit")
+    parser.add_argument("-h", "--help", action=_ShortHelp, nargs=0, help="show the most common commands, and exit")
+    parser.add_argument("--help-all", action="help", help="list all commands, and exit")
     parser.add_argument(
         "--version", action="version", version=f"%(prog)s {VERSION}", help="print the version, and exit"
     )

@@ -95,8 +95,20 @@ def rounds_led(arguments: argparse.Namespace, job: Mapping[str, Any]) -> str:
     return f"Lead them from here with: port-agent peer federate start {job['name']}"
 
 
+class _Commands(argparse._SubParsersAction):  # type: ignore[type-arg]  # no generic class while it runs
+    """Commands whose help begins with their summary, unless they have a description."""
+
+    def add_parser(self, name: str, **options: Any) -> Any:
+        summary = str(options.get("help", ""))
+        return super().add_parser(name, **{"description": f"{summary[:1].upper()}{summary[1:]}.", **options})
+
+
 class CommandParser(argparse.ArgumentParser):
     """A parser whose errors are one line: the cause, the remedy, and where to read more."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.register("action", "parsers", _Commands)
 
     def error(self, message: str) -> NoReturn:
         """Print the line and exit with code 2.

@@ -61,16 +61,18 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     result = _client(commands, "result", "fetch the trained weights of a job", _result)
     _add_job(result)
-    result.add_argument("-o", "--output", type=writable_file, required=True, metavar="FILE")
+    result.add_argument(
+        "-o", "--output", type=writable_file, required=True, metavar="FILE", help="file to write (safetensors)"
+    )
     feed = _client(commands, "feed", "give files to a job that waits for data", _feed)
     _add_job(feed)
-    feed.add_argument("files", nargs="+", type=readable_file, metavar="FILE")
+    feed.add_argument("files", nargs="+", type=readable_file, metavar="FILE", help="file to copy into its inbox")
     _add_control(commands)
     doctor = _client(commands, "doctor", "examine sensors, permissions, flash, cgroups and clock", _doctor)
     doctor.add_argument("--state-dir", type=readable_folder, help="state directory to examine when no agent is running")
     doctor.add_argument("--no-flash", action="store_true", help="skip the flash speed test (writes 16 MB)")
     completion = commands.add_parser("completion", help="print a shell completion script")
-    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"))
+    completion.add_argument("shell", choices=("bash", "zsh", "tcsh"), help="the shell that will load it")
     completion.set_defaults(run=_completion)
 
 
@@ -218,7 +220,7 @@ def _client(
     *,
     has_json: bool = True,
 ) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser = commands.add_parser(name, help=text)
     parser.add_argument("--runtime-dir", type=Path, metavar="R", help="where the agent's control socket is")
     if has_json:
         parser.add_argument("--json", action="store_true", help="print JSON")

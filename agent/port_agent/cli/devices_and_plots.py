@@ -112,7 +112,7 @@ def _add_draw(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         help="draw a plan: tensors over time, memory curve and budget",
         description="Draw what a bundle's plan keeps, recomputes and pages, as .svg or .html.",
     )
-    parser.add_argument("bundle", type=readable_file)
+    parser.add_argument("bundle", type=readable_file, help="file made by `port-agent plan`")
     parser.add_argument("out", type=writable_file, help="file that ends in .svg or .html")
     parser.add_argument("--plan", type=whole_number(0), default=0, help="which plan of the bundle (default 0)")
     parser.set_defaults(run=_draw)
@@ -126,7 +126,7 @@ def _add_frontier(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         "and energy; with --deadline, say which of them meet it.",
         epilog="Example: port-agent frontier job.port --deadline 2026-12-01T07:00 --epochs 3 --charging 22:00-07:00",
     )
-    parser.add_argument("bundle", type=readable_file)
+    parser.add_argument("bundle", type=readable_file, help="file made by `port-agent plan`")
     parser.add_argument("--ram", type=size, help="largest budget (default: what keeping everything takes)")
     parser.add_argument("--count", type=whole_number(1, 1000), default=4, help="number of budgets (default 4)")
     parser.add_argument(

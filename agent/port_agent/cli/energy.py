@@ -39,7 +39,7 @@ _PLOT_COLUMNS = 100
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of this area to `commands`."""
     text = "show what was used: by job, day and phase, against the plan, with flash wear"
-    energy = commands.add_parser("energy", help=text, description=text[0].upper() + text[1:] + ".")
+    energy = commands.add_parser("energy", help=text)
     energy.add_argument(
         "--since", type=since, metavar="WHEN", help='"90min", "24h", "7d" or "2026-11-01" (default: all)'
     )

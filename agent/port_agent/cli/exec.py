@@ -34,36 +34,37 @@ _AGENT_PATIENCE_S, _AGENT_RETRY_S = 15.0, 0.5
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 
 _EPILOG = """\
-what it does: every operator of the program runs as the program calls it, on the same values; tensors that the next
-operators do not need leave for a page file or are made again. Numbers, saved files, output and exit code are those of the
-program without a budget. The program stays unchanged, and its first step already runs inside the budget.
+what it does: every operator of the program runs as the program calls it, on the same values. Tensors that the next
+operators do not need are written to a page file or recomputed later. Numbers, saved files, output and exit code are those of
+the program without a budget. The program stays unchanged, and its first step already runs inside the budget.
 
 examples:
   port-agent exec --ram 600M -- train.py --epochs 3
   port-agent exec --ram 2G --page-dir /mnt/ssd -- -m my_package.train --config base.yaml
   port-agent exec --ram 600M --opportunistic -- train.py
-  port-agent exec --tensors 4K -- train.py            everything leaves all the time: a test of the program
+  port-agent exec --tensors 4K -- train.py            a test of the program: every tensor is evicted after each operator
 
---opportunistic: the program attaches to the agent of this machine and runs when the agent's policy says so (charging, idle,
-in its time window), one job at a time. When not, it waits between two operators, or where it touches a tensor if an operator or
-code between operators takes long. Its tensors then leave for the page file; Python, torch and the program's own objects stay.
+--opportunistic: the program attaches to the agent of this machine and runs when the agent's policy allows it (charging, idle,
+in its time window), one job at a time. Otherwise it waits between two operators; inside a long operator or other code, it
+waits where it touches a tensor. Its tensors then go to the page file; Python, torch and the program's own objects stay.
 `port-agent status` and `port-agent job pause`, `resume` and `cancel` know it by its name;
-`job cancel` is Ctrl-C for it. While no agent answers it waits, too.
+`job cancel` has the effect of Ctrl-C. The program also waits while no agent answers.
 
-how much to give: Python and torch alone take about 230 MiB, transformers 100 more; the budget cannot be below that plus
+how much to give: Python and torch alone take about 230 MiB, transformers 100 MiB more. The budget cannot be below that plus
 what the largest operator reads and writes. An operator that does not fit is named with its bytes and its line. Give
---ram a little less than what the machine can spare: the kernel holds a hard limit a little above it.
+--ram a little less than what the machine can spare: the kernel enforces a hard limit a little above it.
 
-how it is exact: tensors keep their addresses, and the processor's memory protection brings what is touched while it is away.
-So what computes past PyTorch's operators (C++ extensions, torch.compile, writes that no schema tells, pointers into tensors that
-are kept) finds there what it finds without a budget. Operators are followed from where tensors come near to the limit, to read
-ahead, write early and recompute; what was given up to be recomputed is nowhere meanwhile: should something other than an operator
-touch it, the program ends and says so; --no-recompute pages it instead. --guard-only follows no operator; slower where much
-leaves. For Linux with glibc.
+how it is exact: tensors keep their addresses, and the processor's memory protection brings back an evicted tensor that is
+touched. So code outside of PyTorch's operators (C++ extensions, torch.compile, undeclared writes, pointers that are kept) finds
+the same contents as without a budget. Operators are intercepted once tensors come near the limit, to read ahead, write early
+and recompute. A tensor that was dropped to be recomputed has no contents in the meantime. If anything except an operator touches
+it, the program ends with an error; --no-recompute pages such tensors instead. --guard-only intercepts no operators; it is
+slower if many tensors are evicted. Needs Linux with glibc.
 
-child processes are inside the same budget: torchrun and accelerate launch, DataLoader workers, programs that the program
-starts or becomes. Memory protection alone bounds them. What cannot be guarded, as a program that is linked statically, is named with its peak, and no
-budget is claimed. With --opportunistic children are stopped (SIGSTOP) while the program waits; their memory stays.
+child processes share the same budget: torchrun and accelerate launch, DataLoader workers, programs that the program
+starts or becomes. Memory protection alone limits them. A program that cannot be guarded, such as a statically linked one, is
+reported with its peak, without a claim about the budget. With --opportunistic, children are stopped (SIGSTOP) while the
+program waits; their memory stays.
 """
 
 

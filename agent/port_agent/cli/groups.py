@@ -1,4 +1,4 @@
-"""Commands that belong together stand below one word: `port-agent job pause`. Their names of before are read, too."""
+"""Group related commands under one word: `port-agent job pause`. Their names before 0.2 still work."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -25,8 +25,8 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
 """Groups, and their commands by what they were called before, which is how their areas add them."""
 
 SUMMARIES: Mapping[str, str] = {
-    "job": "give the agent jobs, see them, steer them and fetch what came of them",
-    "peer": "pair devices and have them train together",
+    "job": "submit jobs to the agent, watch and control them, and fetch their results",
+    "peer": "pair devices that train together",
 }
 PLACES: Mapping[str, tuple[str, str]] = {
     before: (group, name) for group, commands in GROUPS.items() for name, before in commands.items()
@@ -49,8 +49,7 @@ class GroupedCommands:
 
     def _of(self, group: str) -> "argparse._SubParsersAction[Any]":
         if group not in self._groups:
-            summary = SUMMARIES[group]
-            parser = self._commands.add_parser(group, help=summary, description=f"{summary[:1].upper()}{summary[1:]}.")
+            parser = self._commands.add_parser(group, help=SUMMARIES[group])
             self._groups[group] = parser.add_subparsers(dest=f"{group}_command", metavar="COMMAND", required=True)
         return self._groups[group]
 

@@ -16,8 +16,8 @@ from port_agent.finetuning.inputs.model_files import check_model_files
 from port_agent.system.python_process import few_kernels_environment
 
 _EPILOG = """\
-Each line is a question, and its answer is written as it comes; an empty line or Ctrl-D ends. The conversation is written in the
-tokenizer's own chat template. Weights stay in their files: less --ram than they take costs time, not the answer.
+Each line is a question, and its answer appears as it is generated. An empty line or Ctrl-D ends the conversation. It is
+written in the tokenizer's own chat template. Weights stay in their files: a smaller --ram costs time and changes no answer.
 
 examples:
   port-agent chat SmolLM2-135M-Instruct --ram 500M

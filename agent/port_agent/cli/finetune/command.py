@@ -43,21 +43,24 @@ if TYPE_CHECKING:
     from port_agent.finetuning.job_file import FinetuneJob
 
 _EPILOG = """\
-data: records, told by their keys: "text"; "prompt" and "completion"; with --dpo or --orpo "prompt", "chosen" and "rejected"; "messages" (OpenAI's and trl's, with tools, written in the
-tokenizer's own chat template); "conversations" (ShareGPT); "instruction", "input" and "output" (Alpaca). JSON lines, a JSON
-array, CSV and Parquet (with pyarrow), each also compressed by gzip; any other file is one text, and of a directory all files are
-read. Texts are packed to full sequences; of prompts, other people's messages and answers of weight 0 no loss is computed. What
-is cut, left out or not read is counted and reported before the first update. A model with an encoder and a decoder (T5,
-BART) takes "prompt" and "completion" only. An encoder (BERT, RoBERTa, DistilBERT) takes "text" and learns masked words, others
-each time; with a "label" beside each text, it learns to choose one: labels.json in DIR has them in the order of its logits.
+data: records with these keys: "text"; "prompt" and "completion"; with --dpo or --orpo "prompt", "chosen" and "rejected";
+"messages" (OpenAI's and trl's, with tools, written in the tokenizer's own chat template); "conversations" (ShareGPT);
+"instruction", "input" and "output" (Alpaca). Files may be JSON lines, a JSON array, CSV or Parquet (with pyarrow), also
+compressed by gzip. Any other file is one text. Of a directory, all files are read. Texts are packed to full sequences. Prompts,
+other people's messages and answers of weight 0 add no loss. What is cut, left out or not read is counted and reported before
+the first update.
 
-what comes out: an adapter directory that peft's PeftModel.from_pretrained loads, the tokenizer with it; with --full a model
+A model with an encoder and a decoder (T5, BART) takes "prompt" and "completion" only. An encoder (BERT, RoBERTa, DistilBERT)
+takes "text" and learns masked words, others each time. With a "label" for each text, it learns to choose one; labels.json in DIR
+lists them in the order of its logits.
+
+result: an adapter directory with its tokenizer, which peft's PeftModel.from_pretrained loads; with --full, a model
 directory. For llama.cpp: `port-agent export --gguf`, or its own convert_lora_to_gguf.py and convert_hf_to_gguf.py.
 
---base keeps the weights on a grid in MODEL/.port-agent, computed once; the adapter belongs to that model, and works as well
-as any adapter of QLoRA does on the model that it was made of.
+--base stores the quantized weights in MODEL/.port-agent once. The adapter belongs to that quantized model; on the original
+model it works as well as any adapter of QLoRA.
 
-Ctrl-C ends after the current update; the same command continues from there, with the same bits as without the pause.
+Ctrl-C ends after the current update. The same command continues from there, with the same bits as without the pause.
 
 examples:
   port-agent finetune SmolLM2-135M --data notes.txt --ram 500M --out notes-adapter
@@ -70,14 +73,16 @@ examples:
   port-agent finetune gpt2 --data mine.txt --ram 700M --out ours --submit --federated --name ours
   port-agent finetune --settings chats.toml --ram 700M
 
---submit gives it to the agent of this machine, and returns: the agent runs it when its policy says so (charging, idle, in its
-time window), ends it to release its memory, and continues from its checkpoint, also after a restart; `port-agent status` and
-`port-agent job show`, `logs`, `pause`, `resume` and `cancel` know it. It runs with your rights where the agent has root's, else with the
-agent's. Model and data are used where they lie: while they are others than now, it is refused.
---federated, with --submit on each of several paired devices under one --name: adapters are averaged round by round, data stays where it is,
-and each device needs the same model directory. `port-agent peer federate start NAME --rounds N` on one of them leads; --epochs or --updates are those of one
-round; the average is in --out of each when the last round is done.
---opportunistic runs it here, when the agent says so; it ends with the terminal.
+--submit gives the job to the agent of this machine and returns. The agent runs it when its policy allows it (charging, idle, in
+its time window), ends it to release its memory, and continues from its checkpoint, also after a restart.
+`port-agent status` and `port-agent job show`, `logs`, `pause`, `resume` and `cancel` know it. It runs with your rights if the
+agent runs as root, otherwise with the agent's. Model and data are used where they are; if they change, the job is refused.
+
+--federated, with --submit on each of several paired devices under one --name: adapters are averaged round by round, and the
+data stays where it is. Each device needs the same model directory. `port-agent peer federate start NAME --rounds N` on one
+of them leads. --epochs or --updates are those of one round. After the last round, each device has the average in --out.
+
+--opportunistic runs it here whenever the agent allows it; it ends with the terminal.
 """
 
 _NOT_SUBMITTED = ("report", "read_limit", "write_limit", "step_deadline", "writes_per_step", "config", "opportunistic")

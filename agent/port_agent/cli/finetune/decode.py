@@ -11,15 +11,15 @@ from port_planner.base.units import format_bytes
 _TYPES = ("f32", "f16", "bf16")
 
 _EPILOG = """\
-what is read: a GGUF file of Llama, Qwen2 or Qwen3 in any type that the package gguf decodes (Q8_0, Q4_K, Q6_K and others), and
+input: a GGUF file of Llama, Qwen2 or Qwen3 in any type that the package gguf decodes (Q8_0, Q4_K, Q6_K and others), and
 model directories whose weights are quantized by bitsandbytes (nf4, fp4), GPTQ (2, 4 or 8 bits) or AWQ (gemm). Everything else
 is refused by name.
 
-what comes out: a model directory for finetune, chat, merge and export. In f32, the default, each weight has the exact value
-that its codes stand for; f16 and bf16 are half as large, and the numbers that they round are counted. A bitsandbytes nf4
+result: a model directory for finetune, chat, merge and export. In f32, the default, each weight has the exact value
+of its codes; f16 and bf16 are half as large, and the numbers that they round are counted. A bitsandbytes nf4
 model that is written as f32 and trained with --base nf4 is trained on its own codes.
 
-A GGUF file has its tokenizer in it, but not all rules of each kind: byte-level BPE (Llama 3, SmolLM2, Qwen) is made from
+A GGUF file contains its tokenizer, but not every rule of each kind. Byte-level BPE (Llama 3, SmolLM2, Qwen) is made from
 the file. For SentencePiece (Llama 2, TinyLlama, Mistral) give the directory of the original model's tokenizer.
 
 GGUF needs the package gguf: pip install 'port-agent[gguf]'.

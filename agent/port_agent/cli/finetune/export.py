@@ -12,12 +12,12 @@ from port_planner.base.units import format_bytes
 _TYPES = ("f32", "f16", "bf16", "q8_0")
 
 _EPILOG = """\
-what comes out: one file with the model's weights, its settings, its tokenizer and its chat template, as llama.cpp's own
-converter writes them. It appears once it is whole. Matrices have the type of the model's files, or --type; vectors are in 32
+result: one file with the model's weights, its settings, its tokenizer and its chat template, as llama.cpp's own
+converter writes them. It appears once it is complete. Matrices have the type of the model's files, or --type; vectors are in 32
 bits. With --adapter the file has the weights of `port-agent merge`, for which free space of the model's size is needed.
 
-what is written: LlamaForCausalLM (Llama 3, SmolLM2), Qwen2ForCausalLM and Qwen3ForCausalLM with byte-level BPE. Everything
-else is refused by name; then:
+models: LlamaForCausalLM (Llama 3, SmolLM2), Qwen2ForCausalLM and Qwen3ForCausalLM with byte-level BPE. Everything
+else is refused by name; in that case:
   port-agent merge notes-adapter --out merged
   python convert_hf_to_gguf.py merged --outfile model.gguf        (of llama.cpp)
 

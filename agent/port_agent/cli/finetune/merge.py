@@ -10,18 +10,18 @@ from port_agent.cli.arguments import readable_folder
 from port_planner.base.units import format_bytes
 
 _EPILOG = """\
-what comes out: a directory like the base's, its files under the same names with the same tensors and data types, and the
-weights that peft's merge_and_unload() gives, to the bit. It appears once it is whole. In memory there are some rows at a
-time and one layer's adapter product in 32 bits, besides Python, torch and transformers.
+result: a directory like the base's, with the same files, tensors and data types, and the weights that peft's
+merge_and_unload() gives, to the bit. It appears once it is complete. Besides Python, torch and transformers, memory holds some
+rows at a time and one layer's adapter product in 32 bits.
 
-An adapter that was trained with --base nf4 or int8 belongs to the weights as they lay on the grid: these are what is merged
-into, and what the layers without adapters have too; the file is as large as the base's.
+An adapter that was trained with --base nf4 or int8 belongs to the quantized weights. It is merged into those, and layers
+without adapters have them too; the file is as large as the base's.
 
-to go on with llama.cpp: `port-agent export --gguf` writes Llama and Qwen; for other kinds (its converter is a Python
-script in its sources, llama-quantize one of its programs):
+for llama.cpp: `port-agent export --gguf` writes Llama and Qwen. For other models, use its converter, a Python script in its
+sources, and its program llama-quantize:
   python convert_hf_to_gguf.py MERGED --outfile model.gguf --outtype bf16
   llama-quantize model.gguf model-q4.gguf Q4_K_M
-or, without merging, the adapter alone beside a GGUF of its base:
+or, without merging, the adapter alone for use with a GGUF file of its base:
   python convert_lora_to_gguf.py ADAPTER --base MODEL --outfile adapter.gguf --outtype f16
 
 examples:

@@ -172,7 +172,7 @@ def _flag(option: str) -> str:
 def _verb(
     verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str, run: Any
 ) -> argparse.ArgumentParser:
-    parser = verbs.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser = verbs.add_parser(name, help=text)
     parser.add_argument("--runtime-dir", type=Path, metavar="R", help="where the agent's control socket is")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)

@@ -17,13 +17,13 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     verbs = identity.add_subparsers(dest="verb", metavar="VERB", required=True)
     export = verbs.add_parser("export", help="write it to a file that only you can read")
-    export.add_argument("file", type=Path)
+    export.add_argument("file", type=Path, help="file to write")
     export.add_argument(
         "--state-dir", type=readable_folder, metavar="D", help="the agent's state directory, if not the default"
     )
     export.set_defaults(run=_export)
     taken = verbs.add_parser("import", help="restore it from such a file, while no agent is running here")
-    taken.add_argument("file", type=Path)
+    taken.add_argument("file", type=Path, help="file that `export` wrote")
     taken.add_argument(
         "--state-dir", type=writable_folder, metavar="D", help="the agent's state directory, if not the default"
     )

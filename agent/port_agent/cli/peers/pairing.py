@@ -48,7 +48,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def _command(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
 ) -> argparse.ArgumentParser:
-    parser = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
+    parser = commands.add_parser(name, help=text)
     parser.add_argument("--runtime-dir", type=Path, metavar="R", help="where the agent's control socket is")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser

@@ -25,14 +25,14 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         description="Train a bundle. Ctrl-C finishes the step and stops; the same command continues from there.",
         epilog="Example: port-agent train job.port --epochs 3 --out weights.safetensors",
     )
-    parser.add_argument("bundle", type=readable_file)
+    parser.add_argument("bundle", type=readable_file, help="file made by `port-agent plan`")
     parser.add_argument(
         "--epochs", type=whole_number(1), help="passes over the data, counted from the beginning (default 1)"
     )
     parser.add_argument("--steps", type=whole_number(1), help="batches instead of epochs")
     parser.add_argument("--out", type=writable_file, help="where to write the trained weights (safetensors)")
     parser.add_argument(
-        "--state-dir", type=writable_folder, help="checkpoints (default: beside the bundle, NAME.state)"
+        "--state-dir", type=writable_folder, help="directory of checkpoints (default: NAME.state next to the bundle)"
     )
     parser.add_argument(
         "--page-dir",

@@ -22,8 +22,8 @@ class Shade(enum.Enum):
     """What happens to a tensor for a while."""
 
     KEEP = "kept"
-    RECOMPUTE = "computed again"
-    PAGE_OUT = "on its way to flash"
+    RECOMPUTE = "recomputed"
+    PAGE_OUT = "being written to flash"
     PAGE_IN = "read from flash"
     PACKED = "packed"
 
@@ -130,7 +130,7 @@ def _figures(program: Program, plan: Plan) -> tuple[tuple[str, str], ...]:
     figures = [
         ("peak", format_bytes(program.peak_bytes)),
         ("a step takes", format_seconds(program.seconds)),
-        ("of it recomputing", format_seconds(program.recompute_seconds)),
+        ("recomputing", format_seconds(program.recompute_seconds)),
         ("waiting for flash", format_seconds(program.stall_seconds)),
         ("energy", format_joules(program.joules)),
         ("read from flash", format_bytes(program.read_bytes)),

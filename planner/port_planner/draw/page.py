@@ -23,14 +23,16 @@ _STYLE = """
 body{margin:0 auto;padding:1.2rem;max-width:90rem;background:var(--paper);color:var(--ink);font:14px system-ui,sans-serif}
 h1{font-size:1.2rem;margin:0 0 .8rem}dl{display:flex;flex-wrap:wrap;gap:.6rem 1.8rem;margin:0 0 1rem}
 dt{color:var(--faint);font-size:.8rem}dd{margin:0;font-size:1.05rem;font-variant-numeric:tabular-nums}
-figure{margin:0;overflow-x:auto}figure svg{min-width:56rem;width:100%;height:auto;display:block}
+figure{margin:0}figure svg{width:100%;height:auto;display:block}figure.narrow{display:none}
+@media (max-width:50rem){figure.narrow{display:block}figure.wide{display:none}}
 #here{position:sticky;top:0;background:var(--paper);border-bottom:1px solid var(--rule);padding:.3rem 0;min-height:1.3rem;
 color:var(--faint);font-variant-numeric:tabular-nums}#here b{color:var(--ink);font-weight:600}.small{max-width:42rem}
 """
 
 _SCRIPT = """
-const step=JSON.parse(document.getElementById('step').textContent),chart=document.querySelector('figure svg'),
-here=document.getElementById('here'),first=here.innerHTML,line=document.createElementNS(chart.namespaceURI,'line'),
+const step=JSON.parse(document.getElementById('step').textContent),here=document.getElementById('here'),first=here.innerHTML;
+for(const chart of document.querySelectorAll('svg[data-chart]')){
+const line=document.createElementNS(chart.namespaceURI,'line'),
 box=chart.viewBox.baseVal,left=+chart.dataset.left,wide=+chart.dataset.chart,total=step.moments.at(-1)||1;
 line.setAttribute('stroke','currentColor');line.setAttribute('stroke-opacity','.4');line.setAttribute('pointer-events','none');
 line.setAttribute('y1',60);line.setAttribute('y2',box.height-40);
@@ -44,6 +46,7 @@ chart.addEventListener('pointermove',event=>{
   here.append(name,` operator ${low} of ${step.memory.length}, ${(step.memory[low]/2**20).toFixed(1)} MiB resident, at ${moment.toPrecision(3)} s`);
 });
 chart.addEventListener('pointerleave',()=>{line.remove();here.innerHTML=first});
+}
 """
 
 
@@ -53,12 +56,14 @@ def page(picture: Drawing, marks: Sequence[Mark] = (), chosen: int = 0) -> str:
     figures = "".join(
         f"<div><dt>{html.escape(name)}</dt><dd>{html.escape(value)}</dd></div>" for name, value in picture.figures
     )
+    drawings = (("wide", svg(picture, titled=False)), ("narrow", svg(picture, titled=False, narrow=True)))
+    charts = "".join(f'<figure class="{width}">{drawing}</figure>' for width, drawing in drawings)
     step = json.dumps({"moments": picture.moments, "memory": picture.memory, "operators": picture.operators})
     step = step.replace("</", "<\\/")  # would end the script
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{html.escape(picture.title)}</title><style>{_STYLE}</style></head><body><h1>{html.escape(picture.title)}</h1>"
-        f'<dl>{figures}</dl><div id="here">point at a tensor, or at a moment of the step</div><figure>{svg(picture, titled=False)}</figure>{plot}'
+        f'<dl>{figures}</dl><div id="here">point at a tensor or at a time of the step</div>{charts}{plot}'
         f'<script type="application/json" id="step">{step}</script><script>{_SCRIPT}</script></body></html>\n'
     )
 

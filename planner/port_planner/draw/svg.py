@@ -1,4 +1,4 @@
-"""A drawing of a plan as SVG that follows the reader's light or dark theme, with tooltips."""
+"""A drawing of a plan as SVG that follows the reader's light or dark theme, with tooltips; for wide and for narrow screens."""
 
 import html
 import math
@@ -20,13 +20,13 @@ STYLE = """
 .plan .lane:hover .row{fill:var(--rule)}.plan .row{fill:transparent}
 """.replace("\n", "")
 
-_CHART, _LANE, _CURVE = 860, 14, 190
-"""Pixels: the width of the step, the height of a tensor's lane and of the curve of memory."""
+_CHART, _NARROW_CHART, _BAR, _CURVE = 860, 340, 14, 190
+"""Pixels: the width of the step, also on a narrow screen, the height of a tensor's bar and of the curve of memory."""
 _LINE = 12
 """Pixels from one line of words to the next."""
 _LETTER = 6.3
 """Pixels of a letter of the labels, about."""
-_MIN_LEFT, _RIGHT, _TOP, _AXIS = 130, 24, 74, 44
+_MIN_LEFT, _MARGIN, _RIGHT, _TOP, _AXIS = 130, 12, 24, 74, 44
 _MIN_BAR = 0.8
 _RUN, _PALER = 5, 0.45
 """Tile markers on the axis: height in pixels, and opacity of every second one."""
@@ -37,24 +37,56 @@ _MIN_SPAN = 20
 """Updates between operators of the backward pass over fewer operators get no band of their own."""
 
 
-def svg(picture: Drawing, *, titled: bool = True) -> str:
-    """Return the drawing as an SVG document."""
-    return "\n".join(_Svg(picture, titled).document())
+def svg(picture: Drawing, *, titled: bool = True, narrow: bool = False) -> str:
+    """Return the drawing as an SVG document; a `narrow` one has labels above what they name and fits a phone."""
+    return "\n".join(_Svg(picture, titled, narrow).document())
 
 
 @dataclass(frozen=True)
 class _Svg:
     picture: Drawing
     titled: bool
+    narrow: bool
+
+    @property
+    def chart(self) -> int:
+        return _NARROW_CHART if self.narrow else _CHART
+
+    @property
+    def lane(self) -> int:
+        return 2 * _BAR if self.narrow else _BAR
 
     @cached_property
     def left(self) -> float:
+        if self.narrow:
+            return _MARGIN + 8  # half of the axis' first words
         labels = [len(_label(name, nbytes)) for name, nbytes in self.picture.lanes]
         return max(_MIN_LEFT, max(labels, default=0) * _LETTER + 12)
 
+    @cached_property
+    def legend(self) -> list[tuple[str, str, float, float]]:
+        """Class and words of each entry, with the left and top of its mark: as many lines as the width needs."""
+        entries = [(shade.name, shade.value) for shade in Shade]
+        if self.picture.runs:
+            entries.append(("piece", TILED))
+        if self.picture.unshown:
+            entries.append(("", f"{self.picture.unshown:,} further tensors count only in the curve"))
+        placed, at, top = [], float(_MARGIN), 34.0
+        for name, words in entries:
+            width = 34 + len(words) * _LETTER
+            if at > _MARGIN and at + width > self.left + self.chart + _RIGHT:
+                at, top = float(_MARGIN), top + _LINE + 4
+            placed.append((name, words, at, top))
+            at += width
+        return placed
+
+    @property
+    def top(self) -> float:
+        return _TOP + self.legend[-1][3] - self.legend[0][3]
+
     @property
     def lanes_top(self) -> float:
-        return _TOP + _CURVE + _AXIS
+        return self.top + _CURVE + _AXIS
 
     @property
     def most(self) -> float:
@@ -63,17 +95,17 @@ class _Svg:
     def x(self, op: int) -> float:
         """Return where an op starts."""
         moments = self.picture.moments
-        return self.left + _CHART * moments[min(op, len(moments) - 1)] / (moments[-1] or 1.0)
+        return self.left + self.chart * moments[min(op, len(moments) - 1)] / (moments[-1] or 1.0)
 
     def y(self, nbytes: float) -> float:
         """Return the height of a number of bytes in the curve."""
-        return _TOP + _CURVE * (1 - nbytes / self.most)
+        return self.top + _CURVE * (1 - nbytes / self.most)
 
     def document(self) -> Iterator[str]:
-        width, height = self.left + _CHART + _RIGHT, self.lanes_top + _LANE * len(self.picture.lanes) + 12
+        width, height = self.left + self.chart + _RIGHT, self.lanes_top + self.lane * len(self.picture.lanes) + 12
         yield (
             f'<svg xmlns="http://www.w3.org/2000/svg" class="plan" viewBox="0 0 {width:.0f} {height:.0f}" '
-            f'data-left="{self.left:.1f}" data-chart="{_CHART}"><style>{STYLE}</style>'
+            f'data-left="{self.left:.1f}" data-chart="{self.chart}"><style>{STYLE}</style>'
         )
         yield f'<rect width="{width:.0f}" height="{height:.0f}" fill="var(--paper)"/>'
         if self.titled:
@@ -87,17 +119,18 @@ class _Svg:
         yield "</svg>\n"
 
     def _legend(self) -> Iterator[str]:
-        at = 12.0
-        for shade in Shade:
-            yield f'<rect class="{shade.name}" x="{at:.0f}" y="34" width="11" height="11" rx="2"/>'
-            yield f'<text x="{at + 16:.0f}" y="43">{shade.value}</text>'
-            at += 34 + len(shade.value) * _LETTER
-        if self.picture.runs:
-            yield f'<rect class="piece" x="{at:.0f}" y="37" width="11" height="{_RUN}"/>'
-            yield f'<text x="{at + 16:.0f}" y="43">{TILED}</text>'
-            at += 34 + len(TILED) * _LETTER
-        if self.picture.unshown:
-            yield f'<text class="faint" x="{at:.0f}" y="43">{self.picture.unshown:,} tensors besides are in the memory alone</text>'
+        for name, words, at, top in self.legend:
+            if name == "piece":
+                yield f'<rect class="piece" x="{at:.0f}" y="{top + 3:.0f}" width="11" height="{_RUN}"/>'
+            elif name:
+                yield f'<rect class="{name}" x="{at:.0f}" y="{top:.0f}" width="11" height="11" rx="2"/>'
+            style, left = ("", at + 16) if name else ('class="faint" ', at)
+            yield f'<text {style}x="{left:.0f}" y="{top + 9:.0f}">{words}</text>'
+
+    def _line_label(self, words: str, at: float, style: str = "") -> str:
+        """Return the label of a line at height `at`: left of the chart, or, narrow, above the line."""
+        left, top, anchor = (self.left + 4, at - 4, "start") if self.narrow else (self.left - 8, at + 4, "end")
+        return f'<text {style}x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{words}</text>'
 
     def _phases(self, bottom: float) -> Iterator[str]:
         wide = [span for span in self.picture.phases if self.x(span.stop) - self.x(span.start) > _MIN_SPAN]
@@ -105,25 +138,26 @@ class _Svg:
             left, right = self.x(span.start), self.x(span.stop)
             if number % 2 == 0:
                 yield (
-                    f'<rect class="band" x="{left:.1f}" y="{_TOP - 16}" width="{right - left:.1f}" '
-                    f'height="{bottom - _TOP + 16:.0f}"/>'
+                    f'<rect class="band" x="{left:.1f}" y="{self.top - 16}" width="{right - left:.1f}" '
+                    f'height="{bottom - self.top + 16:.0f}"/>'
                 )
             if right - left > _PHASE_LETTERS * _LETTER:
-                yield f'<text class="faint" x="{left + 4:.1f}" y="{_TOP - 5}">{span.name}</text>'
+                yield f'<text class="faint" x="{left + 4:.1f}" y="{self.top - 5}">{span.name}</text>'
 
     def _lanes(self) -> Iterator[str]:
         bars: list[list[Bar]] = [[] for _ in self.picture.lanes]
         for bar in self.picture.bars:
             bars[bar.lane].append(bar)
         for lane, (name, nbytes) in enumerate(self.picture.lanes):
-            top, label = self.lanes_top + _LANE * lane, _label(name, nbytes)
-            yield f'<g class="lane"><rect class="row" x="0" y="{top}" width="{self.left + _CHART:.0f}" height="{_LANE}"/>'
-            yield f'<text x="{self.left - 8:.1f}" y="{top + _LANE - 4}" text-anchor="end">{html.escape(label)}</text>'
+            row = self.lanes_top + self.lane * lane
+            top = row + self.lane - _BAR
+            yield f'<g class="lane"><rect class="row" x="0" y="{row}" width="{self.left + self.chart:.0f}" height="{self.lane}"/>'
+            yield self._line_label(html.escape(_label(name, nbytes)), top + (4 if self.narrow else _BAR - 8))
             for bar in bars[lane]:
                 left = self.x(bar.start)
                 width = max(self.x(bar.stop) - left, _MIN_BAR)
                 yield (
-                    f'<rect class="{bar.shade.name}" x="{left:.1f}" y="{top + 2}" width="{width:.1f}" height="{_LANE - 4}" '
+                    f'<rect class="{bar.shade.name}" x="{left:.1f}" y="{top + 2}" width="{width:.1f}" height="{_BAR - 4}" '
                     f'rx="1.5"><title>{html.escape(self._words(bar))}</title></rect>'
                 )
             yield "</g>"
@@ -143,9 +177,8 @@ class _Svg:
 
     def _memory(self) -> Iterator[str]:
         picture = self.picture
-        yield (
-            f'<text class="faint" x="{self.left - 8:.1f}" y="{_TOP - 5:.0f}" text-anchor="end">resident memory</text>'
-        )
+        if not self.narrow:
+            yield self._line_label("resident memory", self.top - 9, 'class="faint" ')
         if not picture.memory:
             return
         right = self.x(len(picture.memory))
@@ -163,7 +196,7 @@ class _Svg:
             )
             line = self.y(picture.budget_bytes) if picture.budget_bytes else 0.0
             at = max(top, line + _LINE) if top >= line else top  # below the budget's words
-            yield f'<text class="faint" x="{self.left - 8:.1f}" y="{at + 4:.1f}" text-anchor="end">process {format_bytes(base)}</text>'
+            yield self._line_label(f"process {format_bytes(base)}", at, 'class="faint" ')
         fullest = max(range(len(picture.memory)), key=lambda op: picture.memory[op])
         peak = picture.memory[fullest]
         at = self.x(fullest)
@@ -174,8 +207,7 @@ class _Svg:
         if picture.budget_bytes and picture.budget_bytes < 2 * peak:
             line = self.y(picture.budget_bytes)
             yield f'<line class="budget" x1="{self.left:.1f}" y1="{line:.1f}" x2="{right:.1f}" y2="{line:.1f}"/>'
-            label = f"budget {format_bytes(picture.budget_bytes)}"
-            yield f'<text x="{self.left - 8:.1f}" y="{line + 4:.1f}" text-anchor="end">{label}</text>'
+            yield self._line_label(f"budget {format_bytes(picture.budget_bytes)}", line)
 
     def _runs(self) -> Iterator[str]:
         """Yield a block on the axis for each tile of a chain, every second one paler."""
@@ -187,20 +219,20 @@ class _Svg:
                 f"from {self._operator(run.start)} to {self._operator(run.stop - 1)}"
             )
             yield (
-                f'<rect class="piece" x="{left:.1f}" y="{_TOP + _CURVE + 1}" width="{width:.1f}" height="{_RUN}" '
+                f'<rect class="piece" x="{left:.1f}" y="{self.top + _CURVE + 1}" width="{width:.1f}" height="{_RUN}" '
                 f'fill-opacity="{1 if tile.index % 2 == 0 else _PALER}"><title>{html.escape(words)}</title></rect>'
             )
 
     def _axis(self) -> Iterator[str]:
-        total, bottom = self.picture.moments[-1], _TOP + _CURVE
-        yield f'<line class="rule" x1="{self.left:.1f}" y1="{bottom:.1f}" x2="{self.left + _CHART:.1f}" y2="{bottom:.1f}"/>'
+        total, bottom = self.picture.moments[-1], self.top + _CURVE
+        yield f'<line class="rule" x1="{self.left:.1f}" y1="{bottom:.1f}" x2="{self.left + self.chart:.1f}" y2="{bottom:.1f}"/>'
         step = _round_step(total / _TICKS)
         for k in range(int(total / step) + 1 if step else 1):
-            at = self.left + _CHART * k * step / (total or 1.0)
+            at = self.left + self.chart * k * step / (total or 1.0)
             yield f'<text class="faint" x="{at:.1f}" y="{bottom + 15:.1f}" text-anchor="middle">{format_seconds(k * step)}</text>'
         yield (
-            f'<text class="faint" x="{self.left + _CHART:.1f}" y="{bottom + 32:.1f}" text-anchor="end">'
-            f"{len(self.picture.memory):,} operators, {format_seconds(total)} of computing once</text>"
+            f'<text class="faint" x="{self.left + self.chart:.1f}" y="{bottom + 32:.1f}" text-anchor="end">'
+            f"{len(self.picture.memory):,} operators, {format_seconds(total)} of computation</text>"
         )
 
 

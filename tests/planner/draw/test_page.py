@@ -29,10 +29,16 @@ def test_other_suffixes_and_other_places_are_refused(tmp_path: Path, name: str, 
 def test_the_page_has_the_figures_and_the_frontier() -> None:
     marks = [Mark(0, 300 << 20, 1.0, 10.0), Mark(1, 200 << 20, 2.0, 12.5)]
     text = page(PICTURE, marks, 1)
-    assert frontier_svg(marks, 1) in text and page(PICTURE, marks[:1]).count("<svg") == 1
+    assert frontier_svg(marks, 1) in text and page(PICTURE, marks[:1]).count("<svg") == 2
     assert "<dt>peak</dt><dd>3.0 KiB</dd>" in text and text.count("two operators") == 2, (
         "its title, and once on the page"
     )
+
+
+def test_a_phone_shows_a_drawing_of_its_width() -> None:
+    text = page(PICTURE)
+    wide, narrow = (found.split() for found in re.findall(r'viewBox="0 0 (\d+ \d+)"', text))
+    assert int(narrow[0]) < 400 < int(wide[0]) and "figure.narrow{display:block}figure.wide{display:none}" in text
 
 
 def test_what_the_pointer_shows_is_data_and_no_markup() -> None:

@@ -17,7 +17,7 @@ def test_it_is_xml_and_has_every_bar() -> None:
         text.count("<title>hidden: 2.0 KiB kept\nfrom operator 0 (addmm) to operator 1 (relu), 0 ms to 1.0 s</title>")
         == 1
     )
-    assert "7 tensors besides" in text and "process 512 B" in text and "budget 4.0 KiB" in text and ">forward<" in text
+    assert "7 further tensors" in text and "process 512 B" in text and "budget 4.0 KiB" in text and ">forward<" in text
 
 
 def test_names_are_never_cut_or_markup() -> None:

@@ -30,7 +30,7 @@ CONTENTS = {
         "agent/port_agent/energy/README", "concepts/policy", "concepts/federation", "glossary",
     ),
     "Reference": (*(f"reference/{name}" for name in ("support", *PAGES)), "firmware/PROTOCOL", "firmware/ports/PORTING"),
-    "Project": ("README", "SECURITY", "benchmarks/README", "CHANGELOG", "changes/0.2.0", "releasing", "ARCHITECTURE", "CONTRIBUTING", "CODE_OF_CONDUCT"),
+    "Project": ("README", "SECURITY", "benchmarks/README", "CHANGELOG", "changes/unreleased", "changes/0.2.0", "releasing", "ARCHITECTURE", "CONTRIBUTING", "CODE_OF_CONDUCT"),
 }  # fmt: skip
 
 

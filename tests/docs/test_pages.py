@@ -19,7 +19,7 @@ MOVED = {
     "docs/how-to/fine-tune.md": (
         "--accumulate", "16 MiB", "--base nf4", "--explain", "--dpo", "--orpo", "--dora", "--borders", "export --gguf", "convert_hf_to_gguf", "--settings",
     ),
-    "docs/how-to/run-the-service.md": ("why --since yesterday", "doctor", "within 100 ms", "plans\nagain beside the training"),
+    "docs/how-to/run-the-service.md": ("why --since yesterday", "doctor", "within 100 ms", "plans again\nwhile it trains"),
     "docs/how-to/several-devices.md": ("recall job", "--solve-on any", "--require-secure", "1.8 MB", "introducer", "--min-share"),
     "docs/boards.md": ("--choose-rate", "--per-joule", "--dynamic-update 0.25", "--shard 2/3", "--page psram", "--q88", "mcu library"),
     "docs/concepts/federation.md": ("127 MB", "Balle and Wang", "SecAgg+", "7 of 10", "9478", "Syncthing", "--force"),

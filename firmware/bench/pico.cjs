@@ -1,7 +1,8 @@
 // Runs the firmware on rp2040js as a Raspberry Pi Pico would, from its boot on:
-//   node pico.cjs PACKAGE FLASH UART
+//   node pico.cjs PACKAGE FLASH LINE uart|usb
 // PACKAGE: the folder of the npm package rp2040js. FLASH: a file with the content of the flash, which keeps what the
-// firmware writes. UART: an open descriptor, the line of UART0. The Pico goes off when the standard input ends.
+// firmware writes. LINE: an open descriptor, the other end of UART0 or of the serial port over USB. The Pico goes off
+// when the standard input ends.
 //
 // rp2040js has neither the chip's boot ROM nor its reset. Here are the parts of the ROM that the data sheet promises
 // (2.8): the second stage is checked, copied to RAM and run, and flash functions are found by their codes. They insist
@@ -12,19 +13,20 @@ const path = require('path');
 
 const FLASH = 0x10000000, RAM = 0x20000000, BOOT_STAGE = 0x20041f00, BOOT_BYTES = 252, SECTOR = 4096, PAGE = 256;
 const ROM_FUNCTIONS = 0x100, CORE_NS = 8;
+const CONTROL_IN = 0x80, CONTROL_OUT = 0x84, DATA_IN = 0x90, DATA_OUT = 0x94, USB_AVAILABLE = 1 << 10, USB_ODD = 1 << 13;
 const INSTRUCTIONS_A_TURN = 100000, INSTRUCTIONS_A_BYTE = 1000;
 const RESET_CONTROL = 0xd0c, RESET_REQUEST = 4, SSI = 0x18000, SSI_ENABLE = 8, WATCHDOG = 0x40058;
 
-const [packageFolder, flashFile, uartDescriptor] = process.argv.slice(2);
-const LINE = Number(uartDescriptor);
-const { RP2040 } = require(path.join(packageFolder, 'dist', 'cjs', 'index.js'));
+const [packageFolder, flashFile, lineDescriptor, connection] = process.argv.slice(2);
+const LINE = Number(lineDescriptor);
+const { RP2040, USBCDC } = require(path.join(packageFolder, 'dist', 'cjs', 'index.js'));
 const chip = new RP2040();
 const { core, clock } = chip;
 const uart = chip.uart[0];
 const content = fs.openSync(flashFile, 'r+');
 const quiet = () => {};
 let flashReadable = false, resetAsked = false, waitForAlarm = null;
-let received = [], sent = [];
+let received = [], sent = [], deliver = null, toggles = {};
 
 function insist(condition, message) {
   if (!condition) throw new Error(`${message} (called from 0x${core.LR.toString(16)})`);
@@ -74,6 +76,40 @@ function makeRom() {
   });
 }
 
+// A host that enumerates the Pico anew and gives it what was received, a packet at a time.
+function plugIn() {
+  const host = new USBCDC(chip.usbCtrl);
+  toggles = { [CONTROL_IN]: true, [CONTROL_OUT]: true, [DATA_IN]: false, [DATA_OUT]: false };
+  let room = 0;
+  deliver = () => {
+    if (room === 0 || received.length === 0) return;
+    chip.usbCtrl.endpointReadDone(host.outEndpoint, Uint8Array.from(received.splice(0, room)));
+    room = 0;
+  };
+  chip.usbCtrl.onEndpointRead = (endpoint, size) => { if (endpoint === host.outEndpoint) room = size; };
+  host.onSerialData = (bytes) => sent.push(...bytes);
+}
+
+// rp2040js takes any packet; a host drops one whose toggle (DATA0, DATA1) is not the next.
+function watchToggles() {
+  const update = chip.usbCtrl.DPRAMUpdated.bind(chip.usbCtrl), setup = chip.usbCtrl.sendSetupPacket.bind(chip.usbCtrl);
+  chip.usbCtrl.DPRAMUpdated = (offset, value) => {
+    if (value & USB_AVAILABLE && offset in toggles) {
+      insist(((value & USB_ODD) !== 0) === toggles[offset], `the buffer of ${offset.toString(16)} has the wrong toggle`);
+      toggles[offset] = !toggles[offset];
+    }
+    update(offset, value);
+  };
+  chip.usbCtrl.sendSetupPacket = (packet) => {
+    toggles[CONTROL_IN] = toggles[CONTROL_OUT] = true;
+    setup(packet);
+  };
+}
+
+function feedUart() {
+  if (received.length && !uart.rxFIFO.full) uart.feedByte(received.shift());
+}
+
 function boot() {
   core.reset();
   chip.ppb.reset();
@@ -82,6 +118,7 @@ function boot() {
   insist(checksum(chip.flash.subarray(0, BOOT_BYTES)) === chip.readUint32(FLASH + BOOT_BYTES), 'the second stage has another checksum');
   chip.sram.set(chip.flash.subarray(0, BOOT_BYTES + 4), BOOT_STAGE - RAM);
   resetAsked = flashReadable = false;
+  if (connection === 'usb') plugIn();
   core.SP = BOOT_STAGE;
   core.LR = 0;
   core.PC = BOOT_STAGE;
@@ -101,7 +138,7 @@ function wake() {
 
 function run() {
   for (let i = 0; i < INSTRUCTIONS_A_TURN && !core.waiting; i++) {
-    if (i % INSTRUCTIONS_A_BYTE === 0 && received.length && !uart.rxFIFO.full) uart.feedByte(received.shift());
+    if (i % INSTRUCTIONS_A_BYTE === 0) deliver();
     insist(flashReadable || core.PC >>> 0 >= RAM || core.PC < FLASH, 'the program runs from a flash that cannot be read');
     clock.tick(core.executeInstruction() * CORE_NS);
     if (resetAsked) boot();
@@ -123,10 +160,14 @@ chip.onBreak = (index) => {
 };
 chip.flash.set(fs.readFileSync(content));
 makeRom();
+watchToggles();
 watchRegister(chip.ppb, RESET_CONTROL, (value) => (resetAsked = (value & RESET_REQUEST) !== 0));
 watchRegister(chip.peripherals[SSI], SSI_ENABLE, (value) => { flashReadable = value === 1; });
 chip.peripherals[WATCHDOG].onWatchdogTrigger = () => { resetAsked = true; };
-uart.onByte = (byte) => sent.push(byte);
+if (connection === 'uart') {
+  deliver = feedUart;
+  uart.onByte = (byte) => sent.push(byte);
+}
 fs.createReadStream('', { fd: LINE }).on('data', (bytes) => {
   received.push(...bytes);
   if (waitForAlarm !== null) wake();

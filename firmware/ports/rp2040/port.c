@@ -1,11 +1,12 @@
-/* Raspberry Pi RP2040 (Cortex-M0+, the Pico): UART0 on GP0 and GP1, 125 MHz, sectors of the flash for the snapshots.
+/* Raspberry Pi RP2040 (Cortex-M0+, the Pico): USB, or UART0 on GP0 and GP1; 125 MHz, sectors of the flash for the snapshots.
  *
  * Source: RP2040 Datasheet: PSM 2.13, resets 2.14, clocks 2.15, crystal 2.16, PLL 2.18, GPIO 2.19, boot ROM 2.8.3,
- * UART 4.2, watchdog 4.7, ring oscillator 2.17; erratum RP2040-E1. The second core stays in the boot ROM. */
+ * UART 4.2, USB 4.1 (usb.c), watchdog 4.7, ring oscillator 2.17; erratum RP2040-E1. The second core stays in the boot ROM. */
 #include <string.h>
 
 #include "cortexm.h"
 #include "port.h"
+#include "usb.h"
 
 #define CLEAR_BITS 0x3000u /* alias of a register that clears the bits written as 1 */
 
@@ -18,8 +19,10 @@
 #define RESETS_SET REGISTER(RESETS + 0x2000u)
 #define RESETS_CLEAR REGISTER(RESETS + CLEAR_BITS)
 #define RESET_PINS (1u << 5 | 1u << 8)
-#define RESET_PLL (1u << 12)
+#define RESET_PLL_SYSTEM (1u << 12)
+#define RESET_PLL_USB (1u << 13)
 #define RESET_UART (1u << 22)
+#define RESET_USB (1u << 24)
 
 #define CRYSTAL_CONTROL REGISTER(0x40024000u)
 #define CRYSTAL_STATUS REGISTER(0x40024004u)
@@ -28,15 +31,17 @@
 #define CRYSTAL_STABLE (1u << 31)
 #define CRYSTAL_64_MS 3000u /* of 256 cycles; some boards' crystals start slowly */
 
-#define PLL_STATUS REGISTER(0x40028000u)
-#define PLL_POWER_CLEAR REGISTER(0x40028004u + CLEAR_BITS)
-#define PLL_FEEDBACK REGISTER(0x40028008u)
-#define PLL_DIVIDERS REGISTER(0x4002800Cu)
+#define PLL_SYSTEM 0x40028000u
+#define PLL_USB 0x4002C000u
+#define PLL_STATUS(pll) REGISTER(pll)
+#define PLL_POWER_CLEAR(pll) REGISTER((pll) + 4u + CLEAR_BITS)
+#define PLL_FEEDBACK(pll) REGISTER((pll) + 8u)
+#define PLL_DIVIDERS(pll) REGISTER((pll) + 12u)
 #define PLL_LOCKED (1u << 31)
 #define PLL_POWER (1u | 1u << 5)
 #define PLL_POWER_DIVIDERS (1u << 3)
-#define PLL_TIMES_125 125u
 #define PLL_BY_12 (6u << 16 | 2u << 12)
+#define PLL_BY_25 (5u << 16 | 5u << 12)
 
 #define CLOCK_REFERENCE REGISTER(0x40008030u)
 #define CLOCK_REFERENCE_USED REGISTER(0x40008038u)
@@ -46,7 +51,8 @@
 #define REFERENCE_CRYSTAL 2u
 #define SYSTEM_REFERENCE 0u
 #define SYSTEM_PLL 1u
-#define PERIPHERALS_SYSTEM (1u << 11)
+#define CLOCK_USB REGISTER(0x40008054u)
+#define FIRST_SOURCE (1u << 11) /* on, from the system's clock or, for USB, its PLL */
 
 #define PIN_FUNCTION(pin) REGISTER(0x40014004u + 8u * (pin))
 #define PIN_PAD(pin) REGISTER(0x4001C004u + 4u * (pin))
@@ -91,6 +97,7 @@
 const struct port_board PORT_BOARD = {PORT_BOARD_NAME, PORT_RAM_BYTES, PORT_FLASH_BYTES, CORE_HZ};
 
 static uint32_t boot_copy[BOOT_WORDS]; /* for when the flash cannot be read */
+static volatile uint8_t asked_by_usb;  /* where the last byte came from: answers go there */
 
 void port_uart_interrupt(void)
 {
@@ -100,6 +107,10 @@ void port_uart_interrupt(void)
             cortexm_overrun(); /* a byte behind this one was lost; the flag goes with the next */
         }
         cortexm_received((uint8_t)data);
+        asked_by_usb = 0;
+    }
+    if (usb_interrupt()) {
+        asked_by_usb = 1;
     }
 }
 
@@ -108,6 +119,20 @@ static void leave_reset(uint32_t parts)
     RESETS_CLEAR = parts;
     while ((RESETS_DONE & parts) != parts) {
     }
+}
+
+/* Let a PLL give the crystal's 12 MHz times `times`, by `dividers`. */
+static void start_pll(uint32_t pll, uint32_t reset, uint32_t times, uint32_t dividers)
+{
+    RESETS_SET = reset;
+    leave_reset(reset);
+    PLL_STATUS(pll) = 1; /* the crystal's clock, undivided */
+    PLL_FEEDBACK(pll) = times;
+    PLL_POWER_CLEAR(pll) = PLL_POWER;
+    while (!(PLL_STATUS(pll) & PLL_LOCKED)) {
+    }
+    PLL_DIVIDERS(pll) = dividers;
+    PLL_POWER_CLEAR(pll) = PLL_POWER_DIVIDERS;
 }
 
 static void start_clocks(void)
@@ -122,19 +147,13 @@ static void start_clocks(void)
     CLOCK_REFERENCE = REFERENCE_CRYSTAL;
     while (CLOCK_REFERENCE_USED != 1u << REFERENCE_CRYSTAL) {
     }
-    RESETS_SET = RESET_PLL;
-    leave_reset(RESET_PLL);
-    PLL_STATUS = 1; /* the crystal's clock, undivided */
-    PLL_FEEDBACK = PLL_TIMES_125;
-    PLL_POWER_CLEAR = PLL_POWER;
-    while (!(PLL_STATUS & PLL_LOCKED)) {
-    }
-    PLL_DIVIDERS = PLL_BY_12;
-    PLL_POWER_CLEAR = PLL_POWER_DIVIDERS;
+    start_pll(PLL_SYSTEM, RESET_PLL_SYSTEM, 125, PLL_BY_12);
+    start_pll(PLL_USB, RESET_PLL_USB, 100, PLL_BY_25);
     CLOCK_SYSTEM = SYSTEM_PLL;
     while (CLOCK_SYSTEM_USED != 1u << SYSTEM_PLL) {
     }
-    CLOCK_PERIPHERALS = PERIPHERALS_SYSTEM;
+    CLOCK_PERIPHERALS = FIRST_SOURCE;
+    CLOCK_USB = FIRST_SOURCE;
 }
 
 static void start_uart(void)
@@ -167,12 +186,19 @@ void port_init(void)
     memcpy(boot_copy, (const void *)(uintptr_t)FLASH, sizeof boot_copy);
     start_clocks();
     start_uart();
+    RESETS_SET = RESET_USB;
+    leave_reset(RESET_USB);
+    usb_start();
     cortexm_ticks_start();
     start_watchdog();
 }
 
 void port_uart_put(uint8_t byte)
 {
+    if (asked_by_usb) {
+        usb_put(byte);
+        return;
+    }
     while (UART_FLAGS & FLAG_BUSY) { /* byte by byte: a reset must not find a full FIFO */
     }
     UART_DATA = byte;

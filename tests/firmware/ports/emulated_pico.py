@@ -1,4 +1,4 @@
-"""A Raspberry Pi Pico in rp2040js, an emulator that shares no code with QEMU: from its boot on, with a pty as its UART."""
+"""A Raspberry Pi Pico in rp2040js, an emulator that shares no code with QEMU: from its boot on, with a pty as its serial line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,15 @@ from port_agent.mcu.board.firmware import Firmware, source_root
 
 
 class EmulatedPico:
-    """One Pico; its flash is a file in `folder` and outlives its power."""
+    """One Pico; its flash is a file in `folder` and outlives its power. `connection`: "uart" or "usb"."""
 
-    def __init__(self, firmware: Firmware, folder: Path) -> None:
+    def __init__(self, firmware: Firmware, folder: Path, connection: str) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.flash = folder / "flash.bin"
         image = firmware.elf.with_suffix(".bin").read_bytes()
         self.flash.write_bytes(image.ljust(firmware.board.flash_bytes, b"\xff"))
         self.port = Path()
+        self.connection = connection
         self._line: tuple[int, int] = (-1, -1)
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -34,13 +35,13 @@ class EmulatedPico:
         self.kill()
 
     def start(self) -> None:
-        """Power the Pico: its UART is the pty `port`."""
-        uart, ours = self._line = os.openpty()
+        """Power the Pico: the other end of its line is the pty `port`."""
+        line, ours = self._line = os.openpty()
         tty.setraw(ours)
         self.port = Path(os.ttyname(ours))
         script = source_root() / "bench" / "pico.cjs"
         self._process = subprocess.Popen(
-            ["node", str(script), os.environ[RP2040JS_PLACE], str(self.flash), str(uart)],
+            ["node", str(script), os.environ[RP2040JS_PLACE], str(self.flash), str(line), self.connection],
             stdin=subprocess.PIPE,
             pass_fds=self._line,
         )

@@ -62,8 +62,9 @@ def connect(pico: EmulatedPico) -> Device:
 
 @pytest.mark.slow
 @pytest.mark.skipif(missing_rp2040js() is not None, reason=str(missing_rp2040js()))
+@pytest.mark.parametrize("connection", ["uart", "usb"])
 def test_a_pico_trains_digits_to_the_hosts_bits_and_keeps_them_without_power(
-    digits: tuple[CompiledModel, np.ndarray], tmp_path: Path
+    connection: str, digits: tuple[CompiledModel, np.ndarray], tmp_path: Path
 ) -> None:
     """Over its serial port: trained, saved, power cut, booted, trained again."""
     require_board_tools()
@@ -71,7 +72,7 @@ def test_a_pico_trains_digits_to_the_hosts_bits_and_keeps_them_without_power(
     host = HostEngine(model)
     host.set_options(UpdateOptions(0.03))
     model.write(tmp_path / "model")
-    with EmulatedPico(build_firmware("pico", tmp_path / "model", tmp_path), tmp_path / "pico") as pico:
+    with EmulatedPico(build_firmware("pico", tmp_path / "model", tmp_path), tmp_path / "pico", connection) as pico:
         device = connect(pico)
         device.set_training(TrainingOptions(0.03), TrainingState(1, 0))
         for label in range(4):

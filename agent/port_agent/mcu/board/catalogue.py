@@ -215,7 +215,8 @@ BOARDS: tuple[FirmwareBoard, ...] = (
                  "PORT_PAD_RX": 3},
     ),
     replace(
-        _LARGE, name="pico", title="Raspberry Pi Pico (RP2040, Cortex-M0+), UART on GP0 and GP1", port="rp2040", cpu=M0PLUS,
+        _LARGE, name="pico", title="Raspberry Pi Pico (RP2040, Cortex-M0+), USB, or UART on GP0 and GP1", port="rp2040",
+        cpu=M0PLUS, usb=(UsbId(0x2E8A, 0x000A),),
         flash_bytes=2048 * KIB, flash_origin=0x1000_0000, page_bytes=4 * KIB, interrupts=26, uart_interrupt=20,
         methods=(FlashMethod.BOOTSEL, FlashMethod.PYOCD), probe_target="rp2040", uf2_family=0xE48BFF56, figures="mkr1000",
     ),

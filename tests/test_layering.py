@@ -236,8 +236,16 @@ def test_the_daemon_does_without_tls_other_commands_and_what_few_need(tmp_path: 
         "--config",
         str(tmp_path / "wrong.toml"),
     ]
-    names = ("asyncio", "_ssl", "port_agent.cli.plan.command", "apscheduler", "psutil", "importlib.metadata")
+    names = (
+        "asyncio",
+        "_ssl",
+        "port_agent.cli.plan.command",
+        "apscheduler",
+        "psutil",
+        "importlib.metadata",
+        "typing_extensions",
+    )
     (tmp_path / "wrong.toml").write_text("[when]\nidle_for = 'soon'\n")
     program = f"import sys; from port_agent.cli import main; print(main({words!r}), *[name in sys.modules for name in {names!r}])"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, cwd=ROOT, check=True)
-    assert done.stdout.split() == ["78", "True", *["False"] * 5]
+    assert done.stdout.split() == ["78", "True", *["False"] * 6]

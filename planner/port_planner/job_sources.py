@@ -381,7 +381,7 @@ def _check_lightnings(part: Any, kind: str, names: Iterable[str]) -> None:
     for name in names:
         if getattr(type(part), name, None) is not getattr(base, name, None):
             raise JobError(
-                f"{type(part).__name__}.{name} runs beside the training steps, and a bundle does not run it: put what it does into training_step, "
+                f"{type(part).__name__}.{name} runs between the training steps, and a bundle does not run it: put what it does into training_step, "
                 f"leave it out if it only reports, {_EXEC}"
             )
 

@@ -313,8 +313,8 @@ def test_a_lightning_module_with_its_data(tmp_path: Path, interval: str) -> None
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ("def on_train_batch_end(self, *_): pass", r"Module\.on_train_batch_end runs beside the training steps"),
-        ("def optimizer_step(self, *_, **__): pass", r"Module\.optimizer_step runs beside the training steps"),
+        ("def on_train_batch_end(self, *_): pass", r"Module\.on_train_batch_end runs between the training steps"),
+        ("def optimizer_step(self, *_, **__): pass", r"Module\.optimizer_step runs between the training steps"),
         ("def weight(self, index): return 1 / (1 + index)", "asks for the number of the batch"),
         ("def weight(self, index): return 2.0 if index == 0 else 1.0", "asks for the number of the batch"),
         ("def weight(self, index): return min(1.0, self.global_step / 9)", "asks for global_step"),

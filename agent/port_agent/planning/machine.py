@@ -76,7 +76,7 @@ def _check_placement(request: PlanRequest, place: str) -> None:
         wanted_teams(place)
     elif place == CPU or request.device not in (None, CPU, place):
         raise RequestError(
-            f"--place {place}: operators are divided between the CPU and one other device, which --device, where it is given, is one of"
+            f"--place {place}: operators are divided between the CPU and one other device; --device, if given, must name one of these"
         )
 
 

@@ -79,7 +79,7 @@ class StepPaging:
     def _staging(self) -> Staging:
         if self.pager.staging is None:
             raise PortError(
-                "this plan pages to host memory beside a device with its own memory, and runs on the CPU; plan the job again"
+                "this plan pages from a device's own memory to the host's, but runs on the CPU; plan the job again"
             )
         return self.pager.staging
 

@@ -47,8 +47,8 @@ def require_same(first: Tape, other: Tape) -> None:
             raise (StatefulStepError if numbers else CaptureError)(f"{place}{difference}: {_REMEDY}")
     if counting := sorted(first.changing & other.changing):
         raise StatefulStepError(
-            f"the step changes {', '.join(counting[:_MAX_NAMED])} in Python each time, and what the program decides "
-            "by that in a later step no recording shows. Keep counts in a buffer of the model, compute with torch's "
+            f"the step changes {', '.join(counting[:_MAX_NAMED])} in Python each time, and a recording does not show "
+            "what a later step decides by it. Keep counts in a buffer of the model, compute with torch's "
             "operators, or train with `port-agent exec`, which supports this"
         )
 

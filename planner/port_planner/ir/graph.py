@@ -407,7 +407,7 @@ def verify_graph(graph: StepGraph) -> None:
     _verify_draws(graph)
     for s in graph.kept:
         if s not in alive:
-            raise GraphError(f"the loss or an extra output lies in storage {s}, which no op creates")
+            raise GraphError(f"the loss or an extra output is in storage {s}, which no op creates")
 
 
 def _verify_devices(graph: StepGraph) -> None:

@@ -195,7 +195,7 @@ def test_pages_take_the_way_that_was_measured_to_be_faster(agent: Agent, copies_
         (["--device", "sim", "--gpu-ram", "4M", "--recording-gpu-ram", "7M"], "raise --gpu-ram to at least 4634K"),
         (
             ["--device", "sim", "--gpu-ram", str(TIGHT)],
-            "2.5 MiB beside 3.0 MiB of context and libraries: let planning alone",
+            "2.5 MiB besides 3.0 MiB of context and libraries: let planning alone",
         ),
     ],
 )

@@ -395,7 +395,7 @@ def _recorded(manifest: "Manifest") -> str:
     constants = ", ".join(recordings.constants) or "nothing"
     return (
         f"{recordings.count} times, varying {', '.join(recordings.varied)}: the same operators, numbers and shapes; "
-        f"also constant: {constants}"
+        f"constant besides: {constants}"
     )
 
 
@@ -424,11 +424,11 @@ def _refereed(manifest: "Manifest") -> str:
     """Return the number of updates for which the bundle ran alongside its script, or why it did not."""
     plain = manifest.plain
     if plain.unchecked:
-        return f"not beside its script: {plain.unchecked}"
+        return f"not compared with its script: {plain.unchecked}"
     further = f"; {plain.unchanged} further updates run the same operators" if plain.unchanged else ""
     return (
-        f"checked for {plain.updates} updates beside the script itself, alone in a process, over {sum(plain.rows)} "
-        f"samples repeatedly: {len(plain.results.losses)} losses, {len(plain.results.checksums)} tensors, the random "
+        f"compared for {plain.updates} updates with the script itself, run alone, over {sum(plain.rows)} "
+        f"samples: {len(plain.results.losses)} losses, {len(plain.results.checksums)} tensors, the random "
         f"numbers and the result equal to the bit{further}"
     )
 

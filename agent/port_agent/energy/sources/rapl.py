@@ -100,7 +100,7 @@ def _open_zone(path: Path) -> Zone:
     if not 0 <= counter_uj <= span_uj:
         raise SourceError(
             NAME,
-            f"zone {path.name} ({name}) stands at {counter_uj} uJ, outside its own range of {span_uj} uJ",
+            f"zone {path.name} ({name}) reads {counter_uj} uJ, outside its own range of {span_uj} uJ",
             "a virtual machine makes up such counters; use an estimated source here",
         )
     return Zone(name, path, span_uj / 1e6)

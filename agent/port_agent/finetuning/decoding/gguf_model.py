@@ -161,7 +161,7 @@ def _weights(path: Path, shape: GgufShape, stored: Mapping[str, Any]) -> dict[st
         )
     if others:
         raise FinetuneError(
-            f"{path} has {len(others)} weights that its kind {shape.kind} has not, {shown(others[0])} first; use the original model"
+            f"{path} has {len(others)} weights that a {shape.kind} does not have, {shown(others[0])} first; use the original model"
         )
     return {name: _weight(stored[there], shape.rows(name)) for name, there in names.items()}
 

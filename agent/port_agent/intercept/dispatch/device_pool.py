@@ -45,7 +45,7 @@ class DevicePool:
         if pools.devices or device.index != 0:
             raise unsupported(
                 f"--gpu-ram bounds the memory of one GPU, the first, and a tensor is on {device}",
-                "use one: CUDA_VISIBLE_DEVICES says which the program sees",
+                "use one; CUDA_VISIBLE_DEVICES selects the one that the program sees",
             )
         self.device, self._pools = device, pools
         self.backend = _resizing_backend(device)
@@ -184,7 +184,7 @@ def _resizing_backend(device: torch.device) -> Backend:
     backend = backend_of(device.type)
     if backend.unified:
         raise unsupported(
-            f"{device} shares the host's memory: what leaves it would stay in the same memory, and one budget for both is not built",
+            f"{device} shares the host's memory: evicted tensors would stay in it, and one budget for both is not supported",
             plan,
         )
     with plain_operators():

@@ -316,8 +316,8 @@ class Interceptor:
             return
         if self.device is not None:
             raise unsupported(
-                f"torch.compile makes programs that come to the memory of {self.device.device} past the operators, where nobody "
-                "brings what is away",
+                f"torch.compile makes programs that access the memory of {self.device.device} outside of operators, where evicted "
+                "tensors are not brought back",
                 "leave out torch.compile, or run with TORCH_COMPILE_DISABLE=1 in the environment",
             )
         with self.lock:

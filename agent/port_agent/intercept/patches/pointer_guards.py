@@ -175,8 +175,8 @@ class PointerGuards:
     def _captured(self, method: Callable[..., Any], graph: Any, args: Any, kwargs: Any) -> Any:
         if self._interceptor.device is not None:
             raise unsupported(
-                "a CUDA graph replays kernels on addresses, past the operators, and what it uses may have left by then",
-                "leave the graph away, or run without --gpu-ram",
+                "a CUDA graph replays kernels on fixed addresses, and its tensors may have been evicted by then",
+                "leave out the graph, or run without --gpu-ram",
             )
         return method(graph, *args, **kwargs)
 

@@ -245,7 +245,7 @@ def _check_backend(backend: Any) -> None:
     if backend != _SAME_BITS_BACKEND and not _compiles_nothing():
         raise unsupported(
             f"torch.compile(backend={backend!r}) gives other numbers than the operators one by one, and only those can be "
-            "followed",
+            "intercepted",
             "remove torch.compile, or run the program as it is with TORCH_COMPILE_DISABLE=1 in its environment",
         )
 

@@ -94,7 +94,7 @@ class PairingExchange:
         """Take in the other side's first message; raises PairingError."""
         message = _read(content)
         if not isinstance(message, _Start):
-            raise PairingError("the other side does not pair as this version does")
+            raise PairingError("the other device pairs by another protocol; update the older one of the two")
         try:
             self._key = self._spake.finish(message.element)
         except (SPAKEError, NotOnCurve, ValueError) as error:
@@ -109,7 +109,7 @@ class PairingExchange:
         """Return the other device; raises WrongCodeError when it does not know the code, PairingError."""
         message = _read(content)
         if not isinstance(message, _Proof):
-            raise PairingError("the other side does not pair as this version does")
+            raise PairingError("the other device pairs by another protocol; update the older one of the two")
         partner = PairingPartner(message.certificate, message.name, message.port)
         theirs = PairingSide.SHOWER if self._side is PairingSide.JOINER else PairingSide.JOINER
         if not self._key or not hmac.compare_digest(self._mac(theirs, partner), message.mac):

@@ -571,7 +571,7 @@ def _take_reply(reply: Path, answer: TaskAnswer, message_bytes: int) -> bool:
     if not incoming.is_whole and not answer.data:
         raise _LostError("its reply is incomplete")
     if incoming.is_whole and not incoming.verify():
-        raise _LostError("its reply has another hash than it said")
+        raise _LostError("the hash of its reply does not match")
     return incoming.is_whole
 
 

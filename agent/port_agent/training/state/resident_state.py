@@ -83,7 +83,7 @@ class Persistents:
         """Move the current contents of a storage to the host's memory, away from the device."""
         if self._copies is None:
             raise PortError(
-                "this plan keeps weights in host memory beside a device with its own memory, and runs on the CPU; "
+                "this plan keeps weights of a device with its own memory in the host's, but runs on the CPU; "
                 "plan the job again"
             )
         if key not in self._copies.current:

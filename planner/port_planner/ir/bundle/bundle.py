@@ -97,7 +97,9 @@ class Bundle:
         """Add tensors in other files. Raises BundleError for a duplicate name or an invalid path."""
         for key, part in self.manifest.files.items():
             if key in self.tensors or key in self.manifest.fills:
-                raise BundleError(f"{self.path}: {key[:60]} lies in the bundle and in {part.path[:60]!r}; recreate it")
+                raise BundleError(
+                    f"{self.path}: {key[:60]} is both in the bundle and in {part.path[:60]!r}; recreate it"
+                )
             if not Path(part.path).is_absolute() or "\0" in part.path:
                 raise BundleError(
                     f"{self.path}: {key[:60]} refers to {part.path[:60]!r}, which is not a path within the bundle"

@@ -142,7 +142,7 @@ class _PlanLowering:
             elif following is None or d.before > following:
                 raise PlanError(f"{d}: storage {s} is used at op {following}, before it returns")
             elif before <= after:
-                raise PlanError(f"{d}: the gap lies inside a sliced update group")
+                raise PlanError(f"{d}: the gap is inside a sliced update group")
             if d.action is Action.PAGE:
                 if storage.role in (Role.BATCH, Role.CONSTANT) and wraps:
                     raise PlanError(f"{d}: batch and constants cannot start a step on flash")

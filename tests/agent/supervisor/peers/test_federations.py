@@ -86,7 +86,7 @@ def test_a_proximal_term_holds_each_round_near_its_own_beginning(tmp_path: Path)
     [
         (TaskAnswer(state=TaskState.DONE, size=1 << 31), r"its reply has 2147483648 bytes; at most \d+ are accepted"),
         (TaskAnswer(state=TaskState.DONE, size=10), "its reply is incomplete"),
-        (TaskAnswer(state=TaskState.DONE, size=2, data=b"ab", sha256="0" * 64), "another hash than it said"),
+        (TaskAnswer(state=TaskState.DONE, size=2, data=b"ab", sha256="0" * 64), "the hash of its reply does not match"),
     ],
 )
 def test_a_huge_reply_and_one_without_an_end_are_not_taken(tmp_path: Path, answer: TaskAnswer, refusal: str) -> None:

@@ -242,5 +242,5 @@ def test_pruning_changes_the_hosts_copy_where_that_is_the_weight(beside: Persist
 
 
 def test_a_plan_with_copies_beside_the_cpu_is_refused(kept: Persistents) -> None:
-    with pytest.raises(PortError, match="beside a device with its own"):
+    with pytest.raises(PortError, match="runs on the CPU"):
         kept.prepare(HOST)

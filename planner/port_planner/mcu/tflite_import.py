@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,7 +38,7 @@ def read_tflite(file: Path | str, calibration: FloatArray) -> nn.Module:
     interpreter; and for a file that is not a model of one input and one output for a batch of 1.
     """
     samples = calibration_samples(calibration)
-    model = _load(Path(file))
+    model = _without_first_view(_load(Path(file)), samples)
     try:
         reader = _Reader(model)
         network = reader.network()
@@ -77,14 +77,26 @@ class TfliteTensor:
 
 @dataclass(frozen=True, slots=True)
 class TfliteModel:
-    """A file: its bytes, tensors, operators, and the indices of the input and the output."""
+    """A file: its bytes, tensors, operators, and the indices of the tensors that a sample and the output are.
+
+    `given`: the file's input, which is another tensor than the sample where the first operator only views it.
+    """
 
     content: bytes
     name: str
     tensors: tuple[TfliteTensor, ...]
     operators: tuple[TfliteOperator, ...]
+    given: int
     source: int
     result: int
+
+    def as_given(self, sample: NDArray[Any]) -> NDArray[Any]:
+        """Return a sample, channels first, as the file's input."""
+        last = np.ascontiguousarray(np.moveaxis(sample, 0, -1))[None]
+        if self.given == self.source:
+            return last
+        shape = self.tensors[self.given].shape
+        return last.reshape(shape) if len(shape) == 2 else np.ascontiguousarray(sample)[None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +151,27 @@ def _load(file: Path) -> TfliteModel:
     if len(graph.inputs) != 1 or len(graph.outputs) != 1:
         count = f"{len(graph.inputs)} inputs and {len(graph.outputs)} outputs"
         raise McuCompileError(file.name, count, "convert a network of one input and one output")
-    return TfliteModel(content, file.stem, tensors, operators, int(graph.inputs[0]), int(graph.outputs[0]))
+    source, result = int(graph.inputs[0]), int(graph.outputs[0])
+    return TfliteModel(content, file.stem, tensors, operators, source, source, result)
+
+
+def _without_first_view(model: TfliteModel, samples: torch.Tensor) -> TfliteModel:
+    """Return a model whose samples are images from behind its first operator, if this only views the input as such images.
+
+    Converters put a Reshape of a flat input there, or a Transpose from channels first, as PyTorch's have it.
+    """
+    first = model.operators[0] if model.operators else None
+    readers = [operator for operator in model.operators if model.source in operator.inputs]
+    if first is None or readers != [first] or samples.dim() != 4:
+        return model
+    channels, height, width = samples.shape[1:]
+    before, after = model.tensors[model.source].shape, model.tensors[first.outputs[0]].shape
+    flat = first.kind == "RESHAPE" and before == (1, channels * height * width)
+    order = model.tensors[first.inputs[1]].values if first.kind == "TRANSPOSE" else None
+    turned = order is not None and order.tolist() == [0, 2, 3, 1] and before == (1, channels, height, width)
+    if after != (1, height, width, channels) or not (flat or turned):
+        return model
+    return replace(model, operators=model.operators[1:], source=first.outputs[0])
 
 
 def _tensor(tensor: Any, buffers: Sequence[Any]) -> TfliteTensor:
@@ -163,7 +195,7 @@ def _reference(model: TfliteModel, samples: torch.Tensor) -> Iterator[Callable[[
     """
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
-    source = model.tensors[model.source]
+    source = model.tensors[model.given]
     try:
         interpreter = Interpreter(
             model_content=model.content,
@@ -172,11 +204,11 @@ def _reference(model: TfliteModel, samples: torch.Tensor) -> Iterator[Callable[[
         )
         interpreter.allocate_tensors()
         for sample in samples:
-            given = np.ascontiguousarray(np.moveaxis(sample.numpy(), 0, -1))[None]
+            given = model.as_given(sample.numpy())
             if source.scales.size:
                 codes = np.floor(given / source.scales[0] + 0.5) + source.zeros[0]
                 given = np.clip(codes, -128, 127).astype(np.int8)
-            interpreter.set_tensor(model.source, given)
+            interpreter.set_tensor(model.given, given)
             interpreter.invoke()
             yield lambda index: model.tensors[index].reals(interpreter.get_tensor(index))
     except (RuntimeError, ValueError) as error:

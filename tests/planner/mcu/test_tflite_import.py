@@ -198,6 +198,25 @@ def test_pools_sums_joins_and_padding(file: TfliteFile) -> None:
     assert import_module(network, SAMPLES.shape[1:], samples=torch.from_numpy(SAMPLES)).classes == 2
 
 
+@pytest.mark.parametrize("first", ["RESHAPE", "TRANSPOSE"])
+def test_a_view_in_front_is_left_out_and_samples_are_images(file: TfliteFile, first: str) -> None:
+    """As converters write them: a flat input, or PyTorch's channels first."""
+    file.tensors[0].shape = [1, 216] if first == "RESHAPE" else [1, 3, 9, 8]
+    target = file.numbers(1, 9, 8, 3) if first == "RESHAPE" else file.numbers(0, 2, 3, 1)
+    image = file.operator(first, [0, target], file.tensor(1, 9, 8, 3))
+    weight, bias = values(4, 3, 3, 3) / 3, values(4)
+    network = read_tflite(file.averaged(file.convolution(image, [1, 9, 8, 4], file.weights(weight, bias)), 4), SAMPLES)
+    layers = dict(network.named_children())
+    assert [type(layer).__name__ for layer in layers.values()] == ["Conv2d", "Linear"]
+    convolved = F.conv2d(
+        torch.from_numpy(SAMPLES), torch.from_numpy(weight).permute(0, 3, 1, 2), torch.from_numpy(bias), padding=1
+    )
+    with torch.no_grad():
+        found, wanted = network(torch.from_numpy(SAMPLES)), [*layers.values()][1](convolved.mean((2, 3)))
+    torch.testing.assert_close(found, wanted, rtol=0, atol=0.02 if file.is_int8 else 1e-5)
+    assert compile_model(network, SAMPLES).quantized.graph.classes == 2
+
+
 def test_what_is_not_known_is_refused_by_operator(tmp_path: Path) -> None:
     def refuse(said: str, kind: str, options: str = "", **chosen: int) -> None:
         file = TfliteFile(tmp_path / "net.tflite")

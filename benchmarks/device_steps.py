@@ -32,7 +32,7 @@ Context = Callable[[], contextlib.AbstractContextManager[Any]]
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What is trained: `make` gives the model anew, its weights the same each time."""
+    """What is trained: `make` creates the model, each time with the same weights."""
 
     name: str
     make: Callable[[], Workload]
@@ -66,7 +66,7 @@ def digest(tensor: torch.Tensor) -> str:
 
 
 def on_device(batch: Sequence[Any], kind: str) -> tuple[Any, ...]:
-    """Return a batch whose tensors lie on a kind of device."""
+    """Return a batch whose tensors are on a kind of device."""
     return tuple(pytree.tree_map_only(torch.Tensor, lambda t: t.to(kind), tuple(batch)))
 
 
@@ -141,7 +141,7 @@ def planned_steps(
     *,
     shares: bool = False,
 ) -> DeviceRun:
-    """Train by a program of the captured step on the device; page files and state lie in `folder`.
+    """Train by a program of the captured step on the device; page files and state are in `folder`.
 
     `watchers`: called once these operators of the program have run. `shares`: pages are not copied on their way, where memory is shared.
     """

@@ -232,7 +232,7 @@ def run_follow(
 
     `limit_mib` is enforced by the kernel, everything included; the budget is a little less, or `ram_mib`. `rates`: pages
     are read and written no faster, bytes per second. `plans`: a folder with plans of earlier runs, where new ones are kept,
-    too; without it none is used again. `enter` runs in the new process first. `advice`: an option of `exec`. The
+    too; without it it is never reused. `enter` runs in the new process first. `advice`: an option of `exec`. The
     result holds what `--report` says, too.
     """
 

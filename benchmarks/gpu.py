@@ -1,10 +1,10 @@
 """What a GPU does to our promises, measured on the one that is here: `make check-gpu`, or `python -m benchmarks.gpu`.
 
-Prints context and library bytes; who else sees a gigabyte of device memory; whether eager twice, a program, and a program with
+Prints context and library bytes; which processes see a gigabyte of device memory; whether eager twice, a program, and a program with
 pages under way are equal to the bit; planned against real peaks; the speed of each way between device, host and files; how
 much of a copy hides behind compute; what a launch costs; and which methods train inside a capped device memory (`benchmarks.gpu_jobs`:
 plain PyTorch, `save_on_cpu`, checkpointing, torch.compile's memory budget, a planned step). On a machine
-without a GPU it says so and ends well.
+without a GPU it says so and exits with 0.
 """
 
 import argparse
@@ -94,7 +94,7 @@ def main(arguments: list[str]) -> int:
 
 
 def used_on_device() -> int | None:
-    """Return the bytes in use on the first device by the driver's count; None where nvidia-smi does not tell."""
+    """Return the bytes in use on the first device by the driver's count; None where nvidia-smi does not report it."""
     with contextlib.suppress(OSError, ValueError, subprocess.CalledProcessError):
         words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
         return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout) << 20
@@ -121,7 +121,7 @@ def _context() -> None:
 
 
 def _visible() -> None:
-    """Print who sees a gigabyte of device memory."""
+    """Print which processes see a gigabyte of device memory."""
     torch.cuda.init()
     sources: dict[str, Callable[[], int | None]] = {
         "RSS": resident_bytes,
@@ -369,7 +369,7 @@ def check_job(
 
 @contextlib.contextmanager
 def capped(backend: Backend, nbytes: int) -> Iterator[None]:
-    """Let the device's tensors hold no more than `nbytes` meanwhile."""
+    """Let the device's tensors hold no more than `nbytes` in the meantime."""
     backend.limit(nbytes)
     try:
         yield

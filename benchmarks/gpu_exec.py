@@ -2,7 +2,7 @@
 
 A transformer trains plainly, then within shares of what it took: bits, peaks, time; alongside `save_on_cpu` and checkpointing. Two streams of
 the program's own, an operator that does not fit, what is written past the operators, a kernel of Triton's. Managed memory is not
-compared: it can hang a card that others use. Takes at most eight minutes and says which rows ran; without a GPU it says so and ends well.
+compared: it can hang a card that others use. Takes at most eight minutes and says which rows ran; without a GPU it says so and exits with 0.
 """
 
 import argparse
@@ -134,7 +134,7 @@ def _moved(report: Report) -> str:
 
 
 def two_streams(device: str, size: Size) -> str:
-    """Say whether two streams that use the same weights and wait for each other give the same bits with everything leaving."""
+    """Report whether two streams that use the same weights and wait for each other give the same bits with everything evicted."""
 
     def run() -> list[str]:
         torch.manual_seed(0)
@@ -169,7 +169,7 @@ def does_not_fit(device: str, backend: Backend) -> str:
 
 
 def by_triton(device: str) -> str:
-    """Say whether a kernel of Triton's finds its operands while everything leaves."""
+    """Report whether a kernel of Triton's finds its operands while everything is evicted."""
     try:
         from benchmarks.gpu_triton import add_one
     except ImportError as error:

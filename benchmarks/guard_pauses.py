@@ -1,4 +1,4 @@
-"""How soon a program on guarded memory stands still when it is told, inside long operators too, and how soon its RAM is back.
+"""How soon a program on guarded memory stops on command, inside long operators too, and how soon its RAM is back.
 
     python -m benchmarks.guard_pauses [--pauses 200] [--width 1200]
 

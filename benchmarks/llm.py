@@ -69,7 +69,7 @@ PUBLISHED = {
     ),
     "qwen2.5-3b": "MeBP, iPhone, 4-bit base, 1 x 256 (arXiv 2510.03425): 638 MB; MeSP (no Python): 368 MB",
 }
-"""Other people's figures, which count what they say they count: here it is the whole process."""
+"""Published figures, with the definitions of their sources: here it is the whole process."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ def _plain(row: Row, options: FinetuneOptions, *words: str) -> Row:
 def _within(row: Row, options: FinetuneOptions, folder: Path, arguments: argparse.Namespace) -> Row:
     shutil.rmtree(
         f"{options.out}.state", ignore_errors=True
-    )  # of a row that passed its budget: it would go on from there
+    )  # of a row that passed its budget: it would continue from there
     with tempfile.NamedTemporaryFile(suffix=".json") as report:
         command = [
             sys.executable, "-W", "ignore", "-m", "port_agent.cli", "finetune", options.model, "--data", options.data[0], "--out",

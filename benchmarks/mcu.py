@@ -3,7 +3,7 @@
     python -m benchmarks.mcu [--json] [--tensors] [--memory [--accuracy SEEDS]]
 
 RAM is the linker's data and bss plus the painted stack of a bare bench program (no protocol, no UART buffers); instructions
-are counted exactly by a QEMU plugin and say nothing of cycles, wait states or energy. `--tensors` adds the memory plan
+are counted exactly by a QEMU plugin and do not include cycles, wait states or energy. `--tensors` adds the memory plan
 tensor by tensor, `--memory` prints only what training takes from frameworks to bands (`mcu_networks/memory_table`), which
 is planned, not run; `--accuracy` adds what each way of it learns on that many fresh seeds (`mcu_accuracy`; hours for the larger
 nets). Rows of others are labelled with where their figure comes from.
@@ -48,7 +48,7 @@ from port_planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2, StreamNet
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model on one core, with what of it is trained and the limit it is held to."""
+    """One model on one core, with its trained part and the limit it is held to."""
 
     name: str
     core: Core

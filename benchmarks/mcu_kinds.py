@@ -4,7 +4,7 @@
 
 Right means, on samples that calibration did not see: the float graph gives what the module gives, the firmware's engine on this
 machine what torch gives with every tensor rounded to its int8 format, and a step of training moves weights as the module's own
-gradients say. How far int8 is from the module is printed too: of random weights it is no verdict. Ends with 1 where a network is
+gradients say. How far int8 is from the module is printed too; with random weights it means little. Ends with 1 where a network is
 neither right nor refused.
 """
 

@@ -7,7 +7,7 @@
 - camera: CIFAR-10 drawn to 80 x 80, upright; then the camera is turned by 90 degrees.
 - mobilenet: MNIST drawn to 96 x 96 in three channels, upright; then the camera is turned by 90 degrees.
 
-The data sets lie in `shared/data` next to the checkout and are not part of the repository.
+The data sets are in `shared/data` next to the checkout and are not part of the repository.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class Ours:
         limits: tuple[float, float] | None = None,
         enter: Callable[[int], None] | None = None,
     ) -> Run | None:
-        """Train the bundle in a worker of its own, whose process id `enter` gets at once; None if it does not finish."""
+        """Train the bundle in a separate worker, whose process id `enter` gets at once; None if it does not finish."""
         with tempfile.TemporaryDirectory(dir=self.folder) as state:
             slow = throttle(limits)
             command = torch_worker(

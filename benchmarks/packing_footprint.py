@@ -13,7 +13,7 @@ On real CIFAR-10 images. Each step is planned twice: everything kept, and every 
 
 "peak" is what the step holds at its fullest moment besides weights, buffers, optimizer state and batch, gradients and workspace included;
 "measured" the same by the worker's peak resident memory. `--pruned`: a second row for each model, which first trained that many steps in
-plain PyTorch while this share of its weights was pruned by magnitude (`port_planner.ir.bundle.pruning`), and whose workers go on pruning.
+plain PyTorch while this share of its weights was pruned by magnitude (`port_planner.ir.bundle.pruning`), and whose workers keep pruning.
 """
 
 import argparse
@@ -189,7 +189,7 @@ def on_images(model: str, folder: Path, batch: int, steps: int, pruning: Pruning
 
 
 def prune(job: TrainingJob, pruning: Pruning, x: torch.Tensor, y: torch.Tensor) -> None:
-    """Train a job's model on these images to the end of a schedule, in plain PyTorch; the job goes on pruning as much."""
+    """Train a job's model on these images to the end of a schedule, in plain PyTorch; the job keeps pruning as much."""
     weights = [p for p in job.model.parameters() if p.dim() > 1]
     optimizer = torch.optim.SGD(job.model.parameters(), LEARNING_RATE, momentum=0.9)
     thresholds = [0.0] * len(weights)

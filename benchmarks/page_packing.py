@@ -2,7 +2,7 @@
 
     python -m benchmarks.page_packing [gpt2] [--mib 700] [--steps 2] [--read 45e6] [--write 25e6] [--json]
 
-Each model is planned for the same budget twice, under costs of the throttled medium, and trained in a worker of its own whose page
+Each model is planned for the same budget twice, under costs of the throttled medium, and trained in a separate worker whose page
 thread is held to that medium's speed; both must end with the same state to the bit. "share" is what a page of the model's own
 weights takes packed. Steps after the first count.
 """

@@ -28,7 +28,7 @@ from port_agent.peers.fleet.paired import PairedDevices, device_of
 from port_agent.peers.identity.keys import Identity, own_identity
 
 MEET_S = 600.0
-"""Until all have met all: 50 that start at once share two cores here, with whatever else runs."""
+"""Until all have met all: 50 that start at the same time share two cores here, with whatever else runs."""
 _ASK_AGAIN_S = 1.0
 _STATE, _INODE, _ESTABLISHED = 3, 9, "01"
 """Columns and a state of /proc/PID/net/tcp (proc_net_tcp.txt of the kernel), which is that of the process's own network."""

@@ -8,7 +8,7 @@ start); the plug of a fake battery below an injected /sys is pulled at random mo
 - stopped: when the last training instruction began after the plug was pulled (must be below 100 ms),
 - returned: when the worker process was gone and its memory free (must be below 1 s).
 
-With --lag the battery goes on saying Charging for so long after the plug is pulled (`inf`: for ever), as laptops do.
+With --lag the battery keeps reporting Charging for this long after the plug is pulled (`inf`: forever), as laptops do.
 
 With --bundle the real training worker runs that bundle (give it many steps). It says when no instruction runs any more; what it
 has finished is committed before the process ends, and the second figure says how long that took. The limits are then not
@@ -16,7 +16,7 @@ those of the fake worker: a step that has begun its update is finished first, an
 
 With --program an unchanged PyTorch program runs under `port-agent exec --opportunistic`: a matrix product, an update of a
 tensor, and so on, on 200 MB. It says when each operator has ended, and its memory is back when no more is resident
-than two seconds after a pause before, and 5 %. Its page file lies in --page-dir, whose speed bounds the second figure.
+than two seconds after a pause before, and 5 %. Its page file is in --page-dir, whose speed bounds the second figure.
 """
 
 import argparse
@@ -328,7 +328,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=200)
     parser.add_argument(
-        "--lag", type=float, default=0.0, metavar="SECONDS", help="of the battery's status; inf: for ever"
+        "--lag", type=float, default=0.0, metavar="SECONDS", help="of the battery's status; inf: forever"
     )
     parser.add_argument("--bundle", type=Path, metavar="JOB.port", help="use the real training worker")
     parser.add_argument("--program", action="store_true", help="use an attached program")

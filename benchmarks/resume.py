@@ -1,7 +1,7 @@
-"""Saving a checkpoint and going on from it within a budget: `python -m benchmarks.resume [WAY ...] [--budget MIB]`.
+"""Save a checkpoint and continue from it within a budget: `python -m benchmarks.resume [WAY ...] [--budget MIB]`.
 
 The unchanged scripts of `benchmarks.resume_loop` (a plain loop, transformers, lightning) train a GPT-2 of 6 layers with AdamW and save a
-checkpoint; a new process goes on from it and saves again: plain, and through `port-agent exec`, where the kernel kills what goes beyond
+checkpoint; a new process continues from it and saves again: plain, and through `port-agent exec`, where the kernel kills what goes beyond
 the budget (a memory cgroup, 16 MiB larger; where none can be made, the RLIMIT_DATA that `exec` sets itself is all there is, and
 the table says so). A row for each process. Peaks are of the whole process, times against plain PyTorch's, bytes are those of the
 whole process. `equal`: every file with weights, moments or states of generators is plain PyTorch's, byte for byte.

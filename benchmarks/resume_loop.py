@@ -1,7 +1,7 @@
-"""Ordinary scripts that train, save a checkpoint, and go on from one: `python -m benchmarks.resume_loop WAY FOLDER`.
+"""Ordinary scripts that train, save a checkpoint, and continue from one: `python -m benchmarks.resume_loop WAY FOLDER`.
 
 WAY is a plain loop with `torch.save` and `torch.load`, transformers' `Trainer`, or lightning's. Without a checkpoint in FOLDER it
-begins anew; with one it goes on from it, for as many steps again, and saves once more. Nothing in it knows of a budget. It prints one
+starts from the beginning; with one it continues from it, for as many steps again, and saves once more. Nothing in it knows of a budget. It prints one
 JSON line: CPU and wall seconds of the process since its imports, its peak resident memory.
 """
 

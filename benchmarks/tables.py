@@ -9,5 +9,5 @@ FILE_COLUMNS = 150
 
 
 def table_console(columns: int = FILE_COLUMNS) -> Console:
-    """Return the standard output: as wide as the terminal, or this wide where it is none."""
+    """Return the standard output: as wide as the terminal, or this wide if it is not a terminal."""
     return Console(width=None if sys.stdout.isatty() else columns)

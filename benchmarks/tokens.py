@@ -2,7 +2,7 @@
 
 Tokenizers of four kinds, trained here (byte-level BPE, SentencePiece's with and without a space before a text, WordPiece and Unigram), read prompts with
 completions; the first of them writes conversations in the chat templates that trl ships, which are those of the models' own repositories. Both
-get the same entry, as prompt and completion. Each case is the same, refused by one of both by name, or different for a reason that is told from the
+get the same entry, as prompt and completion. Each case is the same, refused by one of both by name, or different for a reason that is derived from the
 tokens; one that nothing explains is an error, and the exit code is 1.
 
 trl is in the group `dev`. Nothing is downloaded.
@@ -155,13 +155,13 @@ def theirs(entry: Entry, tokenizer: Any) -> Learned:
 
 
 def reason(mine: list[Learned], other: Learned, tokenizer: Any) -> str:
-    """Return why both differ, told from their tokens; "" where they do not."""
+    """Return why both differ, derived from their tokens; "" where they do not."""
     (one,) = mine[-1:]  # of a conversation that is written in parts, the one of the last answer
     if one == other:
         return ""
     end = tokenizer.eos_token_id
     if one.tokens == (*other.tokens, end):
-        return "finetune learns an end that the template leaves away"
+        return "finetune learns an end that the template leaves out"
     if (*one.tokens, end) == other.tokens:
         return "trl learns an end twice"
     if one.tokens == other.tokens and all(

@@ -3,7 +3,7 @@
     python -m benchmarks.variants [resnet18 gpt2 ...] [--small] [--shares 30 50 70] [--strategy greedy] [--medium sd] [--json]
 
 Operators are measured on this machine (and their costs kept); plans are made for it and lowered, not run. "Whole" is the recorded
-step, "in pieces" what `port-agent plan` would make of it at that budget, on the medium that the page directory lies on or on
+step, "in pieces" what `port-agent plan` would make of it at that budget, on the medium that the page directory is on or on
 `--medium`: what is written wears it off, and that has its price in joules. Overhead is counted from the recorded step with everything
 kept. A share of 0 % is the recorded step's floor, 100 % what keeping everything takes. Pieces are compared by byte before they are used.
 """

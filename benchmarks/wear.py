@@ -133,7 +133,7 @@ def show(rows: Sequence[Row], title: str, console: Console) -> None:
             f"{after.seconds / before.seconds:.2f}x",
             f"{before.joules:.1f}",
             f"{after.joules / before.joules:.2f}x",
-            "for ever" if row.lasts_steps is None else f"{row.lasts_steps:,.3g} steps",
+            "forever" if row.lasts_steps is None else f"{row.lasts_steps:,.3g} steps",
         )
     console.print(table)
 

@@ -2,9 +2,9 @@
 
 Models are tiny random instances of every model type and task of transformers' auto mappings, of diffusers' models and of
 peft's methods: four AdamW steps with dropout on. Each runs in a child process twice plainly, then with an ample budget,
-with half of the bytes that it then had in tensors, and with 4 KiB, where everything leaves all the time. Losses, parameters,
+with half of the bytes that it then had in tensors, and with 4 KiB, where everything is evicted all the time. Losses, parameters,
 buffers, gradients, optimizer state and random states are compared to the bit. Results are appended as they come and a run
-goes on where the last one ended.
+continues where the last one ended.
 
 `--operators`: each function of torch's own database of operators instead, with the samples that torch tests it with.
 

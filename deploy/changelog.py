@@ -20,7 +20,7 @@ class ChangelogError(ValueError):
 
 
 def main() -> int:
-    """Do what was asked; the exit code is 2 where it cannot be done."""
+    """Run the command; the exit code is 2 where it cannot be done."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("verb", choices=("section", "cut"))
     parser.add_argument("version")
@@ -38,7 +38,7 @@ def main() -> int:
 
 
 def section(text: str, version: str) -> str:
-    """Return what stands under a version. Raises ChangelogError where it is not there."""
+    """Return the text of a version. Raises ChangelogError where it is not there."""
     found = re.search(rf"^## \[{re.escape(version)}\][^\n]*\n(.*?)(?=^## \[|\Z)", text, re.M | re.S)
     if found is None:
         raise ChangelogError(f"there is no version {version}; cut it first")

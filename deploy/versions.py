@@ -54,7 +54,7 @@ class ServiceError(SetupError):
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where packages come from; `install.conf`, overridden by the environment."""
+    """The source of packages; `install.conf`, overridden by the environment."""
 
     torch_index: str
     """An index with CPU builds of torch only; empty: wherever pip looks."""

@@ -87,7 +87,7 @@ def sources() -> dict[Path, Path]:
 
 
 def with_links_of_the_site(text: str, source: Path, page: Path, pages: dict[Path, Path]) -> str:
-    """Return a page whose links lead to other pages of the site; what is no page of it is named as a file.
+    """Return a page whose links lead to other pages of the site; other files are named as files.
 
     Pictures and links to other sites stay. Code is left alone.
     """

@@ -1,6 +1,7 @@
 """One concept, one word: `docs/glossary.md` names the terms; what they replaced does not come back."""
 
 import ast
+import inspect
 import io
 import keyword
 import re
@@ -68,7 +69,7 @@ BANNED_PHRASES = (
 """Of docstrings, comments and messages: other languages' idioms, and what was replaced in all of them."""
 
 MAX_SENTENCE_WORDS = 30
-"""Of a message, a help text or a document."""
+"""Of a message, a help text, a docstring or a document."""
 
 LISTED = 6
 """Commas of a document's sentence that is a list."""
@@ -145,6 +146,13 @@ def test_no_text_has_a_phrase_that_was_replaced(phrase: str) -> None:
     assert not found
 
 
+@pytest.mark.parametrize("folder", ["benchmarks", "deploy", "docs", "examples"])
+def test_no_other_program_has_a_phrase_that_was_replaced(folder: str) -> None:
+    texts = {str(path.relative_to(ROOT)): path.read_text() for path in sorted((ROOT / folder).rglob("*.py"))}
+    found = [(path, phrase) for path, text in texts.items() for phrase in BANNED_PHRASES if re.search(phrase, text)]
+    assert texts and not found
+
+
 def test_each_term_is_used() -> None:
     assert len(terms()) >= 60
     used = vocabulary()
@@ -169,9 +177,21 @@ def messages(path: Path) -> Iterator[str]:
             yield from (_text_of(keyword.value) for keyword in node.keywords if keyword.arg == "help")
 
 
+def docstrings(path: Path) -> Iterator[str]:
+    """Yield the paragraphs of a module's docstrings, those of constants and fields too, code as one word.
+
+    Lists and usage, which are indented, are left out.
+    """
+    for node in ast.walk(tree_of(path)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            text = re.sub(r"`[^`]*`", "X", inspect.cleandoc(node.value.value))
+            yield from (part for part in re.split(r"\n\s*\n", text) if "\n  " not in part)
+
+
 @pytest.mark.parametrize("path", product_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_sentence_of_a_message_is_long(path: Path) -> None:
-    sentences = (sentence for message in messages(path) for sentence in re.split(r"(?<=[.;:!?])\s", message))
+def test_no_sentence_of_a_message_or_docstring_is_long(path: Path) -> None:
+    texts = (*messages(path), *docstrings(path))
+    sentences = (sentence for text in texts for sentence in re.split(r"(?<=[.;:!?])\s", text))
     assert not [sentence for sentence in sentences if len(sentence.split()) > MAX_SENTENCE_WORDS]
 
 

@@ -38,7 +38,7 @@ AHEAD_WITHIN_S = 60.0
 """Of the processor, for the steps of a program that counts."""
 PADDING = 5
 STEPS = 6
-"""More than `plan` compares by itself: what it lets through must go on being the same."""
+"""More than `plan` compares by itself: what it lets through must stay the same."""
 
 MISMATCH = "plain PyTorch"
 """In what a worker says of a step whose numbers are others."""
@@ -65,7 +65,7 @@ class BundleCase:
     length: "JobLength" = field(default_factory=lambda: JobLength())
 
     def judged(self, at: Callable[[str], object]) -> Outcome:
-        """Judge it; `at` is told where it is."""
+        """Judge it; `at` receives where it is."""
         return judge_bundle(self.name, self.make_job, at, self.length)
 
 

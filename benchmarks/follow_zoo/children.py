@@ -32,7 +32,7 @@ class Judged(Protocol):
         """What the table calls it."""
 
     def judged(self, at: Callable[[str], object]) -> Outcome:
-        """Judge it; `at` is told where it is, before each run."""
+        """Judge it; `at` receives where it is, before each run."""
 
 
 @dataclass(frozen=True, slots=True)

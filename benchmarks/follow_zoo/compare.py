@@ -102,9 +102,9 @@ def training_begins() -> None:
 def judge(
     name: str, program: Program, settings: tuple[str, ...] = SETTINGS, at: Callable[[str], object] = repr
 ) -> Outcome:
-    """Run `program` plainly twice, then ample, at half of what it needed, and with everything leaving.
+    """Run `program` plainly twice, then ample, at half of what it needed, and with everything evicted.
 
-    Not eligible is what fails plainly or differs from itself. `at` is told where it is, before each run.
+    Not eligible is what fails plainly or differs from itself. `at` receives where it is, before each run.
     """
     at("plain")
     try:

@@ -36,7 +36,7 @@ class DeviceCase:
     """Returns what the device says that was out of order so far; "" for nothing."""
 
     def judged(self, at: Callable[[str], object]) -> Outcome:
-        """Run it twice without a budget, at half of what it took, and with everything leaving all the time."""
+        """Run it twice without a budget, at half of what it took, and with everything evicted all the time."""
         at("plain")
         repeat_kernels(self.device)
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -30,7 +30,7 @@ class Results:
             file.write(json.dumps(outcome.as_json()) + "\n")
 
     def compact(self) -> None:
-        """Write the file anew, sorted, one line per name."""
+        """Write the file again, sorted, one line per name."""
         lines = [json.dumps(self.outcomes[name].as_json()) for name in sorted(self.outcomes)]
         self.path.write_text("".join(line + "\n" for line in lines))
 

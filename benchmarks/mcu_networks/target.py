@@ -44,7 +44,7 @@ class Core(Enum):
     M7F = ("-mcpu=cortex-m7 -mfpu=fpv5-sp-d16 -mfloat-abi=hard", "mps2-an500", 1024 * 1024, 256 * 1024)
     RP2040 = ("-mcpu=cortex-m0plus -mfloat-abi=soft", RP2040JS, 2048 * 1024, 256 * 1024)
     RV32 = ("-march=rv32imc -mabi=ilp32", "virt", 0, 1024 * 1024)
-    """The instructions of an ESP32-C3; QEMU's board has no flash, the program lies in its RAM."""
+    """The instructions of an ESP32-C3; QEMU's board has no flash, the program is in its RAM."""
 
     @property
     def flags(self) -> tuple[str, ...]:
@@ -247,7 +247,7 @@ def run_image(
     """Run samples [N, bytes] through the emulated core, training with `options` or, without, inferring.
 
     `by_row`: instructions are counted for each row of the step table, not for each sample; the last span of a sample is
-    what comes behind its last row.
+    what follows its last row.
     """
     directory = image.elf.parent
     _write_samples(directory / "samples.bin", samples, labels, options, generator, by_row)

@@ -1,9 +1,9 @@
 """Whether the device is idle: several signals on Linux, each yes, no or unknown.
 
 No single source can be trusted: logind's hint is stuck under several desktops, a headless Pi has no X server, and
-pressure includes our own worker. The signals are the CPU use of others, pressure while we do not train, input on
-terminals and consoles, counters of input devices, desktops that are queried in their sessions, and logind. Its "not
-idle" counts only after it has reported idle once.
+pressure includes our own worker. The signals are the CPU use of others, pressure while we do not train, and input on
+terminals and consoles. Further ones are counters of input devices, desktops that are queried in their sessions, and
+logind. Its "not idle" counts only after it has reported idle once.
 """
 
 import os

@@ -43,7 +43,7 @@ def learn(
     steps: int = STEPS,
     after: Callable[[int], None] = lambda step: None,
 ) -> Any:
-    """Train a model on the loss that `loss_of` gives anew each step; return losses and state. `after` ends a step."""
+    """Train a model on the loss that `loss_of` returns in each step; return losses and state. `after` ends a step."""
     make = make_optimizer or (lambda p: torch.optim.AdamW(p, lr=1e-2))
     optimizer = make([p for p in model.parameters() if p.requires_grad])
     training_begins()

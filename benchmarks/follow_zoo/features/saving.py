@@ -181,7 +181,7 @@ for _name, _way in _WAYS.items():
 
 
 def _resumed(everything: Callable[[Any], Any]) -> Any:
-    """Train two steps, save all, go on from the file with new objects."""
+    """Train two steps, save all, continue from the file with new objects."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"checkpoint-{epoch}" for epoch in range(3)]  # the one before may still be mapped
         for epoch, path in enumerate(paths):

@@ -36,7 +36,7 @@ def write_all(port: int, data: bytes) -> None:
 
 
 def main() -> None:
-    """Serve until the machine goes away."""
+    """Serve until the machine ends."""
     while not (ports := sorted(Path("/dev").glob("vport*p1"))):
         time.sleep(0.05)
     port = os.open(ports[0], os.O_RDWR)

@@ -79,8 +79,8 @@ def record_update(
     """Record an update of all parameters at once.
 
     `stand_ins`: of each parameter with a gradient, a meta tensor and its `grad`. `names`: of the parameters. `schedule`: what
-    changes of the groups in each update to come. Raises CaptureError if the update depends on contents of tensors or on
-    the count of updates, if it mixes parameters, or if the optimizer's state is not tensors changed in place.
+    changes of the groups in each update to come. Raises CaptureError if the update depends on contents or on the count
+    of updates, mixes parameters, or has state other than tensors changed in place.
     """
     rows = [schedule[min(i, len(schedule) - 1)] if schedule else () for i in range(max(len(schedule), _MIN_UPDATES))]
     shadow = _Shadow(optimizer, stand_ins)

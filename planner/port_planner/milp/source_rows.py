@@ -48,7 +48,9 @@ class _RematInput:
 
 
 def eq3_sources(f: Columns) -> None:
-    """x[g] or m[i,h] <= sum of a[h,s] and m[u,h] over the gaps h of each input u in which it may be found, s the last stage of g in h."""
+    """Add `x[g] or m[i,h] <= sum of a[h,s] and m[u,h]` over the gaps h of each input u in which it may be found. s is
+    the last stage of g in h.
+    """
     needs: dict[int, list[_RematInput]] = {}
     spans, waiting = dict[int, _Span](), list[int]()
     for g, columns in f.gaps.items():

@@ -54,7 +54,7 @@ OTHERS_MODELS = ("gpt2", RESNET101)
 SHARES = (1.0, 0.5)
 """Of the least peak among the others: what bundles are planned for next to them."""
 PLANNING_S = 20.0
-"""Of CPU time for the solver, each time it is asked."""
+"""Seconds of CPU time for the solver, each time it is asked."""
 NOT_COMPARED = (
     "rockmate 2.0.0 (with HiRemate, which has no package of its own) is missing: it computes on CUDA alone, and rkgb 2.0.0, which it "
     "imports, is published without its subpackages core and lowlevel"
@@ -88,7 +88,7 @@ class Unlimited:
     planning_s: float | None = None
     gap: float | None = None
     note: str = "does not finish"
-    """Of what has no figures."""
+    """Note of a row that has no figures."""
 
 
 # -- one run, in a separate process: `python -m benchmarks.fit --child METHOD MODEL`

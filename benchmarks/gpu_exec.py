@@ -27,7 +27,7 @@ from port_planner.base.units import format_bytes
 TIME_S = 480.0
 STEPS = 6
 SHARES = (0.8, 0.5, 0.3)
-"""Of what the program's tensors took, that a budget leaves them."""
+"""Shares of the tensors' memory that a budget leaves them."""
 
 
 @dataclass(frozen=True)

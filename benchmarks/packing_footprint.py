@@ -44,7 +44,7 @@ ROOM = 1 << 40
 BITTRAIN_PERCENT, BITTRAIN_PRUNED_PERCENT = 34, 56
 """Less memory, as BitTrain reports it: up to that much at the activations' own sparsity, and where pruning made them sparser."""
 LEARNING_RATE = 0.02
-"""Of what is trained while it is pruned."""
+"""Learning rate of a model that is pruned while it trains."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ from port_planner.search.placement.operator_devices import (
 
 CASES_DIVIDED = ("resnet18", "gpt2")
 START_S = 20e-6
-"""Of an operator on the GPU, its host's time included: launches cost 5 to 50 microseconds."""
+"""Seconds to start an operator on the GPU, the host's time included: launches cost 5 to 50 microseconds."""
 DENSE, BY_MEMORY = 30.0, 6.0
 """Times as fast as the CPU: about what separates an Orin's GPU from its eight cores."""
 GPU_WATTS = 12.0

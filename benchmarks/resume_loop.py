@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainingArguments, set_seed
 
 STEPS = 2
-"""Of each process."""
+"""Steps of each process."""
 BATCH = 2
 LAYERS = 6
 SMALL = "small"

@@ -57,9 +57,9 @@ class Row:
     floor_bytes: int
     seconds: float | None
     overhead_joules: float | None
-    """Of energy, and of wear."""
+    """Overhead of energy and of wear, in joules."""
     energy_joules: float | None
-    """Of energy alone, all of the step."""
+    """Energy of the whole step, in joules, without wear."""
     written_bytes: int | None
 
 

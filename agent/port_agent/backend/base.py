@@ -29,7 +29,7 @@ class Backend(Protocol):
     """
 
     kind: str
-    """Of `port_planner.ir.device_kinds`."""
+    """One of `port_planner.ir.device_kinds`."""
     addressable: bool
     """Whether the page thread may read and write its memory by address; else pages pass through the host's."""
     unified: bool

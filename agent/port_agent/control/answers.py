@@ -89,7 +89,7 @@ class RunStatus:
     owner: str | None = None
     """Whose process it is, of an attached program."""
     step_written_bytes: int | None = None
-    """To flash, by its plan."""
+    """Bytes that a step writes to flash, by its plan."""
     planned_device_bytes: int | None = None
     """Planned bytes of a device's own memory, which are not part of `planned_peak_bytes`; None if it has none."""
     device_peak_bytes: int | None = None

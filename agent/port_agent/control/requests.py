@@ -24,7 +24,7 @@ _LONGEST_CODE_S = 3600.0
 """A code is for now."""
 _REASON_LIMIT = 200
 _LONGEST_SOLVING_S = 3600.0
-"""As in `port_agent.peers.connection.messages`."""
+"""Longest time to solve, as in `port_agent.peers.connection.messages`."""
 _SETTINGS = JobSpec.__dataclass_fields__.keys() - {"owner", "guest"}
 """Settings of a job that a client may give; the agent itself knows the owner."""
 _ENVELOPE = {"upload", "v"}

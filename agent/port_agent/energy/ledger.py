@@ -105,7 +105,7 @@ class Batch:
     """Figures that are not in the file yet. Once taken from the ledger, a thread may write them."""
 
     sums: dict[_Key, _Sum] = field(default_factory=dict)
-    """By start of the minute, job, phase and kind; hours and days are summed from them when written."""
+    """Sums by start of the minute, job, phase and kind; hours and days are summed from them when written."""
     step_rows: list[tuple[object, ...]] = field(default_factory=list)
     epochs: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
     gaps: list[MeterGap] = field(default_factory=list)

@@ -135,7 +135,7 @@ class WearDay:
     day_unix: int
     agent_bytes: int
     machine_bytes: int | None
-    """By the whole machine, agent included; None if the disk does not count."""
+    """Bytes that the whole machine wrote, agent included; None if the disk does not count."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,7 +186,7 @@ class EnergyReport:
     sources: tuple[SourceLine, ...]
     """The sources of the figures, and what they cover."""
     gpu: tuple[GpuAmount, ...] = ()
-    """By job, if a source reports it; empty from agents that did not ask."""
+    """Energy of the GPU by job, if a source reports it; empty from agents that did not ask."""
 
     def as_dict(self) -> dict[str, object]:
         """Return plain values for JSON."""

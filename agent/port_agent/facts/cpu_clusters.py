@@ -24,7 +24,7 @@ class CpuCluster:
     """Cores of one kind."""
 
     cores: tuple[int, ...]
-    """Their numbers, ascending."""
+    """Numbers of the cluster's cores, ascending."""
     name: str | None
     """Such as Cortex-A76, None if unknown."""
     top_hz: float | None

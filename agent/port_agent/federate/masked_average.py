@@ -47,7 +47,7 @@ LEADER_NODE = 1
 _COARSEST = 0.01
 """A sum whose steps are a larger share of the change than this is not a usable average."""
 _MAX_EXPONENT, _MAX_EXPONENTS = 129, {"float64": 1023}
-"""Of a change between two numbers of a type: twice the largest."""
+"""Largest exponent of a change between two numbers of a type: twice the largest number."""
 _SUM_ROUNDING = 1.001
 """An average of shares in a range may be outside by the steps of the sum."""
 
@@ -60,7 +60,7 @@ class _Sizes:
     """By node."""
     losses: tuple[float, ...]
     exponents: tuple[int, ...]
-    """By tensor, of the largest change of any device."""
+    """Exponent of the largest change of any device, by tensor."""
 
 
 class _Masking(SecAggPlusWorkflow):
@@ -81,7 +81,7 @@ class MaskedAverage:
     def __init__(self, order: RoundOrder, tensors: FederatedTensors, grid: PeerGrid) -> None:
         self._order, self._tensors, self._grid = order, tensors, grid
         self._samples: Mapping[int, int] = {}
-        """Of the devices in the sum."""
+        """Samples of the devices in the sum."""
 
     def average(self, arrays: Arrays) -> tuple[Arrays, int, float | None]:
         """Return the averaged weights, how many devices are in them, and their loss. Raises RoundAbandonedError."""

@@ -13,7 +13,7 @@ from port_agent.jobs.job import FederationTerms
 from port_agent.peers.decoding import LONGEST_ROUND_S
 
 FOLDER = "federation"
-"""In a job's directory: files of a federation that another device, or this one, leads."""
+"""Folder in a job's directory, with files of a federation that another device, or this one, leads."""
 MESSAGE_FILE, REPLY_FILE = "message", "reply"
 START_FILE, RESULT_FILE = "start.safetensors", "result.safetensors"
 """The weights that a round begins with, and the trained ones."""
@@ -27,11 +27,11 @@ For a fine-tuning, only until its worker has made the adapter's directory from i
 CONTEXT_FILE = "context"
 """What Flower's modifiers keep from one message of a round to the next."""
 LEADER_FOLDER = "leader"
-"""In a job's directory: files of a federation that this device leads."""
+"""Folder in a job's directory, with files of a federation that this device leads."""
 MESSAGES_FOLDER = "messages"
 """There: messages of the round on their way, and replies."""
 STATE_FOLDER = "state"
-"""In the folder of a federation: the worker's checkpoints in this round."""
+"""Folder in that of a federation, with the worker's checkpoints in this round."""
 
 ARRAYS, CONFIG = "arrays", "config"
 """The records of a message: Flower's own defaults."""
@@ -77,7 +77,7 @@ class ServerStrategy(StrEnum):
     FEDAVG = "fedavg"
     """Uses it unchanged."""
     FEDPROX = "fedprox"
-    """Likewise; each device's loss has a proximal term (Li et al. 2020, arXiv 1812.06127)."""
+    """Federated averaging in which each device's loss has a proximal term (Li et al. 2020, arXiv 1812.06127)."""
     FEDAVGM = "fedavgm"
     """Goes on from it with momentum (Hsu et al. 2019, arXiv 1909.06335)."""
     FEDADAM = "fedadam"

@@ -30,7 +30,7 @@ from port_planner.ir.graph import Role, storage_key
 Arrays = dict[str, NDArray[np.generic]]
 
 _AVERAGED_AS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
-"""In what tensors of each type travel and are averaged."""
+"""The type in which tensors of each type are sent and averaged."""
 _CHUNK_BYTES = 4 << 20
 
 
@@ -45,7 +45,7 @@ class FederatedTensors:
     """The averaged tensors of a job, in the order in which they travel."""
 
     layouts: Mapping[str, TensorLayout]
-    """By the model's own names."""
+    """Layouts of tensors, by the model's own names."""
     samples: int
     """Number of samples that it was made to train on; a job submitted with its own data trains on others
     (`tensors_of`).

@@ -8,7 +8,7 @@ from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.finetuning.text.task import Task, TaskKind
 
 MODEL_CARD = "README.md"
-"""In the result's directory, where the Hugging Face hub looks for it."""
+"""Name of the file in the result's directory, where the Hugging Face hub looks for it."""
 
 CLIP_NORM = 1.0
 """Norm to which the gradient of an update is clipped, over everything trained."""

@@ -21,7 +21,7 @@ from port_planner.base.code_pages import release_data_pages
 from port_planner.base.units import format_bytes
 
 FLOATS = dict(zip(FLOAT_NAMES, (torch.bfloat16, torch.float16, torch.float32, torch.float64), strict=True))
-"""By the names of safetensors."""
+"""Floating-point types, by their names in safetensors."""
 
 _PEFTS_TASKS = {
     TaskKind.CAUSAL_LM: "CAUSAL_LM",

@@ -45,7 +45,7 @@ class TrainReport:
     """The totals of a run's events. They are of this run only; a resumed run starts at zero."""
 
     first_loss: float | None = None
-    """Of the run's first step; None before it, and if it is not finite."""
+    """Loss of the run's first step; None before it, and if it is not finite."""
     last_loss: float | None = None
     steps: int = 0
     """Done by this run; of a fine-tuning: updates."""

@@ -33,7 +33,7 @@ class GuardCounters:
     limit_bytes: int
     """2**64 - 1 means no limit."""
     live_bytes: int
-    """Of blocks in use, resident or not."""
+    """Bytes of blocks in use, resident or not."""
     live_blocks: int
     read_faults: int
     """Accesses that brought a block in."""
@@ -42,9 +42,9 @@ class GuardCounters:
     fault_ns: int
     """Time spent in both kinds of fault, by all threads together."""
     read_bytes: int
-    """From the page file."""
+    """Bytes read from the page file."""
     written_bytes: int
-    """To the page file."""
+    """Bytes written to the page file."""
     revived_bytes: int
     """Bytes that came back before their pages were given to another block."""
     moved_bytes: int
@@ -70,7 +70,7 @@ class PauseState(enum.IntEnum):
     HELD = 1
     """Whoever touches a tensor waits."""
     RELEASED = 2
-    """In addition, no tensor memory is resident."""
+    """Threads wait, and no tensor memory is resident."""
 
 
 class MappingKind(enum.Enum):

@@ -36,11 +36,11 @@ class ProcessUse:
 
     pid: int
     name: str
-    """Its command, or the beginning of it."""
+    """The command of the process, or its beginning."""
     guarded: bool
     """Whether the budget was enforced for it; otherwise it was measured from outside."""
     peak_bytes: int
-    """Its own share: pages that processes share are divided among them."""
+    """Peak of the process's own share: pages that processes share are divided among them."""
     read_faults: int
     write_faults: int
     read_bytes: int

@@ -61,7 +61,7 @@ class DeviceMemoryReport:
     name: str
     ram_bytes: int | None
     peak_tensor_bytes: int
-    """Of what the device's allocator gave, followed or not."""
+    """Peak of what the device's allocator gave, intercepted or not."""
     outside_bytes: int | None
     """Context and libraries; None where tensors alone are bounded."""
     read_bytes: int
@@ -82,7 +82,7 @@ class Report:
     read_bytes: int
     written_bytes: int
     unworn_bytes: int
-    """Of `written_bytes`, those to compressed RAM, which writing does not wear out."""
+    """The part of `written_bytes` that went to compressed RAM, which writing does not wear out."""
     mapped_bytes: int
     """Read from files that hold weights; these files are never written."""
     recomputed_bytes: int
@@ -100,14 +100,14 @@ class Report:
     plan: str | None
     """The search that made the plan for evictions (`milp`, `greedy`); None if next use decides."""
     planned_after_seconds: float | None
-    """From the start until that plan took effect."""
+    """Seconds from the start until that plan took effect."""
     predicted_step_seconds: float | None
     step_seconds: float | None
     """Seconds of one step with the plan: predicted, waiting for pages included, and measured for the last step."""
     elsewhere: tuple[str, ...]
     """Devices with memory of their own that the program used; nothing there is counted, limited or moved."""
     device: "DeviceMemoryReport | None"
-    """Of the device whose memory has a budget; None before a tensor was there."""
+    """Figures of the device whose memory has a budget; None before it held a tensor."""
     step_written_bytes: int | None
     """Written by the last step with the plan."""
     joules: float | None
@@ -214,7 +214,7 @@ class BudgetOptions(TypedDict, total=False):
     step_deadline: str | float | None
     """A plan for the step that repeats takes at most so long ("1.5s"); where there is none, none is used."""
     writes_per_step: str | int | None
-    """And writes at most that much ("100M")."""
+    """Largest number of bytes that a planned step writes, such as "100M"."""
     wear_joules: float | None
     """What a written byte wears off the medium, as the energy that buys as much; None: as the kind of medium below `page_dir` has it."""
 

@@ -98,7 +98,7 @@ class AwayPhase(Enum):
     """How far a job is on its journey."""
 
     SENDING = "sending"
-    """Its files are being sent; it has not been handed over."""
+    """The job's files are being sent; it has not been handed over."""
     THERE = "there"
     """The other device has it, or may have it: only its answer, or the user's force, brings the job back."""
     CLOSING = "closing"
@@ -243,7 +243,7 @@ class Job:
     trained_s: float = 0.0
     planned_joules: float | None = None
     written_bytes: int = 0
-    """To flash: pages and checkpoints."""
+    """Bytes written to flash: pages and checkpoints."""
     rounds: int = 0
     """Finished rounds of a job that waits for data."""
     measured: JobMeasurements = field(default_factory=JobMeasurements)

@@ -93,7 +93,7 @@ class Progress:
 
     position: TrainingPosition
     wall_s: float
-    """Of this request, transfer included."""
+    """Seconds of this request, transfer included."""
     samples: int
 
 

@@ -195,7 +195,7 @@ class Slot:
         """`item_bytes`: size of the floating-point numbers in it where its chunks are packed; 0: they are not."""
         self.file, self.offset, self.nbytes, self.item_bytes = file, offset, nbytes, item_bytes
         self.sums: list[int | None] = sums or [None] * -(-nbytes // CHUNK)
-        """Of the bytes on the medium."""
+        """Checksums of the bytes on the medium."""
         self.packed_bytes: list[int] = [0] * len(self.sums)
         """Per chunk: its packed bytes on the medium; 0: it is not packed; `ZEROS`: nothing is stored."""
 
@@ -242,7 +242,7 @@ class PagerStats:
     write_seconds: float = 0.0
     stall_seconds: float = 0.0
     unworn_bytes: int = 0
-    """Of `written_bytes`, those to compressed RAM, which writing does not wear."""
+    """The part of `written_bytes` that went to compressed RAM, which writing does not wear."""
 
     @property
     def busy_seconds(self) -> float:

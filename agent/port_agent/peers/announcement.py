@@ -12,7 +12,7 @@ from port_agent.peers.identity.device_id import is_short_id
 from port_agent.peers.state import PublicState
 
 FORMAT = "1"
-"""Of the keys below; others are ignored, so keys can be added."""
+"""Number of the format of the keys below; others are ignored, so keys can be added."""
 NAME_LIMIT, BOARD_LIMIT, VERSION_LIMIT = 40, 60, 20
 """Most characters: what fits on a line of a table."""
 TEXT_LIMIT_BYTES = 512

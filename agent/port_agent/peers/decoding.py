@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 REASON_LIMIT = 200
 LONGEST_ROUND_S = 30 * 86400.0
-"""Of a federation."""
+"""Longest round of a federation, in seconds."""
 Reason = Annotated[str, msgspec.Meta(max_length=REASON_LIMIT)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
 Token = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}\\Z")]

@@ -132,7 +132,7 @@ class MigrationState(StrEnum):
     WORKING = "working"
     """The job is in line there."""
     STOPPING = "stopping"
-    """Its worker is leaving."""
+    """The job's worker is leaving."""
     STOPPED = "stopped"
     """It will not train there any more; `files` are its checkpoint."""
     FAILED = "failed"

@@ -15,7 +15,7 @@ from port_agent.supervisor.service import BUNDLE_NAME
 from port_planner.base.errors import PortError
 
 STATE, DATA, RESULT = "state", "data", "out.safetensors"
-"""In a job's directory: checkpoints, samples that came with it, trained weights."""
+"""Names in a job's directory: checkpoints, samples that came with it, trained weights."""
 _CPU_LINES = ("model name", "CPU part", "CPU implementer", "flags", "Features")
 
 

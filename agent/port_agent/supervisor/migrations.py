@@ -81,7 +81,7 @@ class Migrations:
         self._offering: asyncio.Task[None] | None = None
         self._next_offer_s = 0.0
         self._refused_until_s: dict[tuple[int, str], float] = {}
-        """By job and device."""
+        """Time until which a device's refusal of a job counts, by job and device (monotonic s)."""
         self._idle_since_s: dict[int, float] = {}
         """When a job was last seen to train there, by job."""
         self._staying: set[int] = set()

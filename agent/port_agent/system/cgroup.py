@@ -22,7 +22,7 @@ CONTROLLERS = ("memory", "cpu", "io", "pids")
 WORKER_TASKS_MAX = 256
 CPU_PERIOD_US = 100_000
 LOWEST_CPU_WEIGHT = 1
-"""Of 1..10000: any other process comes first."""
+"""Lowest CPU weight (1 to 10,000): any other process comes first."""
 LOW_IO_WEIGHT = 10
 
 
@@ -40,7 +40,7 @@ class WorkerLimits:
 
     memory_bytes: int | None = None
     cpu_percent: float = 100.0
-    """Of all CPUs together."""
+    """Limit in percent of all CPUs together."""
     cpu_weight: int = LOWEST_CPU_WEIGHT
     io_weight: int = LOW_IO_WEIGHT
 

@@ -21,7 +21,7 @@ class InstanceError(PortError):
 
 
 LOCK_NAME = "port-agent.lock"
-"""In a directory that an agent works with."""
+"""Name of the lock in a directory that an agent works with."""
 
 
 class LockFile:

@@ -11,7 +11,7 @@ from port_planner.ir.bundle.data_order import bucket_batches
 from port_planner.ir.bundle.manifest import WHOLE_UPDATE, BucketSize, batch_kind, graph_name
 
 BatchRows = tuple[int, int, torch.Tensor]
-"""Its epoch, its bucket, and its rows in that bucket."""
+"""The epoch of a batch, its bucket, and its rows in that bucket."""
 
 
 class Batching:

@@ -19,7 +19,7 @@ from port_planner.ir.plan import Plan
 from port_planner.ir.program import PlanError, Program, host_bytes_of
 
 PackedSizes = Mapping[tuple[int, int], int | None]
-"""By storage and version: the bytes that its packed form needs; None: do not pack it."""
+"""Bytes that the packed form of each storage and version needs; None: do not pack it."""
 
 
 class Programs:
@@ -30,7 +30,7 @@ class Programs:
         self._made: dict[tuple[int, str], Program] = {}
         self._drifts: dict[str, PackingDrift] = {}
         self._sizes: dict[str, dict[tuple[int, int], int | None]] = {}
-        """By graph: measured sizes of packed forms that exceed the planned ones, or are much smaller
+        """For each graph, measured sizes of packed forms that exceed the planned ones, or are much smaller
         (`with_packed_sizes`).
         """
 

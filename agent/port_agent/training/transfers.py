@@ -21,7 +21,7 @@ class StepTransfers:
     def __init__(self, values: StepValues, backend: Backend, ring: TransferRing | None = None) -> None:
         self.values, self.backend, self.ring = values, backend, ring
         self._events: dict[int, Event] = {}
-        """By target."""
+        """Events of transfers by target."""
 
     def begin(self, transfer: StorageTransfer) -> None:
         """Begin to copy a resident storage into memory on the other side; nothing if the copy exists."""

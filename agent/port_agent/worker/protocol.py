@@ -17,7 +17,7 @@ VERSION = 1
 MAX_LINE_BYTES = 1 << 20
 """Longer than any message; a peer that sends more without a newline is broken."""
 COSTS_IN_A_LINE = 1000
-"""Of `PackingProbed`, 200 bytes each."""
+"""Most costs of `PackingProbed` in a line, 200 bytes each."""
 
 
 class ProtocolError(PortError):
@@ -32,7 +32,7 @@ class FailureCause(StrEnum):
     IMPOSSIBLE = "impossible"
     """It can never run as it is."""
     DIVERGED = "diverged"
-    """Its numbers became NaN or infinite: the same steps would give the same again."""
+    """The training's numbers became NaN or infinite: the same steps would give the same again."""
     OTHER = "failed"
     """It may be tried again."""
 
@@ -73,7 +73,7 @@ class StepDone(_EventMessage, frozen=True, kw_only=True, tag="step"):
     paged_in_bytes: int = 0
     paged_out_bytes: int = 0
     unworn_bytes: int = 0
-    """Of those paged out, the bytes to compressed RAM, which writing does not wear out."""
+    """The part of the bytes paged out that went to compressed RAM, which writing does not wear out."""
     packed_bytes: int = 0
     """Bytes of packed tensors in RAM; `packed_from_bytes`: their unpacked size."""
     packed_from_bytes: int = 0

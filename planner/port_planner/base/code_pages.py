@@ -19,7 +19,7 @@ from pathlib import Path
 _MADV_DONTNEED = 4
 
 _libc = ctypes.PyDLL(None)
-"""Its calls keep the interpreter's lock, so no other Python thread unmaps anything between two of them."""
+"""The C library. Calls keep the interpreter's lock, so no other Python thread unmaps anything between two of them."""
 _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.readlink.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
 _libc.readlink.restype = ctypes.c_ssize_t

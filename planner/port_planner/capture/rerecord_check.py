@@ -28,7 +28,7 @@ _REMEDY = (
 
 _MAX_NAMED = 3
 _CALLED = "was called with"
-"""In what is said of an operator that took other numbers."""
+"""Part of the message about an operator that took other numbers."""
 
 
 def require_same(first: Tape, other: Tape) -> None:

@@ -39,10 +39,11 @@ COMPLEX = "complex"
 MAX_COORDINATE = 1e30
 """Still finite in float32 when it is scaled to pixels."""
 CONNECTIONIST = "_ctc_loss"
-"""Its labels, the second of four tensors or lists, become addresses whatever they are, in all its overloads."""
+"""Operator whose labels, the second of four tensors or lists, become addresses whatever they are, in all its
+overloads."""
 _CONNECTIONIST_OPERANDS = 4
 REPEATS = "aten::repeat_interleave.Tensor"
-"""Its first argument gives the repeats of each index: torch writes that many, whatever the sum."""
+"""Operator whose first argument gives the repeats of each index: torch writes that many, whatever the sum."""
 RECURRENT = "aten::mkldnn_rnn_layer"
 """A layer of an LSTM by oneDNN."""
 _WITH_WORKSPACE = 4

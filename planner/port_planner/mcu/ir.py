@@ -56,7 +56,7 @@ class Loss(Enum):
     """What a sample is judged by; the names are those of `enum port_loss_kind`."""
 
     CROSS_ENTROPY = "cross_entropy"
-    """Of the softmax of the outputs; a sample has a label."""
+    """Cross-entropy of the softmax of the outputs; a sample has a label."""
     MSE = "mse"
     """The mean of the squared differences; a sample has a target for each output."""
 

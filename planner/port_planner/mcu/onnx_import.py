@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Values = Mapping[str, NDArray[Any]]
 TOLERANCE = 1e-4
-"""Of a tensor's largest value: sums of fp32 in another order stay below it."""
+"""Tolerated difference as a share of a tensor's largest value: sums of fp32 in another order stay below it."""
 SMALLEST = 1e-7
 CHECKED_AT_ONCE = 16
 

@@ -24,7 +24,7 @@ from port_planner.mcu.ir import FloatArray, McuCompileError
 from port_planner.mcu.module_trace import PlacedGraph
 
 TOLERANCE = 1e-4
-"""Of a float tensor's largest value: sums of fp32 in another order stay below it."""
+"""Tolerated difference as a share of a float tensor's largest value: sums of fp32 in another order stay below it."""
 SMALLEST = 1e-7
 QUANTA = 1.01
 """Steps of an int8 tensor by which two right roundings differ at most."""

@@ -90,14 +90,14 @@ class Columns:
         self.page_out: dict[tuple[int, int, int], int] = {}
         self.slices: dict[int, int] = {}
         self.variants: dict[tuple[int, int], int] = {}
-        """By group and alternative."""
+        """Columns of alternatives, by group and alternative."""
         self.savings: dict[tuple[int, int, int], int] = {}
-        """By group, alternative and number of its saving: the column with the amount saved."""
+        """The column with the amount saved, by group, alternative and number of its saving."""
         self.stalls: dict[int, int] = {}
         self.bucket_stalls: dict[tuple[int, int], int] = {}
-        """By link and piece of the step."""
+        """Columns of stalls, by link and part of the step."""
         self.exposed: dict[int, list[Term]] = {}
-        """By link."""
+        """Columns of transfer time that no compute hides, by link."""
         self.hiding: set[int] = set()
         """Integral columns that follow from the decisions: whether a large transfer is hidden."""
         self.byte_scale = (problem.ram_bytes or sum(t.nbytes for t in problem.tensors) or 1) / 100.0

@@ -11,7 +11,7 @@ from port_planner.milp.columns import Columns
 from port_planner.milp.highs import HighsSession, LinearModel, SolverStatus
 
 LEAST = 1e-6
-"""In the model's units (percent of its budget): a row missed by less counts as met."""
+"""Smallest violation in the model's units (percent of its budget): a row missed by less counts as met."""
 
 
 class Limit(enum.Enum):

@@ -46,7 +46,7 @@ class LinearModel:
     """Minimise cost @ x subject to rows; columns in [lower, upper], some integral. Both carry names."""
 
     names: list[str] = field(default_factory=list)
-    """Of the columns."""
+    """Names of the columns."""
     cost: list[float] = field(default_factory=list)
     lower: list[float] = field(default_factory=list)
     upper: list[float] = field(default_factory=list)

@@ -14,7 +14,7 @@ import numpy.typing as npt
 from port_planner.milp.highs import LinearModel, Vector
 
 TOLERANCE = 1e-9
-"""By how much a row may be missed, in the model's units: rounding in its sum. HiGHS allows 1e-6."""
+"""Largest amount by which a row may be missed, in the model's units: rounding in its sum. HiGHS allows 1e-6."""
 
 BROKEN = 1e-6
 """How far a bound of an integral column may be from a whole number, as in HiGHS."""

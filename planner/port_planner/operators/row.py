@@ -56,7 +56,7 @@ class Result(enum.Enum):
     COMPARISON = enum.auto()
     """The operands' broadcast shape, one byte per item."""
     CREATED = enum.auto()
-    """Its argument `size`: there is no tensor operand."""
+    """The operator's argument `size`: there is no tensor operand."""
     LIKE = enum.auto()
     """The shape of the first operand, and its data type unless another is requested."""
     ROWS = enum.auto()
@@ -164,7 +164,7 @@ class Operator:
     indices: tuple[int, int] | None = None
     """The argument, or number, whose size bounds its indices, and the argument with the indices."""
     index_list: bool = False
-    """Its second argument is a list of indices, masks among them."""
+    """Whether the second argument is a list of indices, masks among them."""
     lengths: int | None = None
     """The position from which its overload `Tensor` takes log-probabilities, labels and both lengths as tensors."""
     pivots: int | None = None
@@ -215,9 +215,11 @@ class Operator:
     So the generator's position after one is known before it runs.
     """
     casts_inside: bool = False
-    """Its kernel calls operators that autocast casts. Modules call it directly, never from below an autocast kernel."""
+    """Whether the kernel calls operators that autocast casts. Modules call it directly, never from below an autocast
+    kernel."""
     other_tangents: bool = False
-    """Its tangent has other last digits under a dispatch mode, found by comparing torch's own samples of all functions."""
+    """Whether the tangent has other last digits under a dispatch mode, found by comparing torch's own samples of all
+    functions."""
     reordered_on_cuda: str = ""
     """Where it is documented that its bits differ from run to run on CUDA."""
     reordered_on_mps: str = ""

@@ -322,4 +322,4 @@ ROWS: Mapping[str, Operator] = {
 """Base names, separated by blanks, and the facts about these operators."""
 
 OPERATORS: Mapping[str, Operator] = {name: row for names, row in ROWS.items() for name in names.split()}
-"""By base name."""
+"""Rows of operators, by base name."""

@@ -121,7 +121,7 @@ class _Replay:
         self.seconds = np.array([stage.seconds for stage in problem.stages])
         self.work = np.array([stage.workspace_bytes for stage in problem.stages], dtype=float)
         self.fixed = np.array([stage.fixed_bytes for stage in problem.stages], dtype=float)
-        """Of each stage, as its chosen alternative has it."""
+        """Fixed bytes of each stage, as its chosen alternative has them."""
         self.saved: dict[tuple[int, int], int] = {}
         """(tensor, stage) -> bytes that are not resident because the tensor comes in tiles."""
 

@@ -36,7 +36,7 @@ MAX_HOLDERS = 8
 """Tensors listed in an error message."""
 
 DECIDED_SHARE = 1 / 256
-"""Of the step's own memory: storages this small are always kept, even in a step whose tensors are all small."""
+"""Share of the step's own memory: storages this small are always kept, even in a step whose tensors are all small."""
 
 LADDER = ("milp", "greedy")
 """Strategies that always find a plan if there is one; the others are baselines that show their own limits."""

@@ -15,7 +15,7 @@ _ROUNDED = ("float32", "float64")
 """Types whose square roots and squares are rounded correctly, so vector and scalar results agree."""
 
 _LABELLED = "nll_loss_backward"
-"""Its labels are cut regardless of their layout."""
+"""Operator whose labels are cut regardless of their layout."""
 
 LOSS = "aten::nll_loss_forward"
 DRAW = "aten::bernoulli_.float"

@@ -80,7 +80,7 @@ class Block:
 
 
 Blocks: TypeAlias = Mapping[int, tuple[Block, ...]]
-"""By dimension."""
+"""Blocks by dimension."""
 
 
 def large_weights(graphs: Iterable[StepGraph], least_bytes: int) -> tuple[LargeWeight, ...]:

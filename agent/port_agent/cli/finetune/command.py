@@ -89,7 +89,7 @@ _NOT_SUBMITTED = ("report", "read_limit", "write_limit", "step_deadline", "write
 """Arguments of a run in a terminal that a submitted job does not have."""
 
 _PAIR_BETA = 0.1
-"""Of DPO and ORPO, the default of trl."""
+"""Default beta of DPO and ORPO, that of trl."""
 
 _MIN_HEAD_ROWS = 16
 """With fewer rows, reading the head's weight takes longer than multiplying by it."""

@@ -12,7 +12,7 @@ from port_agent.finetuning.inputs.run_date import date_of_run, length_of_run
 from port_agent.packing.quantized import Quantization
 
 AS_STORED = "bf16"
-"""Of --base: leave the weights as they are, and demand bfloat16."""
+"""Value of --base that leaves the weights as they are, and demands bfloat16."""
 
 _RANK = 8
 _ADAPTERS_RATE, _FULL_RATE = 2e-4, 2e-5

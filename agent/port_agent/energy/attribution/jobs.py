@@ -19,7 +19,7 @@ class _Job:
     attributor: Attributor
     cpu_s: CpuClock
     seen_s: float
-    """Of `cpu_s`, when it was last read."""
+    """Time at which `cpu_s` was last read."""
     rate: float = 0.0
     """CPU seconds per second over the last interval, for a job whose worker is gone at its end."""
 

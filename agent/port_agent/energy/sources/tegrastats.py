@@ -19,7 +19,7 @@ _PERIOD_S = 1.0
 _MEMORY = re.compile(r"RAM \d+/\d+MB \(lfb ")
 _RAIL = re.compile(r"(?<![^ ])(?!RAM |SWAP |IRAM )([A-Z][A-Z0-9_]*) (\d+(?:mW)?/\S*)(?= |$)")
 _FIGURES = re.compile(r"(\d+)/\d+|(\d+)mW/\d+mW(?:/\d+mW)?")
-"""Of a rail: milliwatts now, on average, and since R39 at most."""
+"""Figures of a rail: milliwatts now, on average, and (since R39) at most."""
 _REMEDY = "check that tegrastats still runs, and its L4T release"
 
 

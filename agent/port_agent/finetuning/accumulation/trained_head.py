@@ -64,7 +64,7 @@ class TrainedHead:
         """`embedding`: the table that shares the head's weight, or None."""
         self._head, self._embedding = head, embedding
         self._equal: dict[int, bool] = {}
-        """By the number of rows: whether tiles have the bits of the whole."""
+        """Whether tiles have the bits of the whole, by the number of rows."""
 
     @classmethod
     def of(cls, model: Any, loss: LearnedLoss, tokens: torch.Tensor) -> "TrainedHead | None":

@@ -32,7 +32,7 @@ _LAYOUT_ALONE = frozenset(("tensor_data_layout",))
 """Settings without which a model computes the same."""
 _FACTORS = "rope_freqs.weight"
 _LLAMA3_FACTORS = (8.0, 32.0)
-"""By which Llama 3.1 and 3.2 stretch their positions; a file has only the resulting divisors."""
+"""Factors by which Llama 3.1 and 3.2 stretch their positions; a file has only the resulting divisors."""
 _LLAMA3_POSITIONS = 8192
 _FACTORS_TOLERANCE = 1e-5
 _FLOATS = ("F32", "F16", "BF16")

@@ -41,7 +41,7 @@ SPLITTINGS = {
     "llama-bpe": Splitting((_WORDS % r"\p{N}{1,3}", _BYTES), whole_words=True),
     "qwen2": Splitting((_WORDS % r"\p{N}", _BYTES), normalizer="NFC"),
 }
-"""By llama.cpp's names, which has them in its code."""
+"""Patterns that split text, by llama.cpp's names, which has them in its code."""
 
 
 class TokenKind(enum.IntEnum):

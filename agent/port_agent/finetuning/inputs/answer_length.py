@@ -12,7 +12,7 @@ PACKED_TOKENS = 256
 _MAX_TOKENS = 2048
 _STEP = 32
 _SHARE = 1 / 4
-"""Of the budget, for what one layer makes of a sequence and the inputs of all."""
+"""Share of the budget for what one layer computes from a sequence, and for the inputs of all layers."""
 _ITEM_BYTES = 4
 _WIDE, _MIDDLE = 8, 3
 """Tensors of a layer's width that it holds at once with their gradients, and of the width of its middle."""

@@ -28,7 +28,7 @@ from port_planner.ir.bundle import safetensors_io
 from port_planner.ir.bundle.safetensors_io import Chunks
 
 FOLDER = ".port-agent"
-"""In the model's directory."""
+"""Folder in the model's directory."""
 
 _FORMAT = "1"
 ENCODED_ITEMS = 1 << 19

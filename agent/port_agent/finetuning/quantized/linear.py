@@ -31,7 +31,7 @@ BLOCK_BYTES = 4 << 20
 Array: TypeAlias = npt.NDArray[np.float32]
 
 STORED = "stored"
-"""In place of a quantization: the weight itself, in the 16 bits of its file, without scales.
+"""Kind of a weight that is not quantized: the weight itself, in the 16 bits of its file, without scales.
 
 Each number is also a 32-bit number.
 """

@@ -69,7 +69,7 @@ _SLACK_SHARE = 0.04
 
 _MEDIUM_WATTS = 0.5
 _PAGING_CPU_S_PER_BYTE = 0.1e-9
-"""Of the page thread, checksums included: 0.06 with huge pages, 0.14 without (x86-64)."""
+"""CPU seconds of the page thread, checksums included: 0.06 with huge pages, 0.14 without (x86-64)."""
 
 _LATENCY_S = 1e-4
 
@@ -125,7 +125,7 @@ class Adopted:
     traffic: list[StepTraffic] = field(default_factory=list)
     measured_s: float | None = None
     written_bytes: int | None = None
-    """By the last step."""
+    """Bytes that the last step wrote."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -64,7 +64,7 @@ class Interceptor:
         self.table, self.residency, self.planner = table, residency, planner
         self.pools = MemoryPools(residency)
         self.device: DevicePool | None = None
-        """Of the device whose memory has a budget; see `bound_devices`."""
+        """The pool of the device whose memory has a budget; see `bound_devices`."""
         self.guarded = residency.backing.guarded
         """Whether accesses to paged-out memory find it there."""
         self.recomputes = True

@@ -29,7 +29,7 @@ class OperatorTraits:
 
     func: Any
     known: Operator
-    """Its row in the table of operators."""
+    """The operator's row in the table of operators."""
     name: str
     """With its namespace, without its overload."""
     number: int
@@ -45,7 +45,7 @@ class OperatorTraits:
     writes: bool
     repeatable: bool
     counts_inside: bool
-    """Its kernel counts its writes by calling operators that do; their counters tell autograd what was changed."""
+    """Whether the kernel counts its writes by calling operators that do; their counters tell autograd what was changed."""
     tiled: bool
     takes_lists: bool
     maps_file: bool
@@ -53,7 +53,7 @@ class OperatorTraits:
 
 
 _known: dict[int, OperatorTraits] = {}
-"""By the address of the operator, which the traits keep alive."""
+"""Traits by the address of the operator, which they keep alive."""
 
 
 def traits_of(func: Any) -> OperatorTraits:

@@ -40,9 +40,9 @@ class ExecMemory(enum.StrEnum):
     RESIZED = "resized"
     """Evicted storages are empty: for programs of ours, whose every access is an operator."""
     GUARDED = "guarded"
-    """In guarded memory; operators are intercepted."""
+    """Tensors are in guarded memory, and operators are intercepted."""
     GUARD_ONLY = "guard-only"
-    """In guarded memory, which decides alone."""
+    """Tensors are in guarded memory, which decides alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,9 +72,9 @@ class ExecOptions:
     processes: str | None = None
     """The file that the processes inside this budget share; None: there is none, and children are outside the budget."""
     gpu_ram_bytes: int | None = None
-    """Of a GPU's memory, for all that the process takes there."""
+    """Budget of a GPU's memory for all that the process takes there."""
     gpu_tensors_bytes: int | None = None
-    """Of a GPU's memory, for tensors alone."""
+    """Budget of a GPU's memory for tensors alone."""
 
 
 class ExecBudget:

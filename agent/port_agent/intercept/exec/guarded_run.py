@@ -38,7 +38,7 @@ class GuardedRun:
     """Figures at a program's end. `counters` are those of its own process; None if another program replaced it."""
 
     peak_bytes: int
-    """Of the program's own process."""
+    """Peak of the program's own process."""
     together_bytes: int
     """The most that all processes held at a time."""
     tensor_bytes: int

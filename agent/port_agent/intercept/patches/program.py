@@ -29,7 +29,8 @@ from port_planner.torch_compat.modes import current_modes
 from port_planner.torch_compat.tensors import POINTER_READS, SCRIPT_SAVES
 
 _SAME_BITS_BACKEND = "aot_eager"
-"""Its programs were compared; inductor generates kernels, and the last digits of eager's traced optimizer steps differ."""
+"""The backend whose programs were compared; inductor generates kernels, and the last digits of eager's traced optimizer
+steps differ."""
 
 
 class _MakingWayForCode(MetaPathFinder):

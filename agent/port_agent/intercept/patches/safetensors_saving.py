@@ -50,7 +50,7 @@ _DATA_TYPES = (
 _REMEDY = "save with torch.save, or after the budget"
 
 _LENGTH_BYTES = 8
-"""Of the header's length, in front of it; the header is padded to a multiple of this (the safetensors format)."""
+"""Bytes of the header's length, in front of it; the header is padded to a multiple of this (the safetensors format)."""
 
 
 def asked_by_safetensors(frame: FrameType) -> bool:

@@ -29,7 +29,7 @@ from port_planner.base.units import format_bytes
 from port_planner.torch_compat.modes import without_modes
 
 RING_PIECE_BYTES = 4 << 20
-"""Of each of the ring's buffers of pinned memory."""
+"""Size of each of the ring's buffers of pinned memory."""
 
 _RESERVE_BYTES, _MIN_RESERVE_BYTES, _RESERVE_SHARE = 512 << 10, 64 << 10, 1 / 16
 """Held of a device's memory, at most a share of its budget, for adding up what has to leave when nothing is free. CUDA's allocator gives so

@@ -17,7 +17,7 @@ _SLAB_BYTES = 1 << 20
 """Pinned at once for smaller pieces."""
 _MIN_PIECE_BYTES = 1 << 10
 SHARE = 1 / 4
-"""Of the host's memory that is available at the start: that much is pinned at most."""
+"""Largest share of the host's memory, as available at the start, that is pinned."""
 
 
 @dataclass(slots=True)
@@ -27,7 +27,7 @@ class PinnedPage:
     pieces: list[torch.Tensor]
     nbytes: int
     checksum: torch.Tensor | None = None
-    """Of the device's bytes when they were written; on the device."""
+    """Checksum of the device's bytes when they were written; on the device."""
 
 
 @dataclass(slots=True)

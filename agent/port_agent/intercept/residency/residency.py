@@ -63,7 +63,7 @@ class Residency:
         self.trust_trace = False
         """Whether recomputation is trusted now, because the program follows its trace."""
         self.read_only = False
-        """In a child process: pages are read, but none is written."""
+        """Whether pages are only read, as in a child process."""
         self.pressed = False
         """Whether anything ever had to be evicted."""
         self.kept: set[Storage] = set()

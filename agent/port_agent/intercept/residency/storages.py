@@ -118,7 +118,7 @@ class HostPage:
     block: torch.UntypedStorage
     nbytes: int
     checksum: torch.Tensor | None = None
-    """Of the device's bytes when they were written to the block; on the device."""
+    """Checksum of the device's bytes when they were written to the block; on the device."""
 
 
 class LastUse(Protocol):
@@ -175,16 +175,16 @@ class Storage:
     ) -> None:
         self.ref, self.key, self.nbytes, self.mapped = ref, key, nbytes, mapped
         self.table = table
-        """Of its pool: the host's, or a device's."""
+        """Table of the storage's pool: the host's, or a device's."""
         self.number = number
         """Identity for the life of the process; `key` is reused after the storage's death."""
         self.resident = True
-        """Its memory is allocated, filled or being filled; for a mapped one, its pages were read."""
+        """Whether its memory is allocated, filled or being filled; for a mapped one, its pages were read."""
         self.clean = False
         """The page (or the mapped file) holds the same bytes as the storage; for guarded memory, as far as known."""
         self.page: Slot | GuardedPage | HostPage | PinnedPage | None = None
         self.line = ""
-        """Of the program, which made it: of a device's alone."""
+        """The program's line that made it; known for a device's storages alone."""
         self.transfer: Moving | None = None
         """A read or write of it in progress."""
         self.version = 0
@@ -246,10 +246,10 @@ class StorageTable:
         self.smallest_bytes, self._guard = smallest_bytes, guard
         self._host = self if host is None else host
         self.devices: dict[torch.device, StorageTable] = {}
-        """Of the host's: those of the devices whose memory has a budget."""
+        """In the host's table: the tables of devices whose memory has a budget."""
         self._bound_device: Callable[[torch.device], None] | None = None
         self._least_bytes = smallest_bytes
-        """Of all pools."""
+        """Smallest storage of all pools that is followed, in bytes."""
         self._met = 0
         self.resident_bytes = 0
         self.mapped_bytes = 0

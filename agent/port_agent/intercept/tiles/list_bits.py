@@ -13,7 +13,7 @@ from port_agent.intercept.residency.operands import tensors_in
 from port_agent.intercept.tiles.lists import split_call
 
 _TENSORS = 4
-"""Of each list."""
+"""Number of tensors in each list that is tried."""
 
 _ELEMENTS = 4099
 """Of each tensor that is tried with: more than a block of a GPU's threads takes, and no multiple of it."""

@@ -19,7 +19,7 @@ class TileBuffers:
         self._residency, self._away = residency, away
         self._writes: deque[Moving] = deque()
         self._read_ends: dict[int, tuple[int, torch.Tensor]] = {}
-        """By storage: the chunk in which the last tile ended, and its offset: the next tile begins in it, too."""
+        """For each storage, the chunk in which the last tile ended, and its offset: the next tile begins in it, too."""
         self._unwritten = torch.empty(0, dtype=torch.uint8)
         """The end of the last appended tile, less than a chunk."""
 

@@ -40,7 +40,7 @@ CALL_AGAIN_S, CALL_SELDOM_S = 5.0, 60.0
 MAX_GREETING = 16
 """Connections of callers that have not yet proved who they are; the oldest makes way. Each takes up to 100 kB."""
 MAX_HEARTBEATS = 20
-"""In `HEARTBEAT_S`; a device sends one, and some more while its state changes."""
+"""Most heartbeats in `HEARTBEAT_S`; a device sends one, and some more while its state changes."""
 CUT_OFF_S = 300.0
 """How long a paired device that sent what no agent sends is not spoken to."""
 

@@ -18,7 +18,7 @@ class FleetMember:
     dialed_by_us: bool
     received_s: float
     software: str
-    """Its version."""
+    """Version of the device's agent."""
     heartbeat: Heartbeat | None = None
 
 

@@ -36,7 +36,7 @@ dry run shows the rest.
 """
 
 _Runs = dict[str, tuple[tuple[int, ...], tuple[Decision, ...]]]
-"""By graph: the order of a plan's operators, and what is recomputed."""
+"""For each graph, the order of a plan's operators, and what is recomputed."""
 
 
 def quick_planner(limits: PlannedLimits) -> PlanFunction:

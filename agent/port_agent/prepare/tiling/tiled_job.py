@@ -25,7 +25,7 @@ class TiledJob:
     tiled_chains: tuple[str, ...] = ()
     """The chains that run in pieces."""
     tilings: Mapping[str, Tiling] = field(default_factory=dict)
-    """By graph: the tilings of which `tiled_chains` was made."""
+    """For each graph, the tilings of which `tiled_chains` was made."""
     untiled: Mapping[str, StepGraph] = field(default_factory=dict)
     """What those graphs were before."""
 

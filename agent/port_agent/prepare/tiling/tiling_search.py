@@ -110,9 +110,9 @@ class TilingSearch:
         self.starts: list[PlanCost] = []
         """Tilings to start from."""
         self.finest = presplit
-        """Of the tilings to start from, the graph with the most operators."""
+        """The graph with the most operators among the tilings to start from."""
         self.too_large: dict[str, Tiling] | None = None
-        """Of tilings that may all lack a plan, the one that needs least."""
+        """The tiling that needs least, among tilings that may all lack a plan."""
         self.search_s, self.end_s = search_s, cpu_s() + search_s
         self.known_joules = known_joules
         """What the cheapest plan of another way costs."""

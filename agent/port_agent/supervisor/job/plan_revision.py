@@ -15,7 +15,7 @@ SOLVER_MODULE = "port_agent.planning.revise"
 SOLVER_BYTES = 768 << 20
 """Memory for planning again: the planning model of 2,000 stages takes 300 MB."""
 MIN_SOLVER_BYTES = 256 << 20
-"""In less it is not begun."""
+"""Smallest memory in which a new plan is searched."""
 WATCHED_STEPS = 50
 WATCHED_S = 60.0
 """Training observed first: in a shorter time, the machine's other work would count as the job's own pace."""

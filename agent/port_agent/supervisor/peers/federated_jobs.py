@@ -92,7 +92,7 @@ class _Task(msgspec.Struct, frozen=True):
     leader: str
     """How the device that leads is called."""
     leader_id: str
-    """Its id; "": this device."""
+    """Id of the leader; "": this device."""
     number: int
     """Number of the round."""
     lease_s: float

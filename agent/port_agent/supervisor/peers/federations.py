@@ -449,7 +449,7 @@ class _Outbox:
     members: Mapping[int, _Member]
     ask: Callable[[_Member, Request], Awaitable[TaskAnswer]]
     _under_way: dict[int, tuple[str, asyncio.Task[None]]] = field(default_factory=dict)
-    """By node: the hash of the message, and the task that delivers it."""
+    """For each node, the hash of the message and the task that delivers it."""
     _helper: AsyncHelper[RoundEvent] | None = None
 
     async def do_round(self) -> RoundEnded:

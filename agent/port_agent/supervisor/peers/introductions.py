@@ -16,7 +16,7 @@ ASK_EVERY_S = 60.0
 ASK_AGAIN_S = 10.0
 """While the introducer does not answer."""
 _NOTHING = "0" * 64
-"""In place of the hash of a request: there is only one answer."""
+"""Stands for the hash of a request that has only one answer."""
 
 
 class Introducing:

@@ -126,7 +126,7 @@ class Placement:
     reruns: Mapping[int, Sequence[tuple[int, tuple[int, ...]]]]
     """Op -> what runs again before it: (op, storages to free afterwards)."""
     reads: Sequence[Due]
-    """In order of use."""
+    """Reads in order of use."""
     need: npt.NDArray[np.int64]
     """Bytes at the fullest moment of each op's position, if writes took no time and reads completed on demand."""
     after_need: npt.NDArray[np.int64]

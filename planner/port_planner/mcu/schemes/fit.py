@@ -71,7 +71,7 @@ class FittedModel:
     optimum: SchemeChoice
     """The knapsack's answer, before anything but single contributions was measured."""
     finalists: tuple[Finalist, ...]
-    """In the order of the race; `model` trains the first."""
+    """Finalists in the order of the race; `model` trains the first."""
 
     @property
     def best(self) -> Finalist:

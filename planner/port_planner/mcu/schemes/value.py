@@ -29,7 +29,8 @@ TRAININGS = 12
 """Trainings of each candidate: four cross-validations of three folds."""
 
 SHARES = (0.25, 0.5, 0.75)
-"""Of a network's layers: where candidates between nothing and everything begin, from the last layer backward."""
+"""Shares of a network's layers at which candidates between nothing and everything begin, from the last layer
+backward."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -111,7 +111,6 @@ static port_bound bind(const port_engine *engine, const port_step *step) {
     bound.in = place(engine, step->in);
     bound.other = place(engine, step->other);
     bound.out = place(engine, step->out);
-    bound.logits = place(engine, step->out);
     bound.scratch = place(engine, step->scratch);
     bound.first = step->first, bound.last = step->last;
     bound.resumed = step->flags & PORT_STEP_RESUMES ? place(engine, step->scratch) : 0;

@@ -46,9 +46,10 @@ void port_conv_forward(const port_bound *bound) {
 static void classify_rows(const port_bound *bound, const int8_t *weight, uint16_t first, uint16_t last) {
     const port_op *op = bound->op;
     int32_t row_bytes = op->in_h * op->in_w * op->in_c;
+    float *logits = (float *)(void *)bound->out;
     for (uint16_t o = first; o < last; o++, weight += row_bytes) {
         int32_t sum = port_wrapping_sum(bound->bias[o], dot(bound->in, weight, row_bytes, op->in_zero));
-        bound->logits[o] = (float)sum * (op->in_scale * op->weight_scale[o]);
+        logits[o] = (float)sum * (op->in_scale * op->weight_scale[o]);
     }
 }
 

@@ -35,8 +35,7 @@ typedef struct port_bound {
     const port_op *op;
     const int8_t *in;
     const int8_t *other;
-    int8_t *out;
-    float *logits;    /* classifier only, instead of out */
+    int8_t *out;      /* of the classifier: its float logits */
     int16_t *scratch; /* null: the scalar kernel */
     int8_t *trained;
     const int8_t *frozen;

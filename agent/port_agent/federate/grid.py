@@ -106,6 +106,8 @@ class PeerGrid(Grid):
             reply = read_message(Path(report.reply).read_bytes())
             if reply.metadata.src_node_id != report.node:
                 raise FlowerMessageError(f"it claims to come from node {reply.metadata.src_node_id}")
+            if reply.metadata.dst_task_id != asked.metadata.src_task_id:
+                raise FlowerMessageError("it replies to a message of another round")
             if reply.has_error():
                 raise FlowerMessageError(str(reply.error.reason))
             self.check(asked, reply)

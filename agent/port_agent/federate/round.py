@@ -164,7 +164,7 @@ def main(argv: Sequence[str]) -> int:
     """Do one round; returns the exit code, 0 also for one that was abandoned."""
     order = msgspec.json.decode(sys.stdin.readline(), type=RoundOrder)
     TaskIdentity.run_id, TaskIdentity.node_id = order.run_id, LEADER_NODE
-    TaskIdentity.task_id = secrets.randbits(62)
+    TaskIdentity.task_id = secrets.randbits(62)  # in every message and its reply: no other round has it
 
     def work() -> None:
         done = Round(order, federated_tensors(Path(order.bundle)))

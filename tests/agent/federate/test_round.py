@@ -265,6 +265,20 @@ def test_what_no_device_may_say_is_left_out(led: Led) -> None:
     assert close(led.averaged(), moved(led, 1.0), 1e-5)
 
 
+@pytest.mark.process
+def test_a_reply_to_an_earlier_round_is_left_out(led: Led) -> None:
+    said_before: list[bytes] = []
+
+    def repeated(reply: bytes) -> bytes:
+        said_before.append(reply)
+        return said_before[0]
+
+    led.member(1).spoil = repeated
+    assert led.round()["averaged"] == 3
+    ended = led.round(number=2)
+    assert ended["averaged"] == 2 and ended["lost"] == {"member1": "it replies to a message of another round"}
+
+
 def altered(alter: Callable[[Message], None]) -> Callable[[bytes], bytes]:
     """Return how a reply is altered on its way."""
 

@@ -21,6 +21,8 @@ from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.units import shown
 
 FOLDER = "paired"
+OWN_NAME = "this device"
+"""What this device calls itself in what it tells its owner."""
 MAX_PAIRED = 100
 """Devices; each may hold a connection."""
 _SUFFIX, _REFUSED = ".json", ".refused"
@@ -141,9 +143,9 @@ class PairedDevices:
         return named
 
     def _free_name(self, device: DeviceId, name: str) -> str:
-        """Return a name that no other device has: a name belongs to the id that had it first."""
-        taken = {one.name for one in self._devices.values() if one.id != device}
-        if name not in taken:
+        """Return a name that looks like that of no other device: a name belongs to the id that had it first."""
+        others = [one.name for one in self._devices.values() if one.id != device]
+        if not any(_looks_like(name, taken) for taken in (OWN_NAME, *others)):
             return name
         return f"{name[: NAME_LIMIT - len(device.group) - 1]}-{device.group}"
 
@@ -165,7 +167,8 @@ class PairedDevices:
             known = self._devices.get(device)
             if known is None:
                 return None
-            called = self._free_name(device, clean(name, NAME_LIMIT) or known.name)
+            asked = clean(name, NAME_LIMIT) or known.name
+            called = known.name if asked == known.name else self._free_name(device, asked)
             now = replace(known, name=called, address=address or known.address)
             if now != known:
                 self._add(now)
@@ -183,6 +186,12 @@ class PairedDevices:
 
     def _refusal(self, device: DeviceId) -> Path:
         return self._folder / f"{device}{_REFUSED}"
+
+
+def _looks_like(name: str, other: str) -> bool:
+    """Return whether people may take a name for another: capitals count as small letters, characters beyond ASCII as any."""
+    one, two = name.casefold(), other.casefold()
+    return len(one) == len(two) and all(a == b or not (a + b).isascii() for a, b in zip(one, two, strict=True))
 
 
 def device_of(certificate: bytes, name: str, paired_at: float, address: tuple[str, int] | None) -> PairedDevice:

@@ -47,6 +47,7 @@ from port_agent.peers.federation_requests import (
     TaskAnswer,
     TaskState,
 )
+from port_agent.peers.fleet.paired import OWN_NAME
 from port_agent.peers.transfer import IncomingFile, file_bytes, file_hash, read_chunk
 from port_agent.supervisor.job.worker_kinds import bundle_path
 from port_agent.supervisor.peers.answers import FederatedContext
@@ -68,7 +69,7 @@ _RESTART_LEASE_S = 300.0
 """Time after a start of this device in which its leader can connect again."""
 _LEAVE_S = 20.0
 """A worker that must leave at once is gone within a second."""
-THIS_DEVICE = PeerClient("this device", "")
+THIS_DEVICE = PeerClient(OWN_NAME, "")
 """The leader of a federation that is led from here."""
 NO_FLOWER = "Flower is not installed: pip install 'port-agent[federate]'"
 

@@ -49,6 +49,15 @@ def test_a_rename_is_told_and_takes_no_name_of_another(tmp_path: Path) -> None:
     assert known.met(one.id, "attic", ("10.0.0.2", 9478)) is None
     assert known.met(one.id, "\u202ecellar", None) == ("attic", "cellar")
     assert known.met(two.id, "cellar", None) == (f"attic-{two.id.group}", f"cellar-{two.id.group}")
+    assert known.met(two.id, "b\u00fcro", None) == (f"cellar-{two.id.group}", "b\u00fcro")
+
+
+@pytest.mark.parametrize("name", ["Attic", "\u0430ttic", "att\u00eec", "this device", "This Devi\u0441e"])
+def test_a_name_that_looks_like_another_is_told_apart_by_its_id(tmp_path: Path, name: str) -> None:
+    known = devices(tmp_path)
+    one, two = (as_paired(identity(tmp_path / folder), called) for folder, called in (("one", "attic"), ("two", name)))
+    assert known.add(one).name == "attic" and known.add(two).name == f"{name}-{two.id.group}"
+    assert known.met(one.id, "attic", None) is None, "who had a name first keeps it"
 
 
 def test_one_file_without_a_certificate_takes_nobody_down(tmp_path: Path) -> None:

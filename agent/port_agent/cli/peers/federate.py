@@ -284,6 +284,8 @@ def _lines(run: Mapping[str, Any]) -> list[str]:
             else f"port-agent job result {run['name']} -o FILE"
         )
         lines.append(f"  weights: {run['weights']}; on each device: {where}")
+    if run["without"]:
+        lines.append(f"  {', '.join(run['without'])}: has not received these weights; lead another round to bring them")
     return lines
 
 

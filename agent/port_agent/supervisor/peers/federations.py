@@ -108,6 +108,8 @@ class FederationRun(msgspec.Struct, frozen=True, kw_only=True):
     done: int = 0
     abandoned: int = 0
     history: tuple[RoundRecord, ...] = ()
+    without: tuple[str, ...] = ()
+    """Devices that took part and did not receive the final average."""
 
 
 class _LostError(PortError):
@@ -333,10 +335,14 @@ class Federations:
         if run is None:
             return
         members, _ = await self._ready(job, run)
+        received: tuple[str, ...] = ()
         if members:
-            await self._round(job, run, members, final=True)
-        self._note(job, msgspec.structs.replace(run, state="finished"))
-        self._audit(f"the federation of job {job.label} is finished: {run.done} rounds")
+            record, _ = await self._round(job, run, members, final=True)
+            received = record.names
+        without = tuple(sorted({name for one in run.history for name in one.names}.difference(received)))
+        self._note(job, msgspec.structs.replace(run, state="finished", without=without))
+        missed = f"; {', '.join(without)} did not receive the average" if without else ""
+        self._audit(f"the federation of job {job.label} is finished: {run.done} rounds{missed}")
 
     async def _ready(self, job: Job, run: FederationRun) -> tuple[tuple[_Member, ...], str]:
         """Return the devices that would take part now, and why the others would not."""

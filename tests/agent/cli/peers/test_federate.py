@@ -14,7 +14,7 @@ from tests.agent.federate.jobs import gestures_bundle, needs_flower
 
 RUN: dict[str, Any] = {
     "job": 1, "name": "digits", "kind": "train", "state": "running", "done": 1, "abandoned": 1, "waits": "", "training": ["this device", "cellar"],
-    "weights": "/state/global.safetensors", "settings": {"rounds": 20, "secure": False, "clip": 1.5, "noise": 0.8},
+    "weights": "/state/global.safetensors", "without": ["shed"], "settings": {"rounds": 20, "secure": False, "clip": 1.5, "noise": 0.8},
     "history": [
         {"number": 1, "seconds": 12.0, "devices": 2, "loss": 0.5, "abandoned": "", "lost": {"shed": "no reply in time"}, "names": ["this device", "cellar"]},
         {"number": 2, "seconds": 60.0, "devices": 0, "loss": None, "abandoned": "1 of 3 devices replied", "lost": {}, "names": []},
@@ -30,6 +30,7 @@ def test_a_federation_in_words() -> None:
         "  round 1: 2 devices in 12.0 s, loss 0.5000; without shed (no reply in time)",
         "  round 2: abandoned after 1 min 00 s: 1 of 3 devices replied",
         "  weights: /state/global.safetensors; on each device: port-agent job result digits -o FILE",
+        "  shed: has not received these weights; lead another round to bring them",
     ]
     waiting = {**RUN, "training": [], "waits": "1 of 2 devices are ready; cellar: not charging", "history": []}
     assert _lines(waiting)[1] == "  waiting: 1 of 2 devices are ready; cellar: not charging"

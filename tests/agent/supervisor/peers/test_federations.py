@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from port_agent.control.client import ControlError
-from port_agent.federate.orders import FederationSettings, TensorsOf
+from port_agent.federate.orders import LEADER_FOLDER, FederationSettings, TensorsOf
 from port_agent.federate.tensors import federated_tensors
 from port_agent.jobs.job import Job, JobKind, JobSpec
 from port_agent.jobs.store import JobStore
@@ -21,7 +21,7 @@ from port_agent.peers.exchange.answers import PeerClient
 from port_agent.peers.federation_requests import Request, TaskAnswer, TaskState, node_number
 from port_agent.peers.identity.keys import own_identity
 from port_agent.supervisor.peers import federations
-from port_agent.supervisor.peers.federations import Federations
+from port_agent.supervisor.peers.federations import FederationRun, Federations, RoundRecord
 from port_agent.system.clock import SystemClock
 from port_planner.ir.bundle.bundle import read_manifest
 from tests.agent.federate.agents import JOB, local_devices
@@ -133,16 +133,16 @@ class Alone:
         return TaskAnswer(state=TaskState.READY)
 
 
+def submit(folder: Path) -> None:
+    adapter_file(folder / "bundle.port")
+
+
 @needs_flower
 def test_stopped_in_a_round_it_ends_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(federations, "ROUND_MODULE", "tests.agent.supervisor.peers.sleeping_solver")
 
     async def work() -> None:
         store, audits, alone = JobStore(tmp_path), list[str](), Alone()
-
-        def submit(folder: Path) -> None:
-            adapter_file(folder / "bundle.port")
-
         spec = JobSpec(JOB, "bundle.port", kind=JobKind.FINETUNE, federated=True)
         store.add(spec, 0.0, submit)
         led = Federations(store, SystemClock(), cast(Any, alone), cast(Any, alone), audits.append)
@@ -159,6 +159,33 @@ def test_stopped_in_a_round_it_ends_there(tmp_path: Path, monkeypatch: pytest.Mo
         assert audits[-1] == "the federation of job 1 (gestures) was stopped after 0 rounds"
         store.close()
 
+    asyncio.run(work())
+
+
+def test_who_took_part_and_has_not_received_the_average_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A result of an earlier federation would look like this one's there."""
+
+    async def handed_out(led: Federations, job: Job, run: FederationRun, members: object, *, final: bool) -> object:
+        assert final
+        return RoundRecord(number=2, at=0.0, seconds=1.0, devices=1, names=("this device",)), False
+
+    async def work() -> None:
+        store, audits, alone = JobStore(tmp_path), list[str](), Alone()
+        spec = JobSpec(JOB, "bundle.port", kind=JobKind.FINETUNE, federated=True)
+        job = store.add(spec, 0.0, submit)
+        led = Federations(store, SystemClock(), cast(Any, alone), cast(Any, alone), audits.append)
+        (store.job_dir(job.id) / LEADER_FOLDER).mkdir()
+        averaged = RoundRecord(number=1, at=0.0, seconds=1.0, devices=2, names=("this device", "shed"))
+        led._note(job, FederationRun(run="ab" * 16, settings=FederationSettings(rounds=1), done=1, history=(averaged,)))
+        led.go_on()
+        await eventually(lambda: led.describe(JOB)["state"] == "finished")
+        assert led.describe(JOB)["without"] == ("shed",)
+        assert audits[-1].endswith("is finished: 1 rounds; shed did not receive the average")
+        store.close()
+
+    monkeypatch.setattr(Federations, "_round", handed_out)
     asyncio.run(work())
 
 

@@ -31,6 +31,7 @@ from port_agent.federate.orders import (
     MEASURED,
     MESSAGE_FILE,
     MODEL_FILE,
+    MOST_NOISE,
     NOISE,
     REPLY_FILE,
     RESULT_FILE,
@@ -83,9 +84,9 @@ class _Device:
         trained, weight = self._trained(plain_arrays(message.content.array_records[ARRAYS])), self._samples
         config, self.contributed = message.content.config_records[CONFIG], "unclipped, visible to the leader"
         self._spend(_noise_of(config), config)
-        if KEY_CLIPPING_NORM in config:
+        norm = _clipping_norm(config)
+        if norm is not None:
             weight = 1  # the noise is for devices that count alike
-            norm = float(str(config[KEY_CLIPPING_NORM]))
             self.contributed = f"clipped to a norm of {norm:g}, visible to the leader"
         metrics = MetricRecord({SAMPLES: weight, LOSS: self._loss})
         return Message(RecordDict({ARRAYS: array_record(trained), "metrics": metrics}), reply_to=message)
@@ -145,9 +146,24 @@ class _Device:
 
 
 def _noise_of(config: ConfigRecord) -> float:
-    """Return the noise that the leader claims to add to clipped changes; 0: none."""
+    """Return the noise that the leader claims to add to clipped changes; 0: none.
+
+    Raises FlowerMessageError for more than a leader can set.
+    """
     noise = config.get(NOISE)
-    return noise if KEY_CLIPPING_NORM in config and isinstance(noise, float) and noise > 0 else 0.0
+    if _clipping_norm(config) is None or not isinstance(noise, float) or not noise > 0:
+        return 0.0
+    if noise > MOST_NOISE:
+        raise FlowerMessageError(f"no leader adds noise of {noise:g} times the norm; at most {MOST_NOISE:g}")
+    return noise
+
+
+def _clipping_norm(config: ConfigRecord) -> float | None:
+    """Return the norm that a change is to be clipped to, None if it is not. Raises FlowerMessageError for one that clips nothing."""
+    norm = config.get(KEY_CLIPPING_NORM)
+    if norm is not None and not (isinstance(norm, float) and 0 < norm < math.inf):
+        raise FlowerMessageError(f"no change can be clipped to a norm of {norm!r}")
+    return norm
 
 
 def client_app(device: _Device, message: Message, terms: FederationTerms, state_dir: Path) -> ClientApp:
@@ -175,8 +191,8 @@ def _check_terms(message: Message, config: ConfigRecord, terms: FederationTerms)
     masked = RECORD_KEY_CONFIGS in message.content.config_records or MEASURED in config
     if terms.require_secure and not masked:
         raise TermsError("its owner only allows contributions to masked sums; lead with --secure")
-    norm = None if masked else config.get(KEY_CLIPPING_NORM)  # what is masked is not clipped
-    if terms.require_clip is not None and not (isinstance(norm, float) and 0 < norm <= terms.require_clip):
+    norm = None if masked else _clipping_norm(config)  # what is masked is not clipped
+    if terms.require_clip is not None and (norm is None or norm > terms.require_clip):
         raise TermsError(
             f"its owner requires changes clipped to a norm of {terms.require_clip:g} or less; lead with --clip"
         )

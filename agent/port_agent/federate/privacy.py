@@ -21,6 +21,8 @@ DELTA = 1e-5
 """Far below one over the number of devices in a household, as required."""
 PRIVACY_FOLDER = "privacy"
 _TOLERANCE = 1e-9
+_NO_NOISE = 1e12
+"""One over the square of noise of a millionth of the norm; with less there is no privacy, and numbers lose their last digits."""
 _FAR = 30.0
 """Standard deviations beyond which the complementary error function is replaced by its series."""
 
@@ -33,7 +35,7 @@ def epsilon(inverse_square_noise: float, delta: float = DELTA) -> float:
     """
     if inverse_square_noise == 0.0:
         return 0.0
-    if not math.isfinite(inverse_square_noise):
+    if not inverse_square_noise <= _NO_NOISE:
         return math.inf
     distance, low, high = math.sqrt(inverse_square_noise), 0.0, 1.0
     while _delta(high, distance) > delta:
@@ -50,7 +52,7 @@ def noisy_rounds(noise: float, rounds: int) -> float:
     """
     if rounds == 0:
         return 0.0
-    return rounds / noise**2 if noise else math.inf
+    return rounds / noise / noise if noise else math.inf
 
 
 def _delta(eps: float, distance: float) -> float:
@@ -87,9 +89,9 @@ class PrivacySpent(msgspec.Struct, frozen=True):
         """Return the total with one more contribution, for the answer to a message."""
         if message == self.last:
             return self
-        if not noise:
-            return msgspec.structs.replace(self, bare=self.bare + 1, last=message)
         added = self.inverse_square_noise + noisy_rounds(noise, 1)
+        if math.isinf(epsilon(added)):  # without noise, or with so little that it is none
+            return msgspec.structs.replace(self, bare=self.bare + 1, last=message)
         return msgspec.structs.replace(self, inverse_square_noise=added, rounds=self.rounds + 1, last=message)
 
 

@@ -20,6 +20,7 @@ from port_agent.federate.orders import (
     MEASURED,
     MESSAGE_FILE,
     MODEL_FILE,
+    NOISE,
     REPLY_FILE,
     START_FILE,
     ClientEnded,
@@ -77,8 +78,6 @@ def test_no_other_name_of_a_message_passes_the_owners_terms_by(tmp_path: Path, b
         (FederationTerms(require_secure=True), {}),
         (FederationTerms(require_clip=1.0), {}),
         (FederationTerms(require_clip=1.0), {KEY_CLIPPING_NORM: 2.0}),
-        (FederationTerms(require_clip=1.0), {KEY_CLIPPING_NORM: float("nan")}),
-        (FederationTerms(require_clip=1.0), {KEY_CLIPPING_NORM: 1}),
         (FederationTerms(require_clip=1.0), {KEY_CLIPPING_NORM: 1.0, MEASURED: True}),
     ],
 )
@@ -88,6 +87,25 @@ def test_a_message_that_its_owner_does_not_allow_is_not_trained(
     put(tmp_path, bundle, "train", config=config)
     ended = answer_message(order(tmp_path, bundle, terms))
     assert "its owner" in ended.refused and not (tmp_path / START_FILE).exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "reason"),
+    [
+        ({KEY_CLIPPING_NORM: float("nan"), NOISE: 1.0}, "no change can be clipped to a norm of nan"),
+        ({KEY_CLIPPING_NORM: float("inf"), NOISE: 1.0}, "no change can be clipped to a norm of inf"),
+        ({KEY_CLIPPING_NORM: -1.0, NOISE: 1.0}, "no change can be clipped to a norm of -1.0"),
+        ({KEY_CLIPPING_NORM: 1, NOISE: 1.0}, "no change can be clipped to a norm of 1"),
+        ({KEY_CLIPPING_NORM: 1.0, NOISE: 1e200}, "no leader adds noise of 1e+200 times the norm"),
+    ],
+)
+@pytest.mark.parametrize("terms", [FederationTerms(), FederationTerms(require_clip=2.0)])
+def test_clipping_and_noise_that_protect_nothing_are_refused_and_count_as_no_privacy(
+    tmp_path: Path, bundle: Path, terms: FederationTerms, config: dict[str, float], reason: str
+) -> None:
+    put(tmp_path, bundle, "train", config=config)
+    assert reason in answer_message(order(tmp_path, bundle, terms)).refused
+    assert not (tmp_path / START_FILE).exists()
 
 
 def test_tensors_of_another_job_are_refused_by_name(tmp_path: Path, bundle: Path) -> None:

@@ -67,3 +67,13 @@ def test_what_is_spent_adds_up_over_federations_and_counts_a_message_once(tmp_pa
     (tmp_path / "privacy/data.json").write_text("{")
     with pytest.raises(msgspec.DecodeError):
         ledger.spent()
+
+
+def test_noise_too_small_to_be_any_is_none_and_leaves_the_ledger_readable(tmp_path: Path) -> None:
+    """One over its square is more than a number holds, or than numbers of JSON do."""
+    ledger = PrivacyLedger(tmp_path, "data")
+    for message, noise in (("one", 1e-5), ("two", 1e-154), ("three", 1e-154), ("four", 1e-200)):
+        ledger.spend(noise, message)
+    spent = ledger.spent()
+    assert (spent.rounds, spent.bare, spent.epsilon) == (1, 3, math.inf)
+    assert epsilon(spent.inverse_square_noise) == pytest.approx(5e9, rel=1e-3)

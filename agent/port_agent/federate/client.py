@@ -28,10 +28,10 @@ from port_agent.federate.orders import (
     EPSILON_BUDGET,
     EXPONENTS,
     LOSS,
+    MAX_NOISE,
     MEASURED,
     MESSAGE_FILE,
     MODEL_FILE,
-    MOST_NOISE,
     NOISE,
     REPLY_FILE,
     RESULT_FILE,
@@ -153,8 +153,8 @@ def _noise_of(config: ConfigRecord) -> float:
     noise = config.get(NOISE)
     if _clipping_norm(config) is None or not isinstance(noise, float) or not noise > 0:
         return 0.0
-    if noise > MOST_NOISE:
-        raise FlowerMessageError(f"no leader adds noise of {noise:g} times the norm; at most {MOST_NOISE:g}")
+    if noise > MAX_NOISE:
+        raise FlowerMessageError(f"no leader adds noise of {noise:g} times the norm; at most {MAX_NOISE:g}")
     return noise
 
 

@@ -48,7 +48,7 @@ of each device's data.
 """
 LATE = "no reply in time"
 """Why a device is not in a round that ended without it."""
-MOST_NOISE = 1e6
+MAX_NOISE = 1e6
 """The largest noise multiplier."""
 FEWEST_MASKED = 3
 """Contributions in a masked sum: of two, each contributor knows the other's."""
@@ -121,7 +121,7 @@ class FederationSettings(msgspec.Struct, frozen=True, kw_only=True):
     min_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
     """Share of the devices asked that must have replied; otherwise the round is abandoned."""
     clip: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0
-    noise: Annotated[float, msgspec.Meta(ge=0.0, le=MOST_NOISE)] = 0.0
+    noise: Annotated[float, msgspec.Meta(ge=0.0, le=MAX_NOISE)] = 0.0
     epsilon_budget: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] | None = None
     """What each device's data may have spent over its life, this federation's rounds among it."""
     secure: bool = False

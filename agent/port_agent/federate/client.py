@@ -159,7 +159,7 @@ def _noise_of(config: ConfigRecord) -> float:
 
 
 def _clipping_norm(config: ConfigRecord) -> float | None:
-    """Return the norm that a change is to be clipped to, None if it is not. Raises FlowerMessageError for one that clips nothing."""
+    """Return the norm that a message clips changes to, None without one. Raises FlowerMessageError for one that clips nothing."""
     norm = config.get(KEY_CLIPPING_NORM)
     if norm is not None and not (isinstance(norm, float) and 0 < norm < math.inf):
         raise FlowerMessageError(f"no change can be clipped to a norm of {norm!r}")

@@ -90,7 +90,7 @@ class PrivacySpent(msgspec.Struct, frozen=True):
         if message == self.last:
             return self
         added = self.inverse_square_noise + noisy_rounds(noise, 1)
-        if math.isinf(epsilon(added)):  # without noise, or with so little that it is none
+        if math.isinf(epsilon(added)):  # without noise, or with so little that it hides nothing
             return msgspec.structs.replace(self, bare=self.bare + 1, last=message)
         return msgspec.structs.replace(self, inverse_square_noise=added, rounds=self.rounds + 1, last=message)
 

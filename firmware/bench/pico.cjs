@@ -13,9 +13,10 @@ const path = require('path');
 
 const FLASH = 0x10000000, RAM = 0x20000000, BOOT_STAGE = 0x20041f00, BOOT_BYTES = 252, SECTOR = 4096, PAGE = 256;
 const ROM_FUNCTIONS = 0x100, CORE_NS = 8;
+const SSI_DATA = 0x60, SELECT = 0xc, READ_ID = 0x4b, FLASH_ID = [0xe6, 0x60, 0x58, 0x38, 0x83, 0x4f, 0x2c, 0x31];
 const CONTROL_IN = 0x80, CONTROL_OUT = 0x84, DATA_IN = 0x90, DATA_OUT = 0x94, USB_AVAILABLE = 1 << 10, USB_ODD = 1 << 13;
 const INSTRUCTIONS_A_TURN = 100000, INSTRUCTIONS_A_BYTE = 1000;
-const RESET_CONTROL = 0xd0c, RESET_REQUEST = 4, SSI = 0x18000, SSI_ENABLE = 8, WATCHDOG = 0x40058;
+const RESET_CONTROL = 0xd0c, RESET_REQUEST = 4, SSI = 0x18000, FLASH_PINS = 0x40018, SSI_ENABLE = 8, WATCHDOG = 0x40058;
 
 const [packageFolder, flashFile, lineDescriptor, connection] = process.argv.slice(2);
 const LINE = Number(lineDescriptor);
@@ -25,8 +26,10 @@ const { core, clock } = chip;
 const uart = chip.uart[0];
 const content = fs.openSync(flashFile, 'r+');
 const quiet = () => {};
+const ssi = chip.peripherals[SSI];
+let flashSelected = false;
 let flashReadable = false, resetAsked = false, waitForAlarm = null;
-let received = [], sent = [], deliver = null, toggles = {};
+let received = [], sent = [], deliver = null, toggles = {}, exchanged = [];
 
 function insist(condition, message) {
   if (!condition) throw new Error(`${message} (called from 0x${core.LR.toString(16)})`);
@@ -74,6 +77,22 @@ function makeRom() {
   Object.keys(romFunctions).forEach((_name, index) => {
     chip.bootrom[ROM_FUNCTIONS / 4 + index] = (0x4770 << 16) | 0xbe00 | index; // bkpt index, bx lr
   });
+}
+
+// The flash chip's answer to one byte: it knows only the command for its number, five bytes ahead of it.
+function exchange(byte) {
+  insist(!flashReadable && core.PM, 'the flash chip is asked while the program may run from it');
+  insist(flashSelected, 'the flash chip is not selected');
+  exchanged.push(byte);
+  insist(exchanged[0] === READ_ID, `the flash chip does not know command ${exchanged[0]}`);
+  ssi.dr0 = FLASH_ID[exchanged.length - 6] ?? 0;
+  return true;
+}
+
+function select(value) {
+  flashSelected = (value & 0x300) === 0x200;
+  exchanged = [];
+  return true;
 }
 
 // A host that enumerates the Pico anew and gives it what was received, a packet at a time.
@@ -162,7 +181,9 @@ chip.flash.set(fs.readFileSync(content));
 makeRom();
 watchToggles();
 watchRegister(chip.ppb, RESET_CONTROL, (value) => (resetAsked = (value & RESET_REQUEST) !== 0));
-watchRegister(chip.peripherals[SSI], SSI_ENABLE, (value) => { flashReadable = value === 1; });
+watchRegister(ssi, SSI_ENABLE, (value) => { flashReadable = value === 1; });
+watchRegister(ssi, SSI_DATA, exchange);
+watchRegister(chip.peripherals[FLASH_PINS], SELECT, select);
 chip.peripherals[WATCHDOG].onWatchdogTrigger = () => { resetAsked = true; };
 if (connection === 'uart') {
   deliver = feedUart;

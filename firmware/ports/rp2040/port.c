@@ -92,12 +92,24 @@
 #define FLASH_PAGE_BYTES 256u
 #define SECTOR_ERASE 0x20u
 #define BOOT_WORDS 64u
+#define READ_UNIQUE_ID 0x4Bu
+#define ID_BEFORE 5u /* the command and four bytes of nothing */
+#define ID_BYTES 8u
+#define SSI_STATUS REGISTER(0x18000028u)
+#define SSI_DATA REGISTER(0x18000060u)
+#define SSI_HAS_ROOM (1u << 1)
+#define SSI_HAS_BYTE (1u << 3)
+#define FLASH_SELECT REGISTER(0x4001800Cu) /* control of the flash's select pin */
+#define SELECT_OVERRIDE 0x300u
+#define SELECT_LOW 0x200u
+#define SELECT_HIGH 0x300u
 #define IN_RAM __attribute__((section(".ram_code"), noinline, long_call))
 
 const struct port_board PORT_BOARD = {PORT_BOARD_NAME, PORT_RAM_BYTES, PORT_FLASH_BYTES, CORE_HZ};
 
 static uint32_t boot_copy[BOOT_WORDS]; /* for when the flash cannot be read */
 static volatile uint8_t asked_by_usb;  /* where the last byte came from: answers go there */
+static uint8_t flash_id[ID_BYTES];     /* the chip itself has no number */
 
 void port_uart_interrupt(void)
 {
@@ -181,14 +193,96 @@ static void start_watchdog(void)
     WATCHDOG_CONTROL = WATCHDOG_ENABLE;
 }
 
+/* Functions of the boot ROM, 2.8.3.1.3. */
+struct flash_functions {
+    void (*connect)(void);
+    void (*leave_xip)(void);
+    void (*erase)(uint32_t offset, uint32_t size, uint32_t block, uint8_t command);
+    void (*program)(uint32_t offset, const uint8_t *bytes, uint32_t size);
+    void (*flush_cache)(void);
+};
+
+static uintptr_t rom_function(char first, char second)
+{
+    static const volatile uintptr_t tables = 0x14u; /* volatile: GCC takes a constant this low for a null pointer */
+    const uint16_t *rom = (const uint16_t *)tables;
+    uintptr_t (*find)(uintptr_t table, uint32_t code) = (uintptr_t(*)(uintptr_t, uint32_t))(uintptr_t)rom[2];
+
+    return find(rom[0], (uint32_t)second << 8 | (uint32_t)first);
+}
+
+static struct flash_functions find_flash_functions(void)
+{
+    return (struct flash_functions){
+        .connect = (void (*)(void))rom_function('I', 'F'),
+        .leave_xip = (void (*)(void))rom_function('E', 'X'),
+        .erase = (void (*)(uint32_t, uint32_t, uint32_t, uint8_t))rom_function('R', 'E'),
+        .program = (void (*)(uint32_t, const uint8_t *, uint32_t))rom_function('R', 'P'),
+        .flush_cache = (void (*)(void))rom_function('F', 'C'),
+    };
+}
+
+static void IN_RAM stop_reading(const struct flash_functions *rom)
+{
+    __asm__ volatile("cpsid i" ::: "memory");
+    rom->connect();
+    rom->leave_xip();
+}
+
+static void IN_RAM read_again(const struct flash_functions *rom)
+{
+    void (*enter_xip)(void) = (void (*)(void))((uintptr_t)boot_copy | 1u);
+
+    rom->flush_cache();
+    enter_xip();
+    __asm__ volatile("cpsie i" ::: "memory");
+}
+
+/* Write a page at `offset`, or erase the sector there if `page` is null. While it runs the flash cannot be read: no
+ * interrupt, whose table lies there, and nothing but RAM and ROM is called. */
+static void IN_RAM change_flash(const struct flash_functions *rom, uint32_t offset, const uint8_t *page)
+{
+    stop_reading(rom);
+    if (page == 0) {
+        rom->erase(offset, PORT_PAGE_BYTES, PORT_PAGE_BYTES, SECTOR_ERASE);
+    } else {
+        rom->program(offset, page, FLASH_PAGE_BYTES);
+    }
+    read_again(rom);
+}
+
+/* Exchange bytes with the flash chip one by one, as it was left by the ROM: a serial line of eight bits. */
+static void IN_RAM read_flash_id(const struct flash_functions *rom)
+{
+    stop_reading(rom);
+    FLASH_SELECT = (FLASH_SELECT & ~SELECT_OVERRIDE) | SELECT_LOW;
+    for (uint32_t i = 0; i < ID_BEFORE + ID_BYTES; i++) {
+        while (!(SSI_STATUS & SSI_HAS_ROOM)) {
+        }
+        SSI_DATA = i == 0 ? READ_UNIQUE_ID : 0;
+        while (!(SSI_STATUS & SSI_HAS_BYTE)) {
+        }
+        uint32_t byte = SSI_DATA;
+        if (i >= ID_BEFORE) {
+            flash_id[i - ID_BEFORE] = (uint8_t)byte;
+        }
+    }
+    FLASH_SELECT = (FLASH_SELECT & ~SELECT_OVERRIDE) | SELECT_HIGH;
+    read_again(rom);
+}
+
+
 void port_init(void)
 {
+    struct flash_functions rom = find_flash_functions();
+
     memcpy(boot_copy, (const void *)(uintptr_t)FLASH, sizeof boot_copy);
+    read_flash_id(&rom);
     start_clocks();
     start_uart();
     RESETS_SET = RESET_USB;
     leave_reset(RESET_USB);
-    usb_start();
+    usb_start(flash_id, sizeof flash_id);
     cortexm_ticks_start();
     start_watchdog();
 }
@@ -221,7 +315,7 @@ uint64_t port_ticks(void)
 
 void port_serial(uint8_t serial[8])
 {
-    memset(serial, 0, 8); /* the chip has none, and the flash chip's cannot be read while the program runs from it */
+    memcpy(serial, flash_id, sizeof flash_id);
 }
 
 uint32_t port_entropy(void)
@@ -232,54 +326,6 @@ uint32_t port_entropy(void)
         value = value << 1 | (RANDOM_BIT & 1u);
     }
     return value;
-}
-
-/* Functions of the boot ROM, 2.8.3.1.3. */
-struct flash_functions {
-    void (*connect)(void);
-    void (*leave_xip)(void);
-    void (*erase)(uint32_t offset, uint32_t size, uint32_t block, uint8_t command);
-    void (*program)(uint32_t offset, const uint8_t *bytes, uint32_t size);
-    void (*flush_cache)(void);
-};
-
-static uintptr_t rom_function(char first, char second)
-{
-    static const volatile uintptr_t tables = 0x14u; /* volatile: GCC takes a constant this low for a null pointer */
-    const uint16_t *rom = (const uint16_t *)tables;
-    uintptr_t (*find)(uintptr_t table, uint32_t code) = (uintptr_t(*)(uintptr_t, uint32_t))(uintptr_t)rom[2];
-
-    return find(rom[0], (uint32_t)second << 8 | (uint32_t)first);
-}
-
-static struct flash_functions find_flash_functions(void)
-{
-    return (struct flash_functions){
-        .connect = (void (*)(void))rom_function('I', 'F'),
-        .leave_xip = (void (*)(void))rom_function('E', 'X'),
-        .erase = (void (*)(uint32_t, uint32_t, uint32_t, uint8_t))rom_function('R', 'E'),
-        .program = (void (*)(uint32_t, const uint8_t *, uint32_t))rom_function('R', 'P'),
-        .flush_cache = (void (*)(void))rom_function('F', 'C'),
-    };
-}
-
-/* Write a page at `offset`, or erase the sector there if `page` is null. While it runs the flash cannot be read: no
- * interrupt, whose table lies there, and nothing but RAM and ROM is called. */
-static void IN_RAM change_flash(const struct flash_functions *rom, uint32_t offset, const uint8_t *page)
-{
-    void (*enter_xip)(void) = (void (*)(void))((uintptr_t)boot_copy | 1u);
-
-    __asm__ volatile("cpsid i" ::: "memory");
-    rom->connect();
-    rom->leave_xip();
-    if (page == 0) {
-        rom->erase(offset, PORT_PAGE_BYTES, PORT_PAGE_BYTES, SECTOR_ERASE);
-    } else {
-        rom->program(offset, page, FLASH_PAGE_BYTES);
-    }
-    rom->flush_cache();
-    enter_xip();
-    __asm__ volatile("cpsie i" ::: "memory");
 }
 
 void cortexm_flash_erase(uint32_t first, uint32_t size)

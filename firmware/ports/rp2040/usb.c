@@ -52,7 +52,7 @@ enum { PACKET = 64, SENT_PACKET = 63 }; /* a packet below 64 bytes ends a transf
 enum { GET_STATUS = 0, CLEAR_FEATURE = 1, SET_ADDRESS = 5, GET_DESCRIPTOR = 6, SET_CONFIGURATION = 9 };
 enum { OF_ENDPOINT = 0x02, CLASS_REQUEST = 0x21, SET_LINE_CODING = 0x20, GET_LINE_CODING = 0x21, TO_HOST = 0x80 };
 
-static const uint8_t DEVICE[] = {18, 1, 0x10, 0x01, 2, 0, 0, PACKET, 0x8A, 0x2E, 0x0A, 0x00, 0, 1, 1, 2, 0, 1};
+static const uint8_t DEVICE[] = {18, 1, 0x10, 0x01, 2, 0, 0, PACKET, 0x8A, 0x2E, 0x0A, 0x00, 0, 1, 1, 2, 3, 1};
 
 #define CONFIGURATION_BYTES 67
 static const uint8_t CONFIGURATION[CONFIGURATION_BYTES] = {
@@ -79,6 +79,7 @@ static volatile struct {
     uint32_t control_odd, in_odd, out_odd;
     uint8_t new_address, reads, takes_data, configured;
 } state;
+static uint8_t serial_number[2 + 4 * 8] = {0, 3}; /* two digits of two bytes for each byte */
 static uint32_t filled; /* bytes of the packet that is being put together */
 static uint8_t host_is_gone;
 
@@ -164,6 +165,8 @@ static void describe(uint32_t kind, uint32_t index, uint32_t asked)
         answer(MAKER, sizeof MAKER, asked);
     } else if (kind == 3 && index == 2) {
         answer(PRODUCT, sizeof PRODUCT, asked);
+    } else if (kind == 3 && index == 3) {
+        answer(serial_number, serial_number[0], asked);
     } else {
         refuse();
     }
@@ -260,8 +263,13 @@ int usb_interrupt(void)
     return what & INTERRUPT_BUFFERS ? buffers_done() : 0;
 }
 
-void usb_start(void)
+void usb_start(const uint8_t *serial, uint32_t size)
 {
+    for (uint32_t i = 0; i < size; i++) {
+        serial_number[2 + 4 * i] = (uint8_t)"0123456789ABCDEF"[serial[i] >> 4];
+        serial_number[4 + 4 * i] = (uint8_t)"0123456789ABCDEF"[serial[i] & 15u];
+    }
+    serial_number[0] = (uint8_t)(2u + 4u * size);
     for (uint32_t at = 0; at < 0x100u; at += 4u) {
         REGISTER(MEMORY + at) = 0;
     }

@@ -6,8 +6,8 @@
 
 #define USB_INTERRUPT 5u
 
-/* Start the controller and appear on the bus; its clock must run. */
-void usb_start(void);
+/* Start the controller and appear on the bus with these (at most 8) bytes as the serial number; its clock must run. */
+void usb_start(const uint8_t *serial, uint32_t size);
 /* Do what the host asked for, in every interrupt. Return whether it delivered bytes (`cortexm_received`). */
 int usb_interrupt(void);
 /* Add a byte to a packet, which leaves with a frame's last byte, 0, or when it is full. Dropped if the host takes none. */

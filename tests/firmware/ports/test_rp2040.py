@@ -23,6 +23,8 @@ from tests.firmware.ports.emulated_pico import EmulatedPico
 pytestmark = pytest.mark.process
 
 SECOND_STAGE_BYTES = 252
+FLASH_ID = bytes.fromhex("e6605838834f2c31")
+"""Of the emulator's flash chip, firmware/bench/pico.cjs."""
 PATIENT = Patience(first_s=2.0, longest_s=10.0, give_up_s=120.0)
 
 
@@ -74,6 +76,7 @@ def test_a_pico_trains_digits_to_the_hosts_bits_and_keeps_them_without_power(
     model.write(tmp_path / "model")
     with EmulatedPico(build_firmware("pico", tmp_path / "model", tmp_path), tmp_path / "pico", connection) as pico:
         device = connect(pico)
+        assert device.info.serial == FLASH_ID
         device.set_training(TrainingOptions(0.03), TrainingState(1, 0))
         for label in range(4):
             device.train((label,), rows[label].tobytes())

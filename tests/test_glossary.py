@@ -71,6 +71,9 @@ BANNED_PHRASES = (
 MAX_SENTENCE_WORDS = 30
 """Of a message, a help text, a docstring or a document."""
 
+FRAGMENTS = ("And ", "Or ", "Of ", "By ", "Its ", "Likewise", "Such as ", "As in ")
+"""Beginnings of a docstring that needs another line to be understood."""
+
 LISTED = 6
 """Commas of a document's sentence that is a list."""
 
@@ -178,19 +181,21 @@ def messages(path: Path) -> Iterator[str]:
 
 
 def docstrings(path: Path) -> Iterator[str]:
-    """Yield the paragraphs of a module's docstrings, those of constants and fields too, code as one word.
-
-    Lists and usage, which are indented, are left out.
-    """
+    """Yield a module's docstrings, those of constants and fields too, code as one word."""
     for node in ast.walk(tree_of(path)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
-            text = re.sub(r"`[^`]*`", "X", inspect.cleandoc(node.value.value))
-            yield from (part for part in re.split(r"\n\s*\n", text) if "\n  " not in part)
+            yield re.sub(r"`[^`]*`", "X", inspect.cleandoc(node.value.value))
+
+
+def prose(docstring: str) -> list[str]:
+    """Return the paragraphs of a docstring without lists and usage, which are indented."""
+    return [part for part in re.split(r"\n\s*\n", docstring) if "\n  " not in part]
 
 
 @pytest.mark.parametrize("path", product_files(), ids=lambda path: str(path.relative_to(ROOT)))
-def test_no_sentence_of_a_message_or_docstring_is_long(path: Path) -> None:
-    texts = (*messages(path), *docstrings(path))
+def test_sentences_of_messages_and_docstrings_are_short_and_whole(path: Path) -> None:
+    texts = (*messages(path), *(part for text in docstrings(path) for part in prose(text)))
+    assert not [text for text in docstrings(path) if text.startswith(FRAGMENTS)]
     sentences = (sentence for text in texts for sentence in re.split(r"(?<=[.;:!?])\s", text))
     assert not [sentence for sentence in sentences if len(sentence.split()) > MAX_SENTENCE_WORDS]
 

@@ -428,10 +428,10 @@ def _merge(
 
 
 def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], ...], ...]:
-    """Tabulate the hyperparameters that the scheduler changes.
+    """Tabulate the hyperparameters that the scheduler changes, for this many `updates`.
 
-    Of that many `updates` or, where that takes no time, of some epochs more, as far as the scheduler goes. Optimizer and scheduler are put
-    back afterwards.
+    Where that takes no time, some more epochs are tabulated, as far as the scheduler goes. Optimizer and scheduler are
+    put back afterwards.
     """
     if job.scheduler is None:
         return ()

@@ -26,14 +26,14 @@ class CpuCluster:
     cores: tuple[int, ...]
     """Numbers of the cluster's cores, ascending."""
     name: str | None
-    """Such as Cortex-A76, None if unknown."""
+    """Name of the cores, such as Cortex-A76; None if unknown."""
     top_hz: float | None
     capacity: int | None
     """The kernel's measure, 1024 for the fastest kind."""
 
     @property
     def text(self) -> str:
-        """Such as `4 x Cortex-A76 at 2.4 GHz`."""
+        """The cluster in words, such as `4 x Cortex-A76 at 2.4 GHz`."""
         speed = "" if self.top_hz is None else f" at {self.top_hz / 1e9:.3g} GHz"
         return f"{len(self.cores)} x {self.name or 'core'}{speed}"
 

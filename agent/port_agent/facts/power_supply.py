@@ -93,7 +93,7 @@ class ChargeMonitor:
 
     def __init__(self) -> None:
         self._begun: dict[str, tuple[float, float, float]] = {}
-        """By name: since when the supplies are offline (monotonic s), and the lowest and highest level since, in
+        """For each name, since when the supplies are offline (monotonic s), and the lowest and highest level since, in
         percent.
         """
 

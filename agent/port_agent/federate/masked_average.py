@@ -57,7 +57,7 @@ class _Sizes:
     """What the devices of a round reported about their changes."""
 
     samples: Mapping[int, int]
-    """By node."""
+    """Samples by node."""
     losses: tuple[float, ...]
     exponents: tuple[int, ...]
     """Exponent of the largest change of any device, by tensor."""

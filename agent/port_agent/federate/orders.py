@@ -39,12 +39,12 @@ SAMPLES, LOSS = "num-examples", "loss"
 """The metrics of a reply."""
 
 MEASURED, EXPONENTS = "measured-change", "change-exponents"
-"""Of a secure round's first message, which asks only for the sizes of a change; and by tensor, the least e with
-|change| <= 2^e.
+"""Keys of a secure round's first message, which asks only for the sizes of a change, and of its answer. The answer has,
+by tensor, the least e with |change| <= 2^e.
 """
 NOISE, EPSILON_BUDGET = "noise-multiplier", "epsilon-budget"
-"""Of a message that requires clipped changes: the noise that the leader adds to their average, and the privacy budget
-of each device's data.
+"""Keys of a message that requires clipped changes: the noise that the leader adds to their average, and the privacy
+budget of each device's data.
 """
 LATE = "no reply in time"
 """Why a device is not in a round that ended without it."""
@@ -179,7 +179,7 @@ class ClientOrder(msgspec.Struct, frozen=True):
     """Directory of this device's key and of the certificates of its paired devices."""
     data: str
     samples: int
-    """As in `TensorsOf`."""
+    """Samples, as in `TensorsOf`."""
     terms: FederationTerms = FederationTerms()
 
 
@@ -202,13 +202,13 @@ class MessageReady(msgspec.Struct, frozen=True, tag_field="event", tag="send"):
 
 
 class RepliesUnneeded(msgspec.Struct, frozen=True, tag_field="event", tag="forget"):
-    """Likewise: the replies of these devices are no longer needed."""
+    """An event: the replies of these devices are no longer needed."""
 
     nodes: tuple[int, ...]
 
 
 class RoundEnded(msgspec.Struct, frozen=True, kw_only=True, tag_field="event", tag="ended"):
-    """Likewise, the last: `devices` devices were averaged, or the round was abandoned for a reason."""
+    """The last event: `devices` devices were averaged, or the round was abandoned for a reason."""
 
     averaged: int = 0
     loss: float | None = None

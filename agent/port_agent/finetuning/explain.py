@@ -223,7 +223,7 @@ def _quantized_bytes(layers: Iterable[Any], base: Quantization) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """Of an update: frozen weights that stay, and bytes that are read and written, by sizes alone."""
+    """Traffic of an update: frozen weights that stay, and bytes that are read and written, by sizes alone."""
 
     resident_bytes: int
     read_bytes: int

@@ -27,7 +27,7 @@ from port_agent.worker.shard import Shard
 VERSION = 1
 DEFAULT_SIMULATED = "qemu-m4f"
 HELD_OUT_EVERY = 5
-"""By default a fifth of the samples is for evaluation only."""
+"""Samples per held-out sample: by default a fifth is for evaluation only."""
 
 
 @dataclass(frozen=True, slots=True)

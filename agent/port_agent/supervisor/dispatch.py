@@ -34,11 +34,11 @@ class Dispatcher:
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
         self._fitting: dict[int, tuple[tuple[int | None, int | None, frozenset[str] | None], bool]] = {}
-        """By job id: the memory limit, the job's ceiling and the devices for which its start was checked, and the
+        """For each job id, the memory limit, the job's ceiling and the devices for which its start was checked, and the
         result.
         """
         self._least: dict[int, tuple[int | None, float]] = {}
-        """By job id: the job's ceiling for which its least memory was determined, and the result."""
+        """For each job id, the ceiling for which its least memory was determined, and the result."""
 
     def act(self, decision: PolicyDecision) -> None:
         """Do what `decision` and the state of the jobs require; called at every look."""

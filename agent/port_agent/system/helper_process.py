@@ -86,7 +86,7 @@ def run_helper(
 
 
 async def ask_helper(command: HelperCommand, content: bytes = b"", *, within_s: float | None = None) -> bytes:
-    """Likewise, for an event loop; a task that is cancelled ends the process. Raises HelperError, OSError."""
+    """Run a helper process for an event loop; a task that is cancelled ends the process. Raises HelperError, OSError."""
     process = await command.start_async()
     try:
         async with asyncio.timeout(within_s):

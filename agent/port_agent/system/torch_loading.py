@@ -1,6 +1,4 @@
-"""Load torch with a lower peak of resident memory.
-
-Its library alone first, then what Python needs of it.
+"""Load torch with a lower peak of resident memory: first its library alone, then what Python needs of it.
 
 Loading the library runs 50 MiB of code once, to register every operator. Given back before Python's part of torch is
 imported, it is not resident alongside that: 188 MiB at the peak instead of 223 (torch 2.13, x86-64). As a program

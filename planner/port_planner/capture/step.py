@@ -451,8 +451,8 @@ class _Session:
     def _keep_rebound(self) -> set[str]:
         """Record that buffers receive the contents of the tensors that replaced them; return their names.
 
-        Of tensors that it made, each in the place of one buffer that shares its memory with no other; they lie in memory as
-        that one does and have no history.
+        The step made these tensors. Each replaces one buffer that shares its memory with no other, has its layout in
+        memory, and has no history.
         """
         recorder, now = self.recorder, dict(self.model.named_buffers())
         exchanged = {

@@ -17,7 +17,7 @@ class Arithmetic(NamedTuple):
     onednn: bool
     """A product that oneDNN refuses switches it off for the rest of the process, which moves float32 convolutions to other kernels."""
     precisions: tuple[str, ...]
-    """Of `PRODUCTS`: "ieee", or what factors are rounded to."""
+    """Precision of each of `PRODUCTS`: "ieee", or what factors are rounded to."""
     deterministic: int = 0
     """torch's debug mode: 0 off, 1 warns of operators that do not repeat, 2 refuses them."""
     flush_denormal: bool = False

@@ -191,9 +191,8 @@ def layers_of(parameter_names: Sequence[str]) -> tuple[Layer, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """Scores measured.
-
-    Of the untrained model, with the biases of the last k layers, with each layer's weights added.
+    """Measured scores: of the untrained model, with the biases of the last k layers, and with each layer's weights
+    added.
 
     `weight_score[i]` was measured with the biases of the last `reference_depth` layers and the weights of layer i.
     """

@@ -31,7 +31,8 @@ _SAVED, _UNPACKED = "_raw_saved_", "_saved_"
 is_batch: Callable[[Tensor], bool] = torch._C._functorch.is_legacy_batchedtensor
 is_wrapped: Callable[[Tensor], bool] = torch._C._functorch.is_functorch_wrapped_tensor
 unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
-"""Of `torch.func`: a batch of gradients (is_grads_batched), any wrapper, and one whose level has ended."""
+"""Tests for wrappers of `torch.func`, in this order: a batch of gradients (is_grads_batched), any wrapper, and one
+whose level has ended."""
 
 
 def differs_under_modes(node: Node, saved: Sequence[Tensor], gradients: Iterable[Tensor | None]) -> bool:

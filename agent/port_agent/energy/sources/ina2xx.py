@@ -1,10 +1,10 @@
 """INA219, INA226, INA238 and INA260 on HATs, UPS boards and in the input of a Jetson Thor.
 
-By the kernel's hwmon driver, or read directly over I2C.
+They are read by the kernel's hwmon driver, or directly over I2C.
 
-What such a chip measures depends on the wire it sits in, which no file tells. In a supply line it sees what the
-board draws. On a UPS HAT it sees what goes in and out of the battery: a negative current is the board running from
-it (networkupstools/nut issue #2960), a positive one is charging and says nothing about the board.
+What such a chip measures depends on the wire it sits in, which no file describes. In a supply line it sees what the
+board draws. On a UPS HAT it sees what goes in and out of the battery: a negative current is the board running from it
+(networkupstools/nut issue #2960), a positive one is charging and says nothing about the board.
 """
 
 import enum

@@ -41,7 +41,7 @@ class GpuRail:
         return f"{self.name} of it feeds {self.feeds}"
 
     def reads(self, watts: float) -> str:
-        """Its reading in words."""
+        """The rail's reading in words."""
         return f"of it {watts:.2f} W on {self.name}, which feeds {self.feeds}"
 
 

@@ -3,7 +3,8 @@
 import torch
 
 PART_BYTES = 16 << 20
-"""Of what is added up at once: of more rows, CUDA's sums of columns take twice the bytes that they read; of that many, a few KiB (on an H200)."""
+"""Bytes that are added up at once. With more rows, CUDA's sums of columns take twice the bytes that they read; with
+this many, a few KiB (on an H200)."""
 _COLUMNS = 1 << 12
 _ODD = 0x9E3779B97F4A7C15 - (1 << 64)
 """The golden ratio's digits as an odd number: each product with it is another one."""

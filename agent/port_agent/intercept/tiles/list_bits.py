@@ -16,7 +16,7 @@ _TENSORS = 4
 """Number of tensors in each list that is tried."""
 
 _ELEMENTS = 4099
-"""Of each tensor that is tried with: more than a block of a GPU's threads takes, and no multiple of it."""
+"""Elements of each tensor that is tried: more than a block of a GPU's threads takes, and not a multiple of it."""
 
 SAMPLE_BYTES = 768 << 10
 """About what a try takes: twice four lists of 32 bits, and what is made of them."""

@@ -67,7 +67,7 @@ class ModelDirectory:
     class_count: int
     """The number of outputs."""
     target_count: int
-    """Of each sample, in fp32 behind the input; 0: a sample has a label."""
+    """Number of targets of each sample, in fp32 after the input; 0: a sample has a label."""
     input: InputFormat | None
     classes: tuple[str, ...]
 

@@ -1,6 +1,4 @@
-"""Finds the serial port of a board.
-
-By USB identity and serial number, by path, and again after it was unplugged.
+"""Find the serial port of a board: by USB identity and serial number, by path, and again after it was unplugged.
 
 A path does not identify a board: /dev/ttyACM0 comes back as ttyACM1 if it was still open. Ptys are not listed by the system,
 so simulated boards are given as a path or found among the running simulators.

@@ -32,7 +32,7 @@ class Topic(StrEnum):
     FEDERATE = "federate"
     """The federation request sent with the question (`port_agent.peers.federation_requests`)."""
     MOVE = "move"
-    """Likewise, about a job that moves (`port_agent.peers.migration_requests`)."""
+    """A migration request about a job that moves (`port_agent.peers.migration_requests`)."""
     INTRODUCE = "introduce"
     """The other devices that chose the asked device as introducer (`port_agent.peers.introductions`)."""
 

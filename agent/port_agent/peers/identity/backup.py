@@ -24,7 +24,7 @@ class _Backup(msgspec.Struct, frozen=True):
     paired: dict[str, bytes]
     """Files by their names: trusted devices, and those that nobody may introduce."""
     privacy: dict[str, bytes] = {}
-    """Likewise, the privacy spent by data, which is no less on a new card."""
+    """Files by their names: the privacy spent by data, which is no less on a new card."""
 
 
 def write_backup(state_dir: Path, file: Path) -> tuple[Identity, int]:

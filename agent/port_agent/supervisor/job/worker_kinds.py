@@ -174,7 +174,7 @@ class RunPaths:
 
     @property
     def state(self) -> Path:
-        """Its checkpoints."""
+        """Directory of the job's checkpoints."""
         return self.job_dir / "state" if self.federation is None else self.federation / STATE_FOLDER
 
     @property

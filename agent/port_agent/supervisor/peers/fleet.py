@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 PAIRED_FOLDER = "paired"
 ANY_PEER = "any"
-"""In place of a device's name: whichever answers, those with nothing to do first."""
+"""Stands for a device's name: any that answers, those with nothing to do first."""
 _RETRY_S = 60.0
 _STOP_PATIENCE_S = 2.0
 """A goodbye to each device takes milliseconds."""

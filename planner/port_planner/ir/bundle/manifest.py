@@ -297,7 +297,7 @@ class Manifest:
     reordered: tuple[str, ...] = ()
     """Operators that add in another order each time there, as was allowed: then nothing is the same to the bit."""
     files: Mapping[str, FileRange] = field(default_factory=dict)
-    """Of frozen weights that stay in the files they were loaded from, where they lie there, by storage key."""
+    """Positions of frozen weights that stay in the files they were loaded from, by storage key."""
     in_pieces: bool = False
     """Whether a graph runs chains of operators in tiles, which the graph marks."""
     buckets: tuple[BucketSize, ...] = ()

@@ -27,6 +27,6 @@ class CpuTeam:
 
     @property
     def text(self) -> str:
-        """Such as `1 thread` or `4 threads on cores 4, 5, 6, 7`."""
+        """The team in words, such as `1 thread` or `4 threads on cores 4, 5, 6, 7`."""
         where = f" on cores {', '.join(map(str, self.cores))}" if self.cores else ""
         return f"{self.threads} thread{'' if self.threads == 1 else 's'}{where}"

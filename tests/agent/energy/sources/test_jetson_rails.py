@@ -5,6 +5,21 @@ import pytest
 from port_agent.energy.sources.base import Coverage, SourceError
 from port_agent.energy.sources.jetson_rails import GPU_RAILS, SUMS, TOTAL_RAILS, board_total, gpu_rail
 
+RAILS = {
+    "TX2": ("VDD_IN", "VDD_SYS_GPU", "VDD_SYS_CPU", "VDD_SYS_SOC"),
+    "Nano": ("POM_5V_IN", "POM_5V_GPU", "POM_5V_CPU"),
+    "Orin Nano": ("VDD_IN", "VDD_CPU_GPU_CV", "VDD_SOC"),
+    "Thor": ("VIN", "VDD_GPU", "VDD_CPU_SOC_MSS", "VIN_SYS_5V0"),
+}
+"""Rails as boards name them (NVIDIA's developer guides; Thor: jetson_stats, issue 711), the board's input first, the GPU's second."""
+
+
+@pytest.mark.parametrize("board", RAILS)
+def test_the_input_of_a_board_is_its_total_and_a_part_of_that_its_gpu(board: str) -> None:
+    total = board_total("tegrastats", {name: float(9 - i) for i, name in enumerate(RAILS[board])})
+    assert (total.rails, total.watts, total.gpu_watts) == (RAILS[board][:1], 9.0, 8.0)
+    assert total.gpu is not None and total.gpu.name == RAILS[board][1]
+
 
 @pytest.mark.parametrize("rail", TOTAL_RAILS)
 def test_an_input_rail_is_the_total_whatever_else_is_measured(rail: str) -> None:

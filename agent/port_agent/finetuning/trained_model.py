@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
 
 from port_agent.finetuning.inputs.libraries import Conv1D, init_empty_weights, peft, transformers
 from port_agent.finetuning.inputs.model_files import CONFIG, FLOAT_NAMES, tensor_entries, weight_files
@@ -101,10 +102,24 @@ def load_model(
     return with_adapters(model, options, task, new)
 
 
+class _EmptyOnMeta(TorchFunctionMode):
+    """Gives tensors that are created without contents no memory; those made by other functions have theirs."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        return func(*args, **(kwargs | {"device": "meta"} if func is torch.empty else kwargs))
+
+
 def _without_weights(model: Any) -> Any:
     """Return the same model made in float32, with parameters that take no memory; torch's generator is unchanged."""
-    with torch.random.fork_rng(devices=()), init_empty_weights(include_buffers=False):
+
+    def made() -> Any:
         return type(model)._from_config(copy.deepcopy(model.config), dtype=torch.float32)
+
+    with torch.random.fork_rng(devices=()), init_empty_weights(include_buffers=False):
+        with _EmptyOnMeta():  # a parameter has memory until its layer has it: a head's alone may be more than the budget
+            empty = made()
+        return made() if any(buffer.is_meta for buffer in empty.buffers()) else empty
 
 
 def _check_found(model: Any, found: dict[str, Any], folder: Path, task: Task) -> None:

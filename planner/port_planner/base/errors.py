@@ -5,6 +5,7 @@ Closed outcomes of planning (optimal, feasible, infeasible, timed out) are resul
 """
 
 import sys
+from collections.abc import Iterator
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
@@ -69,7 +70,33 @@ def _not_the_program() -> tuple[str, ...]:
     import sysconfig  # only here: it loads how Python was built, and most processes never ask
 
     pythons = ("purelib", "platlib", "stdlib", "platstdlib", "scripts")
-    return (*(f"{folder}/" for folder in PACKAGE_FOLDERS), "<", *(f"{sysconfig.get_path(kind)}/" for kind in pythons))
+    return (
+        *(f"{folder}/" for folder in PACKAGE_FOLDERS),
+        "<",
+        *(f"{sysconfig.get_path(kind)}/" for kind in pythons),
+        *_installed_with_torch(),
+    )
+
+
+def _installed_with_torch() -> Iterator[str]:
+    """Yield the beginnings of paths that pip recorded in the folder it installed torch into.
+
+    The package keeps its dependencies in a folder of another name than Python's, and so does `pip install --target`,
+    where the user's own files may be in the same folder.
+    """
+    import importlib.metadata
+    import importlib.util
+
+    torch = importlib.util.find_spec("torch")
+    if torch is None or torch.origin is None:
+        return
+    folder = Path(torch.origin).parents[1]
+    if _INSTALLED & {*folder.parts}:
+        return
+    for distribution in importlib.metadata.distributions(path=[str(folder)]):
+        recorded = distribution.read_text("RECORD") or ""
+        for name in {line.partition(",")[0].partition("/")[0] for line in recorded.splitlines()} - {"bin"}:
+            yield f"{folder}/{name}" if name.endswith(".py") else f"{folder}/{name}/"
 
 
 def place_of_function(function: object) -> str:

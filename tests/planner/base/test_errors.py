@@ -1,6 +1,14 @@
 """Exit codes that scripts and service managers rely on, and errors that are refused as asked."""
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
 from port_planner.base.errors import CaptureError, ExitCode, PortError
+from port_planner.base.source_roots import SOURCE_ROOTS
 
 
 def test_the_numbers_never_change() -> None:
@@ -18,3 +26,30 @@ def test_the_numbers_never_change() -> None:
 
 def test_an_error_fails_and_one_that_can_never_work_says_so() -> None:
     assert PortError("disk full").exit_code == 1 and CaptureError("a branch").exit_code == 2
+
+
+@pytest.mark.process
+def test_what_pip_put_into_torchs_folder_is_not_the_programs_and_what_lies_beside_it_is(tmp_path: Path) -> None:
+    """As in the package, whose dependencies are in a folder of their own, and after `pip install --target .`."""
+    files = {
+        "torch/__init__.py": "",
+        "torch/random.py": "",
+        "six.py": "",
+        "bin/train.py": "",
+        "torches/a.py": "",
+        "train.py": "",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    record = tmp_path / "torch-2.13.0.dist-info/RECORD"
+    record.parent.mkdir()
+    record.write_text("torch/__init__.py,,\ntorch/random.py,sha256=x,0\nsix.py,,\nbin/torchrun,,\n")
+    (record.parent / "METADATA").write_text("Name: torch\nVersion: 2.13.0\n")
+    ask = "import sys; from port_planner.base.errors import of_the_program; print(*map(of_the_program, sys.argv[1:]))"
+    done = subprocess.run(
+        [sys.executable, "-c", ask, *(str(tmp_path / name) for name in files)],
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, *SOURCE_ROOTS)))},
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.stdout.split() == ["False", "False", "False", "True", "True", "True"]

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from port_agent.finetuning import trained_model
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.text.task import Task, TaskKind
 from port_agent.finetuning.trained_model import check_takes, load_model
@@ -176,3 +178,45 @@ def test_small_weights_are_no_longer_in_their_files_and_large_ones_are(tmp_path:
 def _base_layer(model: Any, name: str) -> str:
     layer = f"base_model.model.{name.removesuffix('.weight')}"
     return f"{layer}.base_layer.weight" if hasattr(model.get_submodule(layer), "base_layer") else f"{layer}.weight"
+
+
+class _Sizes(TorchDispatchMode):
+    """The bytes of the largest tensor with memory that an operator returned."""
+
+    largest_bytes = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        if isinstance(made, torch.Tensor) and not made.is_meta:
+            self.largest_bytes = max(self.largest_bytes, made.untyped_storage().nbytes())
+        return made
+
+
+@pytest.mark.slow
+def test_a_model_of_buffers_alone_is_made_without_memory_for_its_weights(folder: Path) -> None:
+    """A head in 32 bits may be more than the budget has."""
+    model = load_model(FinetuneOptions(str(folder), ("",), "", lora_rank=2), CAUSAL, report)
+    base, state = model.get_base_model(), torch.get_rng_state()
+    head_bytes = base.get_output_embeddings().weight.numel() * torch.float32.itemsize
+    with _Sizes() as sizes:
+        made = trained_model._without_weights(base)
+    assert sizes.largest_bytes < head_bytes / 8 and all(p.is_meta for p in made.parameters())
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [tuple(b.shape) for b in made.buffers()] == [tuple(b.shape) for b in base.buffers()]
+
+
+def test_buffers_that_are_filled_after_they_were_created_are_made_with_memory() -> None:
+    class Model(torch.nn.Module):
+        config: Any = None
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("angles", torch.empty(3).fill_(0.5))
+            self.weight = torch.nn.Parameter(torch.empty(4))
+
+        @classmethod
+        def _from_config(cls, config: Any, dtype: torch.dtype) -> "Model":
+            return cls()
+
+    made = trained_model._without_weights(Model())
+    assert made.weight.is_meta and made.angles.tolist() == [0.5] * 3

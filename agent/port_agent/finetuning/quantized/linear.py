@@ -18,7 +18,7 @@ from torch import nn
 
 from port_agent.finetuning.inputs.libraries import Conv1D
 from port_agent.intercept.residency.storages import address_of
-from port_agent.intercept.tiles.products import column_blocks, large_product_equal_in_blocks
+from port_agent.intercept.tiles.products import STORED, column_blocks, large_product_equal_in_blocks
 from port_agent.packing.quantized import NF4_LEVELS, Quantization, QuantizedMatrix, decode
 from port_planner.base.tensor_bytes import same_bits
 from port_planner.exactness.cancelling import RESIDUE, mirrored
@@ -29,12 +29,6 @@ BLOCK_BYTES = 4 << 20
 """Approximate bytes of a decoded block: more takes more of the budget, less spends more time on calls."""
 
 Array: TypeAlias = npt.NDArray[np.float32]
-
-STORED = "stored"
-"""Kind of a weight that is not quantized: the weight itself, in the 16 bits of its file, without scales.
-
-Each number is also a 32-bit number.
-"""
 
 _MAX_DRAWN_BYTES = 64 << 20
 """Largest weight that is compared with random numbers everywhere; a larger one, such as a head's, has them in some

@@ -15,7 +15,8 @@ from torch.func import functional_call
 
 from port_agent.finetuning.inputs.libraries import Conv1D
 from port_agent.finetuning.inputs.options import FinetuneError
-from port_agent.finetuning.quantized.linear import STORED, WeightProduct, product_in_blocks
+from port_agent.finetuning.quantized.linear import WeightProduct, product_in_blocks
+from port_agent.intercept.tiles.products import STORED
 from port_planner.base.units import format_bytes
 
 SHORT = (torch.bfloat16, torch.float16)

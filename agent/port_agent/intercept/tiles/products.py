@@ -36,7 +36,32 @@ from port_planner.operators import operator_of
 
 def is_product(func: Any) -> bool:
     """Return whether an operator multiplies by a weight that may be in its file."""
-    return _weight_of(func) is not None
+    return _weight_of(func) is not None or func._schema.name in _WIDENED
+
+
+_WIDENED = {
+    "port_agent::grid_linear": True,
+    "port_agent::grid_addmm_input_gradient": True,
+    "port_agent::grid_input_gradient": False,
+}
+"""Our own products with a weight of 16 bits, widened as it is multiplied -> whether it is multiplied transposed."""
+
+STORED = "stored"
+"""What such a product has in place of a quantization: the weight itself, in the bits of its file."""
+
+
+def _widened_product(operand: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    return torch.mm(operand, weight.to(operand.dtype))
+
+
+def _unwidened(
+    func: Any, args: Sequence[Any], kwargs: dict[str, Any]
+) -> tuple[Any, tuple[torch.Tensor, torch.Tensor]] | None:
+    """Return a product with a weight that is widened as one with two operands; None for others, and for one with a bias."""
+    transposed = _WIDENED.get(func._schema.name)
+    if transposed is None or kwargs or args[3] is not None or args[4] != STORED:
+        return None
+    return _widened_product, (args[0], args[1].t() if transposed else args[1])
 
 
 def _weight_of(func: Any) -> int | None:
@@ -93,7 +118,7 @@ _mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 @dataclass(frozen=True, slots=True)
 class MappedProduct:
-    """A call of `mm` or `addmm` whose weight is in its file; `step` output columns make a block."""
+    """A product, such as `mm` or `addmm`, whose weight is in its file; `step` output columns make a block."""
 
     func: Any
     args: tuple[Any, ...]
@@ -112,6 +137,17 @@ class MappedProduct:
         return weight
 
     @property
+    def dtype(self) -> torch.dtype:
+        """The data type that is computed in, which may be wider than the weight's."""
+        dtype: torch.dtype = self.args[self.position - 1].dtype
+        return dtype
+
+    @property
+    def widened(self) -> bool:
+        """Whether blocks of the weight are converted before they are multiplied."""
+        return self.dtype != self.weight.dtype
+
+    @property
     def read_bytes(self) -> int:
         """Bytes read from the file."""
         return self.storage.nbytes
@@ -121,10 +157,10 @@ class MappedProduct:
         """Bytes of the product's result and workspace."""
         inner, columns = self.weight.shape
         rows: int = self.args[self.position - 1].shape[0]
-        item = self.weight.element_size()
         block = _widest(columns, self.step)
-        gathered = 0 if self.weight.stride(0) == 1 else inner * block * item
-        return rows * (columns + block) * item + gathered + self.mapped_bytes
+        gathered = 0 if self.weight.stride(0) == 1 else inner * block * self.weight.element_size()
+        widened = inner * block * self.dtype.itemsize if self.widened else 0
+        return rows * (columns + block) * self.dtype.itemsize + gathered + widened + self.mapped_bytes
 
     @property
     def compared_bytes(self) -> int:
@@ -135,8 +171,8 @@ class MappedProduct:
         block = _widest(columns, self.step)
         gathered = 0 if self.weight.stride(0) == 1 else inner * block
         filled = _compared_rows(operand) * inner
-        held_bytes = int((rows * (columns + block) + gathered + filled) * self.weight.element_size())
-        return held_bytes + accumulated_bytes(rows, columns, self.weight.dtype)
+        held_bytes = int((rows * (columns + block) + gathered + filled) * self.dtype.itemsize)
+        return held_bytes + accumulated_bytes(rows, columns, self.dtype)
 
     @property
     def mapped_bytes(self) -> int:
@@ -177,9 +213,11 @@ class MappedProducts:
 
     def of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> MappedProduct | None:
         """Return the call as a product that may run in blocks; None if it may, or has to, run whole."""
-        position = _weight_of(func)
+        widened = _unwidened(func, args, kwargs)
+        position = _weight_of(func) if widened is None else 1
         if position is None or len(args) <= position or func._schema.overload_name not in ("", "default"):
             return None
+        func, args = widened or (func, args)
         storage = self._table.known(args[position])
         if storage is None or not storage.in_file or storage.resident or storage.watched:
             return None
@@ -190,14 +228,14 @@ class MappedProducts:
             return None
         if weight.dtype not in _COMPARED or weight.is_conj() or weight.is_neg() or (by_rows and weight.stride(1) != 1):
             return None
-        column_bytes = weight.shape[0] * weight.element_size()
+        column_bytes = weight.shape[0] * args[position - 1].element_size()
         block_bytes = BLOCK_BYTES if crowded else max(BLOCK_BYTES, _BLOCK_SHARE * limit_bytes)
         step, columns = _COLUMNS, weight.shape[1]
         while 4 * step <= columns and _widest(columns, 2 * step) * column_bytes <= block_bytes:
             step *= 2
         if 2 * step > columns:
             return None
-        form = (func, *map(_form, args), *map(_form, kwargs.values()), step)
+        form = (func if widened is None else "widened", *map(_form, args), *map(_form, kwargs.values()), step)
         if self._equal.get(form) is False:
             return None
         return MappedProduct(func, tuple(args), kwargs, storage, position, step, form)
@@ -210,6 +248,10 @@ class MappedProducts:
 
         def compare() -> bool:
             self._make_free(product.compared_bytes)
+            if product.widened:  # its blocks are those of a product in the wider type
+                (inner, columns), by_rows = product.weight.shape, product.weight.stride(0) == 1
+                shape = (columns, inner) if by_rows else (inner, columns)
+                return large_product_equal_in_blocks(product.args[0], shape, product.step, by_rows=by_rows)
             return _equal_in_blocks(product)
 
         try:
@@ -233,7 +275,7 @@ def _blockwise(product: MappedProduct) -> torch.Tensor:
     """Run the product; the mapping of its weight is released block by block."""
     position = product.position
     rows, columns = product.args[position - 1].shape[0], product.weight.shape[1]
-    out = torch.empty((rows, columns), dtype=product.weight.dtype)
+    out = torch.empty((rows, columns), dtype=product.dtype)
     for start, stop, block in _computed_blocks(product, product.args, untyped_storage(product.weight)):
         out[:, start:stop] = block
     return out

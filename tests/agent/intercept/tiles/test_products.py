@@ -9,9 +9,11 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from port_agent import budget
+from port_agent.finetuning.quantized import linear  # noqa: F401  # defines its products as operators
 from port_agent.intercept.residency.storages import StorageTable
 from port_agent.intercept.tiles import products
 from port_agent.intercept.tiles.products import (
+    STORED,
     MappedProduct,
     MappedProducts,
     ZeroMapping,
@@ -45,9 +47,7 @@ asked_for: list[int] = []
 """Room for comparisons."""
 
 
-def product_of(
-    table: StorageTable, func: Any, args: tuple[torch.Tensor, ...], limit_bytes: int
-) -> MappedProduct | None:
+def product_of(table: StorageTable, func: Any, args: tuple[Any, ...], limit_bytes: int) -> MappedProduct | None:
     """Return the product that runs in blocks, compared."""
     found = MappedProducts(table, asked_for.append)
     product = found.of(func, args, {}, limit_bytes)
@@ -80,6 +80,28 @@ def test_blocks_have_the_bits_of_the_whole(head: torch.Tensor, call: str) -> Non
         pytest.skip("blocks of this product differ from the whole here")
     assert product.weight.shape[1] >= 2 * product.step
     assert torch.equal(product.run(), func(*args))
+
+
+@pytest.mark.parametrize("name", ["grid_linear", "grid_input_gradient", "grid_addmm_input_gradient"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_a_weight_in_16_bits_is_widened_block_by_block(
+    name: str, dtype: torch.dtype, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(products, "BLOCK_BYTES", BLOCK_BYTES)
+    save_file({"head": torch.randn(COLUMNS, INNER).to(dtype)}, tmp_path / "model.safetensors")
+    head = load_file(tmp_path / "model.safetensors")["head"]
+    weight = head.t() if name == "grid_linear" or name.startswith("grid_addmm") else head
+    operand = torch.randn(ROWS, weight.shape[0])
+    table = StorageTable(1 << 10)
+    table.of(head)
+    func = getattr(torch.ops.port_agent, name).default
+    args = (operand, head, torch.empty(0), None, STORED, torch.float32)
+    product = product_of(table, func, args, LIMIT_BYTES)
+    if product is None:
+        pytest.skip("blocks of this product differ from the whole here")
+    assert torch.equal(product.run(), torch.mm(operand, weight.float()))
+    assert product.need_bytes < ROWS * (weight.shape[1] + product.step) * 4 + head.numel() * torch.float32.itemsize
+    assert product_of(table, func, (*args[:3], torch.ones(weight.shape[1]), *args[4:]), LIMIT_BYTES) is None
 
 
 def test_a_weight_that_fits_or_is_no_file_runs_whole(head: torch.Tensor) -> None:

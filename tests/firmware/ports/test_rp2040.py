@@ -38,6 +38,7 @@ def crc32_mpeg2(data: bytes) -> int:
     return crc
 
 
+@pytest.mark.slow
 def test_the_boot_rom_takes_the_image(tmp_path: Path) -> None:
     require_board_tools()
     firmware = build_firmware("pico", write_model(tmp_path / "model"), tmp_path)

@@ -57,12 +57,12 @@ def main() -> int:
         port_agent("show", str(bundle), "--html", str(folder / "show.html"))
         photograph(browser, (folder / "show.html").as_uri(), "show-page")
         with daemon(folder) as runtime:
-            port_agent("submit", str(bundle.absolute()), "--name", "job", "--epochs", "40", *runtime)
-            wait_for(lambda: step_of(port_agent("job", "job", "--json", *runtime)) >= STEPS_BEFORE)
+            port_agent("job", "submit", str(bundle.absolute()), "--name", "job", "--epochs", "40", *runtime)
+            wait_for(lambda: step_of(port_agent("job", "show", "job", "--json", *runtime)) >= STEPS_BEFORE)
             terminal("port-agent status", port_agent("status", *runtime, colours=True), "terminal-status")
             with live_page(folder, runtime) as address:
                 photograph(browser, address, "live-page")
-            port_agent("cancel", "job", *runtime)
+            port_agent("job", "cancel", "job", *runtime)
     return 0
 
 

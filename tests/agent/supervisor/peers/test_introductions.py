@@ -27,7 +27,8 @@ INTRODUCES, CHOSE = AgentOptions(introduces=True), AgentOptions(introducer="atti
 
 @pytest.fixture(autouse=True)
 def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fleet_module, "CROSS_S", 0.0)
+    monkeypatch.setattr(fleet_module, "CROSS_S", 3600.0)  # of calls that cross one is closed, with what it was asked
+    monkeypatch.setattr(fleet_module, "CALL_AGAIN_S", 0.05)
     monkeypatch.setattr(fleet_module, "LOOK_S", 0.05)
 
 

@@ -25,7 +25,7 @@ from port_planner.exactness.cancelling import RESIDUE, mirrored
 from port_planner.exactness.kept_answers import KeptAnswers
 from port_planner.exactness.tiles import Operands
 
-BLOCK_BYTES = 4 << 20
+BLOCK_BYTES = 2 << 20
 """Approximate bytes of a decoded block: more takes more of the budget, less spends more time on calls."""
 
 Array: TypeAlias = npt.NDArray[np.float32]
@@ -225,7 +225,16 @@ def product_in_blocks(
     `grid`: a `Quantization`, or STORED.
     """
     shape = codes.shape[0], _row_items(codes, grid)
-    form: tuple[object, ...] = (name, flat.shape, flat.stride(), shape, dtype, bias is None)
+    extent, other = shape if _PRODUCTS[name].by_rows else shape[::-1]
+    form: tuple[object, ...] = (
+        name,
+        flat.shape,
+        flat.stride(),
+        shape,
+        dtype,
+        bias is None,
+        _step(extent, other, dtype),
+    )
     if bias is None and shape[0] * shape[1] * dtype.itemsize > _MAX_DRAWN_BYTES:
         form = (*form, "of a large weight")
     if not _equal_in_blocks.equal(form, lambda: _has_bits_of_whole(_PRODUCTS[name], flat, shape, bias, dtype)):

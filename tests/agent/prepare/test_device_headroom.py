@@ -61,7 +61,7 @@ def test_where_half_was_too_much_all_of_it_leaves() -> None:
 def test_what_does_not_fit_so_is_refused_with_the_bytes_it_took() -> None:
     backend, peaks = SimBackend(), list[int]()
     with pytest.raises(
-        DeviceTooSmallError, match=r"the step took .* leaves 2.0 MiB beside 3.0 MiB .* --recording-gpu-ram"
+        DeviceTooSmallError, match=r"the step took .* leaves 2.0 MiB besides 3.0 MiB .* --recording-gpu-ram"
     ) as refused:
         run(backend, peaks, 2 * MIB)
     asked = int(str(refused.value).partition("--recording-gpu-ram ")[2].partition("M")[0]) * MIB

@@ -17,6 +17,7 @@ from port_agent.finetuning.quantized.linear import product_in_blocks
 from port_agent.finetuning.quantized.widened import WidenedConv1D, WidenedEmbedding, WidenedLinear, widen
 from port_agent.finetuning.text.task import Task, TaskKind
 from port_agent.finetuning.trained_model import load_model, multiplied_bytes
+from port_agent.intercept.tiles.products import STORED
 from tests.agent.finetuning.left_alone import WEIGHTS, trained_alone
 from tests.agent.finetuning.tiny_model import make_data, make_model
 
@@ -139,7 +140,5 @@ def test_other_layers_are_refused_by_name_where_they_are_large(monkeypatch: pyte
 
 def test_a_product_by_blocks_is_that_with_the_whole_decoded() -> None:
     weight = torch.randn(300, 64).bfloat16()
-    made = product_in_blocks(
-        "grid_linear", torch.ones(2, 64), weight, torch.empty(0), None, linear.STORED, torch.float32
-    )
+    made = product_in_blocks("grid_linear", torch.ones(2, 64), weight, torch.empty(0), None, STORED, torch.float32)
     assert torch.equal(made, nn.functional.linear(torch.ones(2, 64), weight.float()))

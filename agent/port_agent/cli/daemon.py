@@ -524,7 +524,7 @@ def _why(arguments: Arguments) -> int:
     if arguments.json:
         print(json.dumps(answer, indent=2))
     else:
-        daemon_views.show(daemon_views.timeline_table(answer["entries"]))
+        daemon_views.show_timeline(answer["entries"])
     return 0
 
 

@@ -27,6 +27,8 @@ _JOB_STYLE = {"running": "green", "finished": "green", "failed": "red", "backoff
 _SEVERITY = {"error": ("✗", "red"), "warning": ("!", "yellow"), "info": ("·", "dim")}
 _TB = 1e12
 _PEERS_SHOWN = 5
+_UNWRAPPED_COLUMNS = 400
+"""More than an entry of the timeline takes."""
 _VERDICT = {"good": ("✓", "green"), "note": ("·", "yellow"), "bad": ("✗", "red")}
 
 
@@ -65,6 +67,14 @@ def status_screen(status: Mapping[str, Any]) -> Group:
     if status["health"]:
         parts += [Text(), *_health(status["health"])]
     return Group(*parts)
+
+
+def show_timeline(entries: Sequence[Mapping[str, Any]]) -> None:
+    """Print the agent's states. In a file or a pipe, where lines are searched, each stays one line."""
+    console = terminal()
+    if not console.is_terminal:
+        console.width = _UNWRAPPED_COLUMNS
+    console.print(timeline_table(entries))
 
 
 def timeline_table(entries: Sequence[Mapping[str, Any]]) -> RenderableType:

@@ -6,12 +6,15 @@ from collections.abc import Mapping
 from datetime import datetime, timedelta
 from typing import Any
 
+import pytest
+
 from port_agent.cli.daemon_views import (
     doctor_screen,
     flash_life_line,
     job_screen,
     jobs_table,
     promise_lines,
+    show_timeline,
     status_screen,
 )
 
@@ -238,3 +241,9 @@ def test_how_long_the_card_lasts(shown: Any) -> None:
     assert "this SD card, assumed to endure 20 TB, lasts 11 years at today's rate, 7.1e+05 steps of job 3" in words
     used = {**life, "medium": "eMMC", "assumed": False, "used_share": 0.3, "years_left": None}
     assert flash_life_line(used, []) == "this eMMC, which endures 20 TB, 30% of its life used by its own count"
+
+
+def test_a_line_of_the_timeline_is_not_wrapped_in_a_pipe(capsys: pytest.CaptureFixture[str]) -> None:
+    text = "the device is in use: " + "last input 0 s ago (i8042); " * 5 + "woke from sleep 0 s ago"
+    show_timeline([{"at": 1.8e9, "text": text, "codes": []}])
+    assert text in capsys.readouterr().out

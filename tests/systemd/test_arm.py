@@ -65,6 +65,13 @@ def test_allocator_pages_and_the_belt_hold(machine: Machine) -> None:
     assert " passed" in check(machine, command, IMPORT_S).splitlines()[-1]
 
 
+def test_guarded_memory_holds_programs_to_their_limit(machine: Machine) -> None:
+    """By faults of this kernel's pages; an emulator of user programs alone has none, and `exec` does without there."""
+    programs = '-k "followed and (kept and written or forked or directly)"'
+    command = f"{PYTHON} -m pytest -p no:cacheprovider -q --tb=short -o addopts=--strict-markers {programs} tests/agent/guard/test_memory.py"
+    assert "3 passed" in check(machine, command, IMPORT_S).splitlines()[-1]
+
+
 def test_a_followed_program_has_plain_pytorchs_numbers(machine: Machine) -> None:
     check(machine, f"{PYTHON} deploy/arm/against_plain.py exec", IMPORT_S)
 

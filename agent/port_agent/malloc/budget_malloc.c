@@ -229,6 +229,62 @@ EXPORT int posix_memalign(void **result, size_t alignment, size_t bytes) {
     return 0;
 }
 
+#ifdef __aarch64__
+/* Builds of torch for Arm have an allocator of their own inside libc10 (mimalloc) and never call this one: their tensors
+ * would be outside every budget. All memory of tensors is made by c10::alloc_cpu and freed by c10::free_cpu, which
+ * libc10 itself looks up by name, so they are replaced here. */
+#define TENSOR_ALIGNMENT 64 /* c10::gAlignment */
+#define MOST_OF_TORCHS 16
+
+static _Atomic(void *) of_torch_[MOST_OF_TORCHS]; /* what torch allocated itself, where this allocator could not */
+static _Atomic unsigned of_torch_count_;
+
+static void *torchs(const char *name) {
+    void *library = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY);
+    return library ? dlsym(library, name) : NULL;
+}
+
+/* Have torch allocate, which throws its error where it cannot; a function in C could not. */
+static void *allocated_by_torch(size_t bytes) {
+    void *(*allocate)(size_t) = (void *(*)(size_t))(uintptr_t)torchs("_ZN3c109alloc_cpuEm");
+    if (!allocate)
+        return NULL;
+    void *address = allocate(bytes);
+    for (unsigned i = 0; address && i < MOST_OF_TORCHS; i++) {
+        void *nothing = NULL;
+        if (atomic_compare_exchange_strong(&of_torch_[i], &nothing, address)) {
+            atomic_fetch_add(&of_torch_count_, 1);
+            return address;
+        }
+    }
+    return address ? allocate(PTRDIFF_MAX) : NULL; /* throws: who frees it would not know whose it is */
+}
+
+EXPORT void *_ZN3c109alloc_cpuEm(size_t bytes) {
+    int saved = errno;
+    void *address = NULL;
+    if (bytes && bytes <= PTRDIFF_MAX) {
+        address = guard_active() ? guard_allocate(bytes) : NULL;
+        if (!address)
+            address = allocate_aligned(TENSOR_ALIGNMENT, bytes);
+    }
+    errno = saved;
+    return address || !bytes ? address : allocated_by_torch(bytes);
+}
+
+EXPORT void _ZN3c108free_cpuEPv(void *address) {
+    for (unsigned i = 0; address && atomic_load(&of_torch_count_) && i < MOST_OF_TORCHS; i++) {
+        void *known = address;
+        if (atomic_compare_exchange_strong(&of_torch_[i], &known, NULL)) {
+            atomic_fetch_sub(&of_torch_count_, 1);
+            ((void (*)(void *))(uintptr_t)torchs("_ZN3c108free_cpuEPv"))(address);
+            return;
+        }
+    }
+    free(address);
+}
+#endif
+
 EXPORT void *aligned_alloc(size_t alignment, size_t bytes) {
     return is_power_of_two(alignment) ? allocate_aligned(alignment, bytes) : refuse(EINVAL);
 }

@@ -33,6 +33,9 @@ _OF_CHILDREN = ("peak_together_bytes", "budget_held", "needed_bytes", "children"
 _FOR_LOADING_BYTES = 64 << 30
 """More than any build of torch maps when it is loaded."""
 
+_TRIED_BYTES = 1 << 20
+"""A tensor of this size is guarded under any limit."""
+
 
 class ExecMemory(enum.StrEnum):
     """How tensors are kept, and what decides on evictions."""
@@ -147,9 +150,18 @@ class ExecBudget:
             self._refused = True
             _emit("guarded memory did not begin in this process; `port-agent doctor` tests it and says why")
             raise SystemExit(2)
+        import torch
+        from torch.optim.optimizer import register_optimizer_step_post_hook
+
+        if not guard.usable_bytes(torch.empty(_TRIED_BYTES, dtype=torch.uint8).data_ptr()):
+            self._refused = True
+            _emit(
+                f"a tensor of {format_bytes(_TRIED_BYTES)} is not in guarded memory: torch {torch.__version__} allocates "
+                "tensors by functions of its own here, and no budget would hold; report this build, or use PyPI's"
+            )
+            raise SystemExit(2)
         if self._options.ram_bytes is not None:
             guard.set_process_limit(self._options.ram_bytes)
-        from torch.optim.optimizer import register_optimizer_step_post_hook
 
         watch, own = WriteWatch(), os.getpid()
 

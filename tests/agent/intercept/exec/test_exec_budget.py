@@ -9,6 +9,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from port_agent.intercept.exec import exec_budget
 from port_agent.malloc import PreloadMode, preload_mode, preload_path
 from port_agent.system.python_process import module_environment
 from tests.agent.firmware_name import NAMED_MACHINES, named_machine
@@ -270,3 +271,21 @@ def test_a_budget_for_a_gpu_that_is_not_used_says_so(tmp_path: Path) -> None:
     written(tmp_path, "import torch; print(torch.ones(3).sum().item())")
     run = followed("train.py", folder=tmp_path, bound=("--gpu-ram", "1G"))
     assert (run.code, run.output) == (0, "3.0\n") and "no tensor was on a GPU" in run.ours[-1]
+
+
+def test_a_build_of_torch_whose_tensors_are_not_guarded_is_refused(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """As builds for Arm were, which allocate by themselves: nothing was held to a budget, and nothing was said."""
+
+    class Elsewhere:
+        def usable_bytes(self, address: int) -> int:
+            return 0
+
+    monkeypatch.setattr(exec_budget, "active_guard", Elsewhere)
+    options = exec_budget.ExecOptions(
+        1 << 30, None, str(tmp_path), None, None, None, None, None, 0.0, False, memory=exec_budget.ExecMemory.GUARDED
+    )
+    with pytest.raises(SystemExit) as ended:
+        exec_budget.ExecBudget(options, [])._start_guard()
+    assert ended.value.code == 2 and "1.0 MiB is not in guarded memory" in capsys.readouterr().err

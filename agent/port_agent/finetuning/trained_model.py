@@ -117,9 +117,7 @@ def _without_weights(model: Any) -> Any:
         return type(model)._from_config(copy.deepcopy(model.config), dtype=torch.float32)
 
     with torch.random.fork_rng(devices=()), init_empty_weights(include_buffers=False):
-        with (
-            _EmptyOnMeta()
-        ):  # a parameter has memory until its layer has it: a head's alone may be more than the budget
+        with _EmptyOnMeta():  # without it a parameter has memory until its layer registers it; a head's may not fit
             empty = made()
         return made() if any(buffer.is_meta for buffer in empty.buffers()) else empty
 

@@ -200,6 +200,10 @@ class _Product:
     multiply: _Multiply
     by_rows: bool
 
+    def extent(self, shape: tuple[int, int]) -> int:
+        """Return how many rows or columns of a weight of this shape give those of the result."""
+        return shape[0 if self.by_rows else 1]
+
 
 _PRODUCTS = {
     "grid_linear": _Product(nn.functional.linear, by_rows=True),
@@ -225,16 +229,8 @@ def product_in_blocks(
     `grid`: a `Quantization`, or STORED.
     """
     shape = codes.shape[0], _row_items(codes, grid)
-    extent, other = shape if _PRODUCTS[name].by_rows else shape[::-1]
-    form: tuple[object, ...] = (
-        name,
-        flat.shape,
-        flat.stride(),
-        shape,
-        dtype,
-        bias is None,
-        _step(extent, other, dtype),
-    )
+    step = _step(_PRODUCTS[name], shape, dtype)
+    form: tuple[object, ...] = (name, flat.shape, flat.stride(), shape, dtype, bias is None, step)
     if bias is None and shape[0] * shape[1] * dtype.itemsize > _MAX_DRAWN_BYTES:
         form = (*form, "of a large weight")
     if not _equal_in_blocks.equal(form, lambda: _has_bits_of_whole(_PRODUCTS[name], flat, shape, bias, dtype)):
@@ -249,9 +245,10 @@ def _has_bits_of_whole(
 ) -> bool:
     """Return whether a product of this form has the bits of the whole in blocks, for numbers whose sums cancel."""
     if bias is None and shape[0] * shape[1] * dtype.itemsize > _MAX_DRAWN_BYTES:
-        extent, other = shape if product.by_rows else shape[::-1]
-        step = _step(extent, other, dtype)
-        return 2 * step > extent or large_product_equal_in_blocks(flat, shape, step, by_rows=product.by_rows)
+        step = _step(product, shape, dtype)
+        return 2 * step > product.extent(shape) or large_product_equal_in_blocks(
+            flat, shape, step, by_rows=product.by_rows
+        )
     drawn = Operands(dtype)
     given = mirrored(drawn.like(flat), 1, 1)
     weight = mirrored(drawn.numbers(*shape), 1 if product.by_rows else 0, -1)
@@ -273,17 +270,19 @@ def _in_blocks(
 ) -> torch.Tensor:
     """Run a product block by block. `part` returns rows and columns of a weight of this shape, in memory of their own."""
     rows, columns = shape
-    extent, other = (rows, columns) if product.by_rows else (columns, rows)
+    extent = product.extent(shape)
     out = torch.empty((flat.shape[0], extent), dtype=flat.dtype)
-    for start, stop in column_blocks(extent, _step(extent, other, flat.dtype)):
+    for start, stop in column_blocks(extent, _step(product, shape, flat.dtype)):
         taken = range(start, stop)
         block = part(taken, range(columns)) if product.by_rows else part(range(rows), taken)
         out[:, start:stop] = product.multiply(flat, block, None if bias is None else bias[start:stop])
     return out
 
 
-def _step(extent: int, other: int, dtype: torch.dtype) -> int:
-    """Return how many of `extent` rows or columns of length `other` make a block."""
+def _step(product: _Product, shape: tuple[int, int], dtype: torch.dtype) -> int:
+    """Return how many rows or columns of a weight of this shape make a block of the product."""
+    extent = product.extent(shape)
+    other = shape[1 if product.by_rows else 0]
     fit = BLOCK_BYTES // (other * dtype.itemsize) // _STEP * _STEP
     return min(max(fit, _STEP), extent)
 

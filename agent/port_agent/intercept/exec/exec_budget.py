@@ -162,9 +162,8 @@ class ExecBudget:
             raise SystemExit(2)
         if self._options.ram_bytes is not None:
             guard.set_process_limit(self._options.ram_bytes)
-            if (
-                self._options.data_limited
-            ):  # it counts a block's pages that were never touched, and the guard those that are resident
+            if self._options.data_limited:
+                # RLIMIT_DATA also counts pages of blocks that were never touched; the guard limits those that are resident.
                 self._widen(self._options.ram_bytes)
 
         watch, own = WriteWatch(), os.getpid()

@@ -145,6 +145,11 @@ def _finetune(
         given.give(model)
     elif options.begin_from is not None:
         _begin_from(Path(options.begin_from), model, base)
+        if options.dpo is not None:
+            note(
+                f"--dpo compares with the model without adapters, not with what {options.begin_from} has learned; to "
+                "compare with that, merge it into the model first (port-agent merge), and train a new adapter of the result"
+            )
     run = _Finetuning(options, found, base, model, budget, steering, given, note)
     try:
         with run.budget.held():

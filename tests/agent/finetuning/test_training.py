@@ -346,6 +346,10 @@ def test_pairs_of_answers_are_learned_in_a_budget_as_without(tmp_path: Path) -> 
         run(bounded)
     first, second = ((Path(one.out) / "adapter_model.safetensors").read_bytes() for one in (plain, bounded))
     assert first == second
+    _, notes = run(replace(options, out=str(tmp_path / "further"), begin_from=plain.out, updates=1))
+    assert any(
+        "--dpo compares with the model without adapters" in note and "port-agent merge" in note for note in notes
+    )
     with pytest.raises(FinetuneError, match="--dpo compares answers with those of the model without its adapters"):
         run(replace(options, out=str(tmp_path / "full"), lora_rank=None))
     with pytest.raises(FinetuneError, match=r"runs cannot be written to .*; give another --tensorboard"):

@@ -55,10 +55,10 @@ class PreferenceLoss:
     def _of_pairs(self, tokens: torch.Tensor, labels: torch.Tensor, gradient_of: int | None) -> torch.Tensor:
         kept, following = learned_places(labels)
         with torch.no_grad(), self._model.disable_adapter():
-            reference = self._summed(self._logits(tokens, kept), following)
+            reference = self._summed(self._logits(tokens, kept), following, tokens.shape[1])
         with torch.set_grad_enabled(gradient_of is not None):
             logits = self._logits(tokens, kept)
-        summed = self._summed(logits, following).requires_grad_()
+        summed = self._summed(logits, following, tokens.shape[1]).requires_grad_()
         with torch.enable_grad():
             preferred, rejected = (summed - reference).chunk(2)
             losses = -F.logsigmoid(self._beta * (preferred - rejected))
@@ -76,11 +76,15 @@ class PreferenceLoss:
             logits: torch.Tensor = self._model(input_ids=tokens, use_cache=False).logits
         return logits[:, -kept:].contiguous() if kept < logits.shape[1] else logits
 
-    def _summed(self, logits: torch.Tensor, following: torch.Tensor) -> torch.Tensor:
-        """Return the log-probability of each answer, [rows]."""
+    def _summed(self, logits: torch.Tensor, following: torch.Tensor, length: int) -> torch.Tensor:
+        """Return the log-probability of each answer, [rows].
+
+        It is summed over all places of `length` that another follows, as in trl: the order of a sum decides its last
+        bit, and that must not depend on where the other answers of the batch begin.
+        """
         chosen = chosen_log_probabilities(logits, following)
-        learned = torch.where(following[:, None] == IGNORED, 0.0, chosen)
-        return learned.view(len(logits), -1).sum(1)
+        learned = torch.where(following[:, None] == IGNORED, 0.0, chosen).view(len(logits), -1)
+        return F.pad(learned, (length - learned.shape[1], -1)).sum(1)
 
     def may_run_in_blocks(self, tokens: torch.Tensor) -> bool:
         """Return False: the gradient of a row depends on all rows."""

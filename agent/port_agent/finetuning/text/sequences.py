@@ -257,6 +257,9 @@ class SequenceMaker:
     def _pair(self, record: Record, rejected: Record) -> Iterator[TokenSequence | None]:
         """Yield both answers as one sequence; None if one of them does not fit. Raises UnwrittenError, and
         FinetuneError.
+
+        Both are learned from the same token on, as in trl: if one begins within a token of the prompt, the other's
+        probability includes the prompt's letters in it, too.
         """
         chosen, other = (list(self.of_record(each)) for each in (record, rejected))
         if len(chosen) != 1 or len(other) != 1:
@@ -265,8 +268,9 @@ class SequenceMaker:
         if first is None or second is None:
             yield None
             return
-        longest = max(len(first.tokens), len(second.tokens))
-        yield replace(_filled(first, longest), rejected=_filled(second, longest))
+        begin, longest = min(_begin(first), _begin(second)), max(len(first.tokens), len(second.tokens))
+        first, second = (_filled(_learned_from(begin, answer), longest) for answer in (first, second))
+        yield replace(first, rejected=second)
 
     def of_record(self, record: Record) -> Iterator[TokenSequence | None]:
         """Yield the sequences of a record, usually one; None for a prompt that is too long.
@@ -385,6 +389,18 @@ def _check_pair(record: Record, option: str) -> None:
         raise FinetuneError(
             f"{record.place or 'a record'} has a chosen and a rejected answer; give --dpo or --orpo to learn which is preferred, or records with prompt and completion"
         )
+
+
+def _begin(sequence: TokenSequence) -> int:
+    """Return the place of the first learned token."""
+    return next(place for place, label in enumerate(sequence.labels) if label != IGNORED)
+
+
+def _learned_from(begin: int, sequence: TokenSequence) -> TokenSequence:
+    """Return a sequence of which what is learned begins at a token not after its own beginning."""
+    first = _begin(sequence)
+    labels = sequence.labels[:begin] + sequence.tokens[begin:first] + sequence.labels[first:]
+    return replace(sequence, labels=labels)
 
 
 def _filled(sequence: TokenSequence, length: int) -> TokenSequence:

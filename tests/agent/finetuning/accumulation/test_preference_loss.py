@@ -1,6 +1,10 @@
 """Pairs of answers have the loss and the gradients of DPO as it is usually written, to the bit."""
 
 import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -67,3 +71,18 @@ def test_a_model_as_it_was_without_adapters_prefers_neither() -> None:
         if "lora_B" in name:
             torch.nn.init.zeros_(parameter)
     torch.testing.assert_close(PreferenceLoss(model, BETA)(*pairs()), PAIRS * torch.log(torch.tensor(2.0)))
+
+
+@pytest.mark.process
+@pytest.mark.slow
+def test_whole_runs_have_the_losses_and_weights_of_trl(tmp_path: Path) -> None:
+    """To the bit, in 16 bits, where trl's trainer computes log-probabilities by plain operators. As it is it does so
+    in tiles of the vocabulary, and for ORPO it computes each softmax twice, so that sums are rounded otherwise.
+    """
+    pytest.importorskip("trl")
+    words = [sys.executable, "-m", "tests.agent.finetuning.trl_runs", str(tmp_path)]
+    found = json.loads(subprocess.run(words, check=True, capture_output=True, text=True).stdout.splitlines()[-1])
+    plain = found.pop("dpo, plain operators")
+    assert plain["ours"] == plain["theirs"] and plain["apart"] == 0 < plain["moved"]
+    for run in found.values():
+        assert run["ours"] == pytest.approx(run["theirs"], rel=1e-5) and run["apart"] < 1e-3 * run["moved"]

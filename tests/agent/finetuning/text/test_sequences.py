@@ -98,6 +98,15 @@ def test_of_a_pair_both_answers_are_learned_behind_the_prompt(tokenizer: Any) ->
     assert [part.text for part in shown if part.learned] == [" not to be</s>", f"{TEXT}</s>"]
 
 
+def test_both_answers_of_a_pair_are_learned_from_the_same_token_on(tokenizer: Any) -> None:
+    """One joins letters of the prompt to a token of its own: the other's probability is that of the same text."""
+    record, _ = record_of({"prompt": "that is the que", "chosen": "stion", "rejected": " mind"})
+    found = split_sequences([record], tokenizer, options(sequence_tokens=64, dpo=0.1), CAUSAL).train[0]
+    assert found.rejected is not None
+    for sequence, learned in ((found, " question</s>"), (found.rejected, " que mind</s>")):
+        assert tokenizer.decode([label for label in sequence.labels if label != IGNORED]) == learned
+
+
 def test_pairs_and_single_answers_are_told_apart(tokenizer: Any) -> None:
     pair, _ = record_of({"prompt": "to", "chosen": " be", "rejected": " or"}, "line 3")
     single = Record(prompt="to", completion=" be", place="line 4")

@@ -154,7 +154,7 @@ def judge_bundle(
             job,
             updates=length.steps // job.accumulate + 1,
             followed=compared_steps(job),
-            ahead=lambda updates: known_steps(_begun(make_job), updates, AHEAD_WITHIN_S),
+            ahead=lambda updates, schedule: known_steps(_begun(make_job), updates, AHEAD_WITHIN_S, schedule),
         )
         seen_steps = length.seen_steps or compared_steps(job)
         shown, prepared = (_with_results(prepared, make_job, steps) for steps in (seen_steps, length.steps))

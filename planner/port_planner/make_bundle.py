@@ -1,6 +1,5 @@
 """Build a bundle: capture every graph a job needs, profile, plan, write."""
 
-import copy
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -46,18 +45,21 @@ from port_planner.ir.lowering import optimizer_scalars
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.ir.operators import check_operator
 from port_planner.ir.plan import Plan
-from port_planner.job import JobError, ScriptError, TrainingJob, own_code
+from port_planner.ir.spelled_schedule import SpelledSchedule
+from port_planner.job import JobError, TrainingJob, own_code
 from port_planner.job_checks import JobSamples, checked_columns, checked_samples
 from port_planner.job_device import kind_of_job, on_device
 from port_planner.profiling.operators import MeasuredCosts
 from port_planner.proximal import kept_starts
+from port_planner.schedules import Schedule, spelled, tabulated
 from port_planner.search.pareto import choice_of
 from port_planner.search.plan_problem import plan_problem
 from port_planner.search.plan_step import PlanResult
 from port_planner.search.transferred import transferred
 from port_planner.tiling.blocks import COLUMNS, ROWS, Block, Blocks
-from port_planner.torch_compat.optimizers import note_step
 
+Ahead = Callable[[int, SpelledSchedule], KnownSteps]
+"""Runs a job's program alone, from its beginning, for that many updates, whose schedule is to be this one."""
 _RANDOM: tuple[str, ...] = ("torch's random numbers",)
 _MAX_NAMED = 3
 _TABULATED_EPOCHS, _MAX_TABULATED = 10, 4000
@@ -135,7 +137,7 @@ class CapturedJob:
     """Tensors of the result that no graph uses."""
     buckets: Sequence[Sequence[Column]] = ()
     """Columns of the job's further buckets."""
-    schedule: tuple[tuple[Mapping[str, Any], ...], ...] = ()
+    schedule: Schedule = ()
     recordings: Recordings = field(default_factory=Recordings)
     reference: ExpectedResults = field(default_factory=ExpectedResults)
     reordered: tuple[str, ...] = ()
@@ -174,14 +176,12 @@ def steps_and_updates(job: TrainingJob, epochs: int) -> tuple[int, int]:
     return steps, epochs * steps // job.accumulate
 
 
-def prepare(
-    job: TrainingJob, *, updates: int = 0, followed: int = 0, ahead: Callable[[int], KnownSteps] | None = None
-) -> CapturedJob:
+def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0, ahead: Ahead | None = None) -> CapturedJob:
     """Capture every graph that the job's data will need: full batches, the last short one, evaluation.
 
     Each is recorded several times, on other rows. `updates`: for how many updates the scheduler's hyperparameters are
     tabulated at least. `followed`: that many of the job's first steps will be followed with plain PyTorch; where they show a full batch before and
-    after an update, those are its further recordings. `ahead`: runs the job's program alone, from its beginning, for that many updates, if its
+    after an update, those are its further recordings. `ahead`: runs the job's program alone if its
     steps count, keep tensors or compute with other numbers each time; without, such steps are refused. Raises
     CaptureError for a step that cannot be recorded or is not the same each time, and GraphError for operators that a
     bundle may not call that way. Raises JobError for data or settings that cannot be trained on.
@@ -193,7 +193,7 @@ def prepare(
         try:
             found = _record_cached(job, buckets, each_update, followed)
         except StatefulStepError as error:
-            found = _Recorded(known=_known_ahead(job, updates, ahead, error))
+            found = _Recorded(known=_known_ahead(job, updates, schedule, ahead, error))
             _record_steps(job, buckets, each_update, followed, found)
         _check_same_updates(found.graphs)
         if eval_data:
@@ -235,7 +235,7 @@ class _Recorded:
 
 
 def _known_ahead(
-    job: TrainingJob, updates: int, ahead: Callable[[int], KnownSteps] | None, error: StatefulStepError
+    job: TrainingJob, updates: int, schedule: Schedule, ahead: Ahead | None, error: StatefulStepError
 ) -> KnownSteps:
     """Return the steps of the program run alone. Raises CaptureError, with the reason that `error` gives, if they are not known."""
     if ahead is None or not updates:
@@ -244,7 +244,7 @@ def _known_ahead(
         raise CaptureError(f"{error}. An evaluation between such steps is not supported") from error
     epoch = -(-steps_and_updates(job, 1)[0] // job.accumulate)  # in it batches of all shapes come
     try:
-        return ahead(max(updates, epoch))
+        return ahead(max(updates, epoch), spelled(job.optimizer, schedule))
     except CaptureError as unknown:
         raise CaptureError(f"{error}. Whether it decides nothing in later steps is not known: {unknown}") from unknown
 
@@ -427,42 +427,12 @@ def _merge(
     return {name: renamed[id(g)] for name, g in graphs.items()}, tensors
 
 
-def _schedule(job: TrainingJob, updates: int) -> tuple[tuple[Mapping[str, Any], ...], ...]:
-    """Tabulate the hyperparameters that the scheduler changes, for this many `updates`.
-
-    Where that takes no time, some more epochs are tabulated, as far as the scheduler goes. Optimizer and scheduler are
-    put back afterwards.
-    """
-    if job.scheduler is None:
-        return ()
+def _schedule(job: TrainingJob, updates: int) -> Schedule:
+    """Tabulate the job's schedule for `updates`, and where that takes no time for some more epochs."""
     further = 0
     if optimizer_scalars.is_supported(job.optimizer):  # other updates run one by one
         further = min(steps_and_updates(job, _TABULATED_EPOCHS)[1], _MAX_TABULATED)
-    optimizer, scheduler = job.optimizer, job.scheduler
-    before = [dict(g) for g in optimizer.param_groups]
-    contents = [{k: v.clone() for k, v in g.items() if isinstance(v, torch.Tensor)} for g in before]
-    state = copy.deepcopy(scheduler.state_dict())
-    note_step(optimizer)
-    rows = []
-    try:
-        for update in range(max(1, updates, further)):
-            row = [optimizer_scalars.hyperparameters(g) for g in optimizer.param_groups]
-            try:
-                with own_code(f"the scheduler's step {update + 1} of the {updates} that are planned (--epochs)"):
-                    scheduler.step()
-            except ScriptError:
-                if update < updates:
-                    raise
-                break
-            rows.append(row)
-    finally:
-        for group, old, held in zip(optimizer.param_groups, before, contents, strict=True):
-            group.update(old)
-            for key, content in held.items():
-                old[key].copy_(content)  # a scheduler writes into a learning rate that is a tensor
-        scheduler.load_state_dict(state)
-    changing = [{k for row in rows for k in row[g] if row[g][k] != rows[0][g][k]} for g in range(len(before))]
-    return tuple(tuple({k: row[g][k] for k in sorted(changing[g])} for g in range(len(before))) for row in rows)
+    return tabulated(job, updates, further)
 
 
 def with_blocks(prepared: CapturedJob, graphs: Mapping[str, StepGraph], blocks: Mapping[str, Blocks]) -> CapturedJob:

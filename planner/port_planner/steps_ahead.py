@@ -18,9 +18,11 @@ from port_planner.capture.recorder import Tape
 from port_planner.capture.step import record_hooks_without_contents, record_without_contents
 from port_planner.ir.bundle.data_order import bucket_batches
 from port_planner.ir.known_steps import KnownShape, KnownSteps, NumberPlace
+from port_planner.ir.spelled_schedule import NO_SCHEDULE, SpelledSchedule
 from port_planner.job import TrainingJob
 from port_planner.job_checks import checked_samples
 from port_planner.job_device import kind_of_job, on_device
+from port_planner.schedules import difference, step_watched
 from port_planner.torch_compat.optimizers import note_step
 
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
@@ -42,8 +44,10 @@ class _Shape:
         return tuple(op.name for op in self.tape.ops)
 
 
-def known_steps(job: TrainingJob, updates: int, within_s: float) -> KnownSteps:
+def known_steps(job: TrainingJob, updates: int, within_s: float, schedule: SpelledSchedule = NO_SCHEDULE) -> KnownSteps:
     """Return the steps of a job that has just been made, of that many updates. The job is not to be used afterwards.
+
+    `schedule`: what its scheduler is to give.
 
     Raises CaptureError if a step differs from the first of its shape by more than numbers, or if the program depends on
     contents. Also raises it if they take more than `within_s` seconds of the processor.
@@ -60,6 +64,8 @@ def known_steps(job: TrainingJob, updates: int, within_s: float) -> KnownSteps:
             ) from error
         except CaptureError as error:
             raise CaptureError(f"update {number + 1}: {error}") from error
+        if other := difference(schedule, job.optimizer, number + 1):
+            raise CaptureError(f"update {number + 2}: {other}")
         if time.process_time() - began > within_s and number + 1 < updates:
             raise CaptureError(
                 f"{number + 1} of {updates} updates could be followed in {within_s:.0f} s; plan it for fewer --epochs"
@@ -97,7 +103,7 @@ class _Followed:
             raise CaptureError("the hooks after the optimizer's step do something else than in the first update")
         self._hooks = hooks
         if job.scheduler is not None:
-            job.scheduler.step()
+            step_watched(job)
         self._updates += 1
 
     def _add(self, shape: tuple[int, int], tape: Tape) -> None:

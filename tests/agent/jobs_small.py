@@ -17,7 +17,6 @@ from port_planner.ir.bundle.data_order import epoch_order
 from port_planner.ir.bundle.manifest import WHOLE_UPDATE, PlainRun
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost, PackingCost
 from port_planner.ir.graph import StepGraph
-from port_planner.ir.known_steps import KnownSteps
 from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.job import TrainingJob
@@ -121,7 +120,7 @@ def write_job(
     room_bytes: int = SMALL_ROOM,
     packings: Callable[[StepGraph], tuple[PackingCost, ...]] = lambda graph: (),
     plain: PlainRun | None = None,
-    ahead: Callable[[int], KnownSteps] | None = None,
+    ahead: make_bundle.Ahead | None = None,
 ) -> None:
     """Write the bundle of a job: one choice of plans per seed (0: keep everything), with so many steps of plain PyTorch.
 

@@ -19,6 +19,7 @@ from port_planner.ir.bundle.manifest import PlannedLimits
 from port_planner.ir.costs import DeviceCosts, Flash, OpCost
 from port_planner.ir.graph import GraphError, Phase
 from port_planner.ir.known_steps import KnownSteps
+from port_planner.ir.spelled_schedule import SpelledSchedule
 from port_planner.job import JobError, ScriptError, TrainingJob
 from port_planner.make_bundle import InfeasibleError, default_planner, plan_all, prepare, tensor_chunks, write
 from port_planner.profiling.operators import MeasuredCosts
@@ -71,12 +72,12 @@ def test_a_step_that_counts_is_refused_unless_its_program_can_be_run_ahead() -> 
     with pytest.raises(StatefulStepError, match="was called with"):
         prepare(counted(), updates=3)
 
-    def refused(updates: int) -> KnownSteps:
+    def refused(updates: int, schedule: SpelledSchedule) -> KnownSteps:
         raise CaptureError("it does not start")
 
     with pytest.raises(CaptureError, match="in later steps is not known: it does not start"):
         prepare(counted(), updates=3, ahead=refused)
-    found = prepare(counted(), updates=3, ahead=lambda updates: known_steps(counted(), updates, within_s=60))
+    found = prepare(counted(), updates=3, ahead=lambda updates, schedule: known_steps(counted(), updates, 60, schedule))
     assert found.known is not None and found.known.updates == 3
     (plain,) = {graph.scalars for graph in prepare(job()).graphs.values()}
     assert {graph.scalars for graph in found.graphs.values()} == {plain + 1}
@@ -102,7 +103,7 @@ def test_what_a_step_leaves_shows_before_the_first_steps_are_followed(what: str)
 
     assert prepare(job(batch_size=2), updates=3, followed=2).tapes
     found = prepare(
-        leaving(), updates=3, followed=2, ahead=lambda updates: known_steps(leaving(), updates, within_s=60)
+        leaving(), updates=3, followed=2, ahead=lambda updates, schedule: known_steps(leaving(), updates, 60, schedule)
     )
     assert found.known is not None and not found.tapes
 

@@ -135,6 +135,7 @@ def _put_back(prepared: CapturedJob) -> Iterator[None]:
             state.update(values)
             optimizer.state[parameter] = state
         for group, values in zip(optimizer.param_groups, groups, strict=True):
+            group.clear()  # of the numbers that an optimizer began to count in it
             group.update(values)
         if scheduler is not None:
             scheduler.load_state_dict(schedule)

@@ -244,8 +244,8 @@ def _same_contents(a: RecordedStorage, b: RecordedStorage) -> bool:
 
 
 @contextmanager
-def other_generators_untouched() -> Iterator[None]:
-    """Raise CaptureError if the block draws from Python's or numpy's global generator; restore both."""
+def other_generators_untouched(what: str = "the step") -> Iterator[None]:
+    """Raise CaptureError that names `what` if the block draws from Python's or numpy's global generator; restore both."""
     python, arrays = random.getstate(), np.random.get_state(legacy=False)
     try:
         yield
@@ -258,7 +258,7 @@ def other_generators_untouched() -> Iterator[None]:
             if pickle.dumps(before) != pickle.dumps(now)
         ]
         if drawn:
-            raise CaptureError(f"the step draws random numbers from {' and '.join(drawn)}: {_REMEDY}")
+            raise CaptureError(f"{what} draws random numbers from {' and '.join(drawn)}: {_REMEDY}")
     finally:
         random.setstate(python)
         np.random.set_state(arrays)

@@ -71,6 +71,28 @@ def test_the_job_is_as_it_was(trained: bool) -> None:
 
 
 @pytest.mark.slow
+class _Counting(torch.optim.Optimizer):
+    """Counts its steps in its groups."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"lr": 0.01})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            group["n"] = group.get("n", 0) + 1
+            for p in group["params"]:
+                p.add_(p.grad, alpha=-group["lr"] / group["n"])
+
+
+def test_numbers_that_an_optimizer_begins_to_count_are_taken_back() -> None:
+    job = make_job()
+    job.optimizer, job.scheduler = _Counting(job.model.parameters()), None
+    first, second = (with_expected_results(prepare(job, updates=4), 3).reference for _ in range(2))
+    assert "n" not in job.optimizer.param_groups[0]
+    assert first == second
+
+
 def test_what_was_prepared_is_as_it_was() -> None:
     """The bundle is written after the comparison: state that the optimizer had before it must not have gone on."""
     prepared = prepare(trained_before())

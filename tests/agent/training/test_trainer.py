@@ -94,7 +94,11 @@ def test_each_batch_is_computed_with_the_number_that_the_script_has_for_it(accum
     job = counting_job(accumulate)
     expected = list(plain_losses(job, job.data, STEPS))
     bundle = tmp_path / "job.port"
-    write_job(bundle, counting_job(accumulate), ahead=lambda n: known_steps(counting_job(accumulate), n, within_s=60))
+    write_job(
+        bundle,
+        counting_job(accumulate),
+        ahead=lambda n, schedule: known_steps(counting_job(accumulate), n, 60, schedule),
+    )
     manifest = Bundle(bundle).manifest
     assert (manifest.format, manifest.known_updates) == (NUMBERS_FORMAT, 30)
     events: list[StepEvent] = []

@@ -18,10 +18,12 @@ from port_planner.base.process_memory import available_bytes
 from port_planner.base.units import format_bytes
 from port_planner.ir.bundle.manifest import BucketSize, ExpectedResults, PlainRun
 from port_planner.ir.known_steps import KnownSteps
+from port_planner.ir.spelled_schedule import SpelledSchedule
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job
 from port_planner.make_bundle import CapturedJob
 from port_planner.plain_steps import model_state
+from port_planner.schedules import spelled
 
 _MIN_UPDATES, _MAX_UPDATES = 4, 24
 """Fewest and most updates.
@@ -76,15 +78,25 @@ def run_alone(prepared: CapturedJob, script: Script) -> PlainRun:
     return _checked(prepared, found, rows)
 
 
-def run_ahead(script: Path, page_dir: Path, device: str, threads: int, updates: int) -> KnownSteps:
+def run_ahead(
+    script: Path, page_dir: Path, device: str, threads: int, updates: int, schedule: SpelledSchedule
+) -> KnownSteps:
     """Return the steps of that many updates of a script, run in a separate process on tensors without contents.
 
-    Raises CaptureError, with the reason, if they are not known.
+    `schedule`: what its scheduler is to give. Raises CaptureError, with the reason, if they are not known.
     """
     with tempfile.TemporaryDirectory(dir=page_dir, prefix=".port-ahead-") as folder:
         target = Path(folder).absolute() / "ahead"
         request = RunAhead(
-            str(script), folder, str(target), device, threads, not sys.flags.safe_path, updates, _AHEAD_WITHIN_S
+            str(script),
+            folder,
+            str(target),
+            device,
+            threads,
+            not sys.flags.safe_path,
+            updates,
+            _AHEAD_WITHIN_S,
+            schedule,
         )
         try:
             _run(msgspec.json.encode(request), threads, {})
@@ -154,6 +166,7 @@ def _followed(prepared: CapturedJob, script: Script, rows: tuple[int, ...], guar
             script=str(script.path), folder=folder, target=str(target), device=kind_of_job(prepared.job), threads=script.threads,
             rows=rows, finds_beside=not sys.flags.safe_path, least_updates=_least_updates(prepared), most_updates=_known_updates(prepared), within_s=_WITHIN_S, ram_bytes=script.ram_bytes,
             trained_updates=0 if prepared.known is not None else script.updates, unchanged_within_s=_UNCHANGED_WITHIN_S,
+            schedule=spelled(prepared.job.optimizer, prepared.schedule),
         )  # fmt: skip
         _run(msgspec.json.encode(request), script.threads, guarded)
         return msgspec.msgpack.decode(target.read_bytes(), type=Followed)

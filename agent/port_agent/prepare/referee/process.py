@@ -16,6 +16,7 @@ import msgspec
 from port_agent.guard import active_guard
 from port_agent.system.helper_process import helper_exit_code
 from port_agent.system.torch_loading import load_torch
+from port_planner.ir.spelled_schedule import NO_SCHEDULE, SpelledSchedule
 
 if TYPE_CHECKING:
     from port_planner.ir.known_steps import KnownSteps
@@ -29,7 +30,7 @@ class Follow(msgspec.Struct, frozen=True, tag=True):
     Python. `rows`: first samples of each bucket to use. `least_updates`: at least this many, then until `within_s`
     seconds are over, and at most `most_updates`. `ram_bytes`: of resident memory, if it is guarded. Up to
     `trained_updates`, the operators of further updates are examined, for at most `unchanged_within_s` seconds of CPU
-    time.
+    time. `schedule`: what its scheduler is to give.
     """
 
     script: str
@@ -45,6 +46,7 @@ class Follow(msgspec.Struct, frozen=True, tag=True):
     ram_bytes: int
     trained_updates: int = 0
     unchanged_within_s: float = 0.0
+    schedule: SpelledSchedule = NO_SCHEDULE
 
 
 class RunAhead(msgspec.Struct, frozen=True, tag=True):
@@ -62,6 +64,7 @@ class RunAhead(msgspec.Struct, frozen=True, tag=True):
     finds_beside: bool
     updates: int
     within_s: float
+    schedule: SpelledSchedule = NO_SCHEDULE
 
 
 class Followed(msgspec.Struct, frozen=True):
@@ -116,7 +119,7 @@ def _ahead(job: "TrainingJob", request: RunAhead) -> "KnownSteps | str":
     from port_planner.steps_ahead import known_steps
 
     try:
-        return known_steps(job, request.updates, request.within_s)
+        return known_steps(job, request.updates, request.within_s, request.schedule)
     except CaptureError as error:
         return str(error)
 
@@ -127,25 +130,33 @@ def followed(job: "TrainingJob", request: Follow) -> Followed:
     from port_agent.training.comparison import generator_checksums, tensor_checksum
     from port_planner.job_checks import checked_samples
     from port_planner.plain_steps import dropped_optimizer_state, model_state, plain_losses
+    from port_planner.schedules import difference
 
     buckets = checked_samples(job)
     data, *further_data = [
         [column[:count] for column in samples.columns] for samples, count in zip(buckets, request.rows, strict=True)
     ]
     began = {key: tensor_checksum(tensor) for key, tensor in model_state(job)}
-    losses, since = list[str](), time.perf_counter()
+    losses, since, other = list[str](), time.perf_counter(), ""
     for loss in plain_losses(job, data, request.most_updates * job.accumulate, buckets=further_data):
         losses.append(loss.hex())
         updates, rest = divmod(len(losses), job.accumulate)
+        if not rest and (other := difference(request.schedule, job.optimizer, updates)):
+            other = f"update {updates + 1}: {other}"
+            break
         if not rest and updates >= request.least_updates and time.perf_counter() - since > request.within_s:
             break
     ended = {
         key: tensor_checksum(tensor) for key, tensor in itertools.chain(dropped_optimizer_state(job), model_state(job))
     }
-    found = Followed(tuple(losses), began, ended, generator_checksums(request.device))
+    found = Followed(tuple(losses), began, ended, generator_checksums(request.device), changed=other)
+    if other:
+        return found
     made, columns = len(losses) // job.accumulate, [samples.columns for samples in buckets]
     try:
-        further = unchanged_updates(job, columns, made, request.trained_updates, request.unchanged_within_s)
+        further = unchanged_updates(
+            job, columns, made, request.trained_updates, request.unchanged_within_s, request.schedule
+        )
     except ChangedStepError as error:
         return msgspec.structs.replace(found, changed=str(error))
     return msgspec.structs.replace(found, unchanged_updates=further)

@@ -15,13 +15,15 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from port_agent.training.comparison import tensor_checksum
-from port_planner.base.errors import PortError, program_line
+from port_planner.base.errors import CaptureError, PortError, program_line
 from port_planner.column_file import Column
 from port_planner.ir.bundle.data_order import bucket_batches
 from port_planner.ir.bundle.manifest import BucketSize
+from port_planner.ir.spelled_schedule import NO_SCHEDULE, SpelledSchedule
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job, on_device
 from port_planner.plain_steps import model_state, plain_pass
+from port_planner.schedules import difference, step_watched
 from port_planner.torch_compat.contentless import has_contents, without_contents
 from port_planner.torch_compat.modes import OperatorMode, pytree, without_modes
 from port_planner.torch_compat.optimizers import hooks_after_steps, note_step
@@ -38,11 +40,16 @@ class ChangedStepError(PortError):
 
 
 def unchanged_updates(
-    job: TrainingJob, columns: Sequence[Sequence[Column]], first: int, last: int, within_s: float
+    job: TrainingJob,
+    columns: Sequence[Sequence[Column]],
+    first: int,
+    last: int,
+    within_s: float,
+    schedule: SpelledSchedule = NO_SCHEDULE,
 ) -> int:
     """Return how many updates, from the one after `first` on and to `last` at most, run the operators of the first of them.
 
-    `columns`: of each bucket. As many are run as `within_s` seconds of the processor allow, none where the script looks at contents. Raises ChangedStepError
+    `columns`: of each bucket; `schedule`: what its scheduler is to give. As many are run as `within_s` seconds of the processor allow, none where the script looks at contents. Raises ChangedStepError
     for the first that differs. The job is not to be used afterwards.
     """
     sizes = [
@@ -69,15 +76,17 @@ def unchanged_updates(
                     for hook in hooks_after_steps(job.optimizer):
                         hook(job.optimizer, (), {})
                 known_hooks[:] = [calls.finished()]
-        except ChangedStepError as error:
+                if job.scheduler is not None:
+                    step_watched(job)
+        except (CaptureError, ChangedStepError) as error:
             raise ChangedStepError(f"update {number // job.accumulate + 1}: {error}") from None
         except _ERRORS:
             return updates
         job.model.zero_grad(set_to_none=True)
         if ends_update:
             updates += 1
-            if job.scheduler is not None:
-                job.scheduler.step()
+            if other := difference(schedule, job.optimizer, first + updates):
+                raise ChangedStepError(f"update {first + updates + 1}: {other}")
             if time.process_time() - began > within_s:
                 break
     return updates

@@ -1,0 +1,139 @@
+"""A job's learning-rate schedule as a table, which a bundle repeats without the scheduler's code.
+
+So a schedule may depend on the count of updates alone. What it does with weights, gradients or the optimizer's state is refused
+where it is tabulated; what it takes from elsewhere in the program shows where the program's own steps run (`difference`).
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NoReturn
+
+import torch
+from torch.multiprocessing.reductions import StorageWeakRef
+
+from port_planner.base.errors import CaptureError, program_line
+from port_planner.capture.rerecord_check import other_generators_untouched
+from port_planner.ir.lowering.optimizer_scalars import hyperparameters
+from port_planner.ir.spelled_schedule import SpelledSchedule, spelled_numbers
+from port_planner.job import JobError, ScriptError, TrainingJob, own_code
+from port_planner.torch_compat.contentless import has_contents
+from port_planner.torch_compat.modes import OperatorMode, pytree
+from port_planner.torch_compat.optimizers import note_step
+
+Schedule = tuple[tuple[Mapping[str, Any], ...], ...]
+"""For each update and parameter group, the hyperparameters that change over the updates."""
+
+_REMEDY = (
+    "a bundle's schedule is a table made before training: let it depend on the count of updates alone, or train with "
+    "`port-agent exec`, which runs the program itself"
+)
+
+
+def spelled(optimizer: torch.optim.Optimizer, schedule: Schedule) -> SpelledSchedule:
+    """Return the schedule of an optimizer that has made no step as text."""
+    rates = tuple(spelled_numbers({"lr": hyperparameters(group)["lr"]}) for group in optimizer.param_groups)
+    return SpelledSchedule(rates, tuple(tuple(map(spelled_numbers, row)) for row in schedule))
+
+
+def difference(schedule: SpelledSchedule, optimizer: torch.optim.Optimizer, update: int) -> str:
+    """Return how the optimizer's hyperparameters before this update, from 0 on, differ from the schedule; "" if they do not."""
+    return schedule.difference([hyperparameters(group) for group in optimizer.param_groups], update)
+
+
+def tabulated(job: TrainingJob, updates: int, further: int) -> Schedule:
+    """Tabulate the hyperparameters that the job's scheduler changes, for this many `updates`.
+
+    `further`: up to which update they are tabulated, as far as the scheduler goes. Optimizer and scheduler are put back
+    afterwards. Raises CaptureError for a schedule that depends on more than the count of updates, JobError for one that adds
+    parameter groups, and ScriptError for what the scheduler raises.
+    """
+    if job.scheduler is None:
+        return ()
+    optimizer, scheduler = job.optimizer, job.scheduler
+    before = [dict(g) for g in optimizer.param_groups]
+    contents = [{k: v.clone() for k, v in g.items() if isinstance(v, torch.Tensor)} for g in before]
+    state = copy.deepcopy(scheduler.state_dict())
+    note_step(optimizer)
+    rows = []
+    try:
+        with other_generators_untouched("the scheduler"):
+            for update in range(max(1, updates, further)):
+                row = [hyperparameters(g) for g in optimizer.param_groups]
+                try:
+                    with own_code(f"the scheduler's step {update + 1} of the {updates} that are planned (--epochs)"):
+                        step_watched(job)
+                except ScriptError:
+                    if update < updates:
+                        raise
+                    break
+                except CaptureError as error:
+                    raise CaptureError(f"{error}: {_REMEDY}") from error
+                if len(optimizer.param_groups) != len(before):
+                    raise JobError(
+                        f"the scheduler's step {update + 1} adds a parameter group, and a bundle's groups stay the same: give the optimizer all "
+                        "groups at its start, with a learning rate of 0 until then"
+                    )
+                rows.append(row)
+    finally:
+        del optimizer.param_groups[len(before) :]
+        for group, old, held in zip(optimizer.param_groups, before, contents, strict=True):
+            group.update(old)
+            for key, content in held.items():
+                old[key].copy_(content)  # a scheduler writes into a learning rate that is a tensor
+        scheduler.load_state_dict(state)
+    changing = [{k for row in rows for k in row[g] if row[g][k] != rows[0][g][k]} for g in range(len(before))]
+    return tuple(tuple({k: row[g][k] for k in sorted(changing[g])} for g in range(len(before))) for row in rows)
+
+
+def step_watched(job: TrainingJob) -> None:
+    """Step the job's scheduler. Raises CaptureError where it uses a tensor that training changes, or draws random numbers."""
+    with _state_unread(job.optimizer), _Watch(job.model):
+        job.scheduler.step()
+
+
+class _Watch(OperatorMode):
+    """Refuses what a scheduler does with tensors of the model or of a step, and random numbers."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        initialise: Any = super().__init__
+        initialise()
+        held = [*model.parameters(), *model.buffers()]
+        held += [p.grad for p in held if p.is_leaf and p.grad is not None]
+        self._references = [StorageWeakRef(t.untyped_storage()) for t in held if t.layout is torch.strided]
+        self._of_training = {reference.cdata for reference in self._references}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            raise CaptureError(f"{program_line()}: the scheduler draws random numbers ({func})")
+        if any(isinstance(part, torch.Tensor) and self._changes(part) for part in pytree.tree_leaves((args, kwargs))):
+            raise CaptureError(f"{program_line()}: the scheduler uses tensors that training changes ({func})")
+        return func(*args, **(kwargs or {}))
+
+    def _changes(self, tensor: torch.Tensor) -> bool:
+        if tensor.layout is not torch.strided or not has_contents(tensor):
+            return True
+        return StorageWeakRef(tensor.untyped_storage()).cdata in self._of_training
+
+
+class _UnreadState(dict[Any, Any]):
+    """Stands for an optimizer's state while its scheduler runs."""
+
+    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
+        raise CaptureError(f"{program_line()}: the scheduler uses the optimizer's state")
+
+    __getitem__ = __setitem__ = __delitem__ = __contains__ = __iter__ = __len__ = __bool__ = _refuse
+    get = setdefault = pop = popitem = keys = values = items = clear = update = _refuse
+
+
+@contextmanager
+def _state_unread(optimizer: torch.optim.Optimizer) -> Iterator[None]:
+    """Raise CaptureError where the block uses the optimizer's state."""
+    state = optimizer.state
+    optimizer.state = _UnreadState()  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        optimizer.state = state

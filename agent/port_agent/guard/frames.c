@@ -51,17 +51,33 @@ void frames_withdraw(struct block *block) {
     offered_ -= frames_of(block);
 }
 
+/* Return the end of a block's last span, of at most `bytes`. */
+static struct span last_part(const struct block *block, size_t bytes) {
+    const struct span *last = &block->spans[block->span_count - 1];
+    size_t part = last->bytes < bytes ? last->bytes : bytes;
+    return (struct span){last->address + last->bytes - part, part};
+}
+
+/* The last pages of a block are no longer its own. Where they were may not be written, for RLIMIT_DATA counts what may be. */
+static void shorten(struct block *block, struct span part) {
+    struct span *last = &block->spans[block->span_count - 1];
+    last->bytes -= part.bytes;
+    if (!last->bytes)
+        block->span_count--;
+    if (block->writable && mprotect((void *)part.address, part.bytes, PROT_NONE))
+        guard_die("the protection of memory could not be changed: see vm.max_map_count", block);
+    if (!block->span_count)
+        block->writable = 0;
+}
+
 /* Give the last `bytes` of a block's pages back to the kernel. */
 static void give_back(struct block *block, size_t bytes) {
     while (bytes) {
-        struct span *last = &block->spans[block->span_count - 1];
-        size_t part = last->bytes < bytes ? last->bytes : bytes;
-        if (madvise((void *)(last->address + last->bytes - part), part, MADV_DONTNEED))
+        struct span part = last_part(block, bytes);
+        if (madvise((void *)part.address, part.bytes, MADV_DONTNEED))
             guard_die("memory could not be given back", block);
-        last->bytes -= part;
-        bytes -= part;
-        if (!last->bytes)
-            block->span_count--;
+        shorten(block, part);
+        bytes -= part.bytes;
     }
 }
 
@@ -127,17 +143,13 @@ bool frames_take(struct block *block, size_t *moved, size_t *fresh) {
     for (uint32_t newest; have < block->bytes && block->span_count < MAX_SPANS - 1 && (newest = donor_for(block->bytes)) != NOTHING;) {
         struct block *donor = arena_block(newest);
         frames_withdraw(donor);
-        struct span *last = &donor->spans[donor->span_count - 1];
-        size_t part = last->bytes < block->bytes - have ? last->bytes : block->bytes - have;
-        struct span from = {last->address + last->bytes - part, part};
-        bool done = move_span(from, part, block->address + have);
+        struct span from = last_part(donor, block->bytes - have);
+        bool done = move_span(from, from.bytes, block->address + have);
         if (done) {
-            last->bytes -= part;
-            if (!last->bytes)
-                donor->span_count--;
-            block->spans[block->span_count++] = (struct span){block->address + have, part};
-            have += part;
-            *moved += part;
+            shorten(donor, from);
+            block->spans[block->span_count++] = (struct span){block->address + have, from.bytes};
+            have += from.bytes;
+            *moved += from.bytes;
         }
         forget_if_empty(donor);
         if (!done)

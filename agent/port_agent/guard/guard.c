@@ -314,14 +314,16 @@ static void find_room(size_t bytes, const struct block *except) {
     }
 }
 
+/* Fresh pages come when they are touched; offered pages that fit nowhere have been returned by then: those beyond the limit, and
+ * beyond what was ever in use at once. A program that needs little does not grow to its limit in pieces. */
 static bool give_pages(struct block *block) {
     size_t moved, fresh;
     bool done = frames_take(block, &moved, &fresh);
     counters_.moved_bytes += moved;
     counters_.fresh_bytes += fresh;
-    /* Fresh pages come when they are touched; offered pages that fit nowhere have been returned by then. */
-    uint64_t all = counters_.resident_bytes + fresh;
-    resident_changed(fresh, all > counters_.limit_bytes ? frames_trim(all - counters_.limit_bytes) : 0);
+    size_t over = beyond(counters_.resident_bytes + fresh, counters_.limit_bytes);
+    size_t unused = fresh ? beyond(frames_offered(), counters_.peak_live_bytes) : 0;
+    resident_changed(fresh, frames_trim(over > unused ? over : unused));
     return done;
 }
 

@@ -555,6 +555,31 @@ def test_advice_moves_blocks_and_their_parts(tmp_path: Path) -> None:
     ), done.said  # fmt: skip
 
 
+FRAGMENTED = """
+import random
+import torch
+from port_agent.guard import active_guard
+random.seed(1)
+def step():
+    small = [torch.ones(random.randrange(64, 600) << 8) for _ in range(60)]
+    del small
+    large = [torch.ones(1 << 19) for _ in range(8)]
+def data_bytes():
+    return next(int(line.split()[1]) << 10 for line in open("/proc/self/status") if line.startswith("VmData"))
+for _ in range(10): step()
+before = data_bytes()
+for _ in range(50): step()
+counters = active_guard().counters()
+print(data_bytes() - before < 16 << 20, counters.resident_bytes <= 2 * counters.peak_live_bytes + (4 << 20))
+"""
+
+
+def test_a_program_that_needs_little_does_not_grow_to_its_limit_in_pieces(tmp_path: Path) -> None:
+    written(tmp_path, FRAGMENTED)
+    done = followed("train.py", folder=tmp_path, bound=("--tensors", "600M", "--guard-only"), timeout_s=100)
+    assert (done.code, done.output) == (0, "True True\n"), done.said
+
+
 def test_counters_are_those_of_the_header() -> None:
     (body,) = re.findall(r"struct guard_counters \{(.*?)\n\};", HEADER.read_text(), re.DOTALL)
     assert re.findall(r"uint64_t (\w+);", body) == list(GuardCounters.__dataclass_fields__)

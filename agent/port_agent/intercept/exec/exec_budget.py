@@ -162,9 +162,6 @@ class ExecBudget:
             raise SystemExit(2)
         if self._options.ram_bytes is not None:
             guard.set_process_limit(self._options.ram_bytes)
-            if self._options.data_limited:
-                # RLIMIT_DATA also counts pages of blocks that were never touched; the guard limits those that are resident.
-                self._widen(self._options.ram_bytes)
 
         watch, own = WriteWatch(), os.getpid()
 

@@ -35,7 +35,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("port_planner.search", "port_planner.exactness"),
     ("port_planner.mcu",),
     ("port_planner.batches", "port_planner.job_device", "port_planner.job_checks", "port_planner.schedules"),
-    ("port_planner.plain_steps", "port_planner.steps_ahead"),
+    ("port_planner.plain_steps", "port_planner.repeatable_data", "port_planner.steps_ahead"),
     ("port_planner.make_bundle", "port_planner.job_sources"),
     ("port_agent.system", "port_agent.malloc", "port_agent.packing", "port_agent.facts"),
     ("port_agent.guard",),

@@ -9,10 +9,8 @@ once. Data that changes with each read is rejected where that can be detected.
 
 import inspect
 import math
-import pickle
 import random
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -21,13 +19,14 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import BatchSampler, DataLoader, IterableDataset, SequentialSampler
+from torch.utils.data import DataLoader
 
 from port_planner.base.errors import of_the_program
 from port_planner.batches import JoinedBatches, as_columns
 from port_planner.column_file import as_column, is_read_by_rows
 from port_planner.ir.bundle.manifest import BucketSize
 from port_planner.job import Bucket, JobError, TrainingJob, own_code, with_model
+from port_planner.repeatable_data import check_repeatable, each_sample_once
 from port_planner.script_loading import load_script
 
 ENTRY = "port_job"
@@ -37,7 +36,7 @@ _MODEL_AND_BATCH = 2
 """The number of arguments of a loss."""
 _TRAINERS_OTHER_STEPS = ("fp16", "bf16", "torch_compile", "neftune_noise_alpha", "deepspeed", "label_smoothing_factor")
 """Settings of a Trainer that put more into its step than model, loss and optimizer."""
-_TRAINERS_STEP = ("training_step", "_prepare_inputs", "get_batch_samples")
+_TRAINERS_STEP = ("train", "_inner_training_loop", "training_step", "_prepare_inputs", "get_batch_samples")
 _TRAINERS_EVENTS = (
     "on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step",
     "on_step_end", "on_epoch_end",
@@ -161,9 +160,9 @@ def _of_parts(
     """`loss_fn(model, batch)` takes a batch as the iterable yields it, or its parts: `loss_fn(model, x, y)`, or a loss
     of output and target.
     """
-    _check_repeatable(batches)
+    check_repeatable(batches)
     of_model = with_model(loss_fn)
-    batches, drop_last = _each_sample_once(batches)
+    batches, drop_last = each_sample_once(batches)
 
     def of_parts(model: torch.nn.Module, batch: Any) -> Any:
         return of_model(model, *(batch if isinstance(batch, list | tuple) else [batch]))
@@ -207,60 +206,6 @@ def _job(
     )
 
 
-def _check_repeatable(batches: Iterable[Any]) -> None:
-    """Raise JobError if a DataLoader's first samples differ when they are read again."""
-    if not isinstance(batches, DataLoader) or isinstance(batches.dataset, IterableDataset):
-        return
-    loader = batches
-
-    def first() -> Any:
-        return loader.collate_fn([loader.dataset[i] for i in range(loader.batch_size or 1)])
-
-    with own_code("reading the first samples of the data"):
-        before = _generators()
-        (one,), (other,) = as_columns([first()]), as_columns([first()])
-        draws = _generators() != before  # by what is rare, the first samples may still be the same
-    if draws or any(not torch.equal(a[:], b[:]) for a, b in zip(one.columns, other.columns, strict=True)):
-        raise JobError(
-            "the data changes each time it is read (random masks or augmentation), but a bundle "
-            f"would always repeat the first version: move the random part into the model, using torch's operators, {_EXEC}"
-        )
-
-
-def _generators() -> bytes:
-    """Return the states of the global generators."""
-    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False), torch.get_rng_state().numpy().tobytes()))
-
-
-def _each_sample_once(batches: Iterable[Any]) -> tuple[Iterable[Any], bool]:
-    """Return batches that contain every sample of an epoch, and whether epochs omit the last, short one.
-
-    Raises JobError if a DataLoader's sampler selects different samples in each epoch, or repeats some.
-    """
-    if not isinstance(batches, DataLoader) or isinstance(batches.dataset, IterableDataset):
-        return batches, False
-    of_batches = batches.batch_sampler
-    usual = of_batches if isinstance(of_batches, BatchSampler) and type(of_batches) is BatchSampler else None
-    sampler: Any = usual.sampler if usual is not None else batches.sampler if of_batches is None else of_batches
-    if not isinstance(sampler, SequentialSampler):
-        with own_code("the sampler of the data"):
-            one, other = (Counter(_indices(sampler)) for _ in range(2))
-        if one != other or any(count > 1 for count in one.values()):
-            raise JobError(
-                f"{type(sampler).__name__} selects different samples in each epoch or repeats some, but a bundle "
-                f"uses each sample once per epoch: weight them in the loss, repeat them in the data, {_EXEC}"
-            )
-    if usual is None or not usual.drop_last:
-        return batches, False
-    return DataLoader(batches.dataset, usual.batch_size, sampler=sampler, collate_fn=batches.collate_fn), True
-
-
-def _indices(sampler: Iterable[Any]) -> Iterator[Any]:
-    """Yield the indices of a sampler, or of a batch sampler."""
-    for one in sampler:
-        yield from one if isinstance(one, list | tuple) else (one,)
-
-
 def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
     """The Trainer's own loss, optimizer, schedule, clipping and accumulation.
 
@@ -289,9 +234,9 @@ def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
         )
     with own_code("the Trainer's data"):
         loader = trainer.get_train_dataloader()
-        _each_sample_once(loader)
+        each_sample_once(loader)
         plain = DataLoader(loader.dataset, trainer.args.train_batch_size, collate_fn=loader.collate_fn)
-    _check_repeatable(plain)
+    check_repeatable(plain)
     kinds, drop_last = as_columns(plain, folder), arguments.dataloader_drop_last
     steps = sum(BucketSize(len(kind.columns[0]), kind.batch_size).batches(drop_last=drop_last) for kind in kinds)
     if steps % accumulate:
@@ -342,6 +287,9 @@ def _of_lightning(module: Any, data: Any, *, folder: Path | None) -> TrainingJob
     Raises JobError for a module that does something between its training steps, and its loss for one that asks which step it is.
     """
     _check_lightnings(module, "LightningModule", _LIGHTNINGS_LOOP)
+    with own_code("the LightningModule's preparation"):
+        module.prepare_data()
+        module.setup("fit")
     if _is_of(data, "LightningDataModule", "lightning", "pytorch_lightning"):
         _check_lightnings(data, "LightningDataModule", _LIGHTNINGS_DATA)
         with own_code("the DataModule"):
@@ -354,8 +302,8 @@ def _of_lightning(module: Any, data: Any, *, folder: Path | None) -> TrainingJob
         )
     with own_code("configure_optimizers()"):
         optimizer, scheduler = _configured(module.configure_optimizers())
-    _check_repeatable(data)
-    data, drop_last = _each_sample_once(data)
+    check_repeatable(data)
+    data, drop_last = each_sample_once(data)
 
     number, kind = _BatchNumber(), _lightnings(module, "LightningModule")
     takes_number = len(inspect.signature(module.training_step).parameters) > 1

@@ -320,6 +320,7 @@ def test_a_lightning_module_with_its_data(tmp_path: Path, interval: str) -> None
         ("def weight(self, index): return min(1.0, self.global_step / 9)", "asks for global_step"),
         ("def weight(self, index): return 0.5 ** self.current_epoch", "asks for current_epoch"),
         ("def on_validation_epoch_end(self): pass", ""),
+        ("def setup(self, stage): self.weight = lambda index: 1.0 if stage == 'fit' else None", ""),
     ],
 )
 def test_what_lightning_would_do_in_its_loop_is_not_left_out(tmp_path: Path, more: str, message: str) -> None:

@@ -26,12 +26,14 @@ class Records(Collection[Record]):
 
     `broken`: entries that are not valid records; `first_broken`: the first of them, and why. `unread`: keys that are
     not used, with the number of their records. `labels`, `conversations`: numbers of records that have one. `left`:
-    files in directories that are not read, and why.
+    files in directories that are not read, and why. `from_directories`: those that are read, each with whether it is
+    one text.
     """
 
     def __init__(self, *paths: Path) -> None:
         """Read all files once. Raises FinetuneError if a file cannot be read or there is nothing to train on."""
         self.left: list[str] = []
+        self.from_directories: list[tuple[str, bool]] = []
         self._files = list(self._kinds(paths))
         self._count = self.broken = self.labels = self.conversations = 0
         self.first_broken = ""
@@ -64,11 +66,15 @@ class Records(Collection[Record]):
         for path in paths:
             for file in files_of(path):
                 try:
-                    yield file, source_kind(file)
+                    kind = source_kind(file)
                 except FinetuneError as error:
                     if not path.is_dir():
                         raise
                     self.left.append(str(error))
+                    continue
+                if path.is_dir():
+                    self.from_directories.append((str(file.relative_to(path)), kind is SourceKind.TEXT))
+                yield file, kind
 
     def _found(
         self, broken: Callable[[str], None] = lambda why: None, unread: Callable[[list[str]], None] = lambda keys: None

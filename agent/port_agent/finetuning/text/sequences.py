@@ -32,12 +32,14 @@ from port_planner.base.units import shown
 BUCKET_TOKENS = 32
 """Completions are padded to a multiple of this: each length is a separate step to a planner."""
 
-_MIN_TOKENS = 2
-
 _MASKED_SHARE, _HIDDEN_SHARE, _REPLACED_SHARE = 0.15, 0.8, 0.1
 """Share of tokens that are learned, and of these the shares that are masked and that are replaced by another token
 (BERT, section 3.1).
 """
+
+
+class _EmptyError(Exception):
+    """A record has no token to learn but a first one, which nothing predicts."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,7 +125,8 @@ class SequenceMaker:
         self.first_unwritten = ""
         self._shortened = self._unread_tokens = 0
         self._cut = self._cut_tokens = self._dropped = self._most_tokens = self._spanned = self._apart = 0
-        self._first_spanned = ""
+        self._empty = 0
+        self._first_spanned = self._first_empty = ""
 
     def sequences(self, records: Collection[Record]) -> Iterator[TokenSequence]:
         """Yield the sequences of all records, the packed ones first. Raises FinetuneError."""
@@ -141,6 +144,10 @@ class SequenceMaker:
                 self.unwritten += 1
                 self.first_unwritten = self.first_unwritten or f"{error} ({record.place})"
                 continue
+            except _EmptyError:
+                self._empty += 1
+                self._first_empty = self._first_empty or record.place
+                continue
             whole = [sequence for sequence in found if sequence is not None]
             self.skipped += bool(found) and not whole
             self._dropped += len(found) - len(whole) if whole else 0
@@ -153,6 +160,10 @@ class SequenceMaker:
                 f"no sequence is left to train on: the tokenizer's chat template does not write {self.unwritten} of "
                 f"{records} records, the first: {self.first_unwritten}; give messages that it accepts, or prompt and "
                 "completion"
+            )
+        if self._empty == records:
+            return FinetuneError(
+                f"no sequence is left to train on: none of {records} records has a token to learn; give records with longer texts or completions"
             )
         return FinetuneError(
             f"no sequence is left to train on: {self.skipped} of {records} records have a prompt of {self._longest} tokens or "
@@ -170,6 +181,10 @@ class SequenceMaker:
         ignored = ", ".join(f"{key} ({count:,})" for key, count in sorted(written.ignored.items()) if count)
         facts = (
             *self._cut_facts(),
+            (
+                self._empty,
+                f"{self._empty:,} records are left out because they have no token to learn (the first: {self._first_empty})",
+            ),
             (
                 self._spanned,
                 f"{self._spanned:,} answers begin within a token that also holds the end of the prompt and is "
@@ -288,13 +303,17 @@ class SequenceMaker:
     def _learned(self, text: LearnedText, place: str) -> TokenSequence | None:
         """Return the sequence of a text, cut at the end if it is too long; None if the text before the learned part
         fills it.
+
+        Raises _EmptyError.
         """
         found = self._encoder.encode(text)
         longest = self._longest
+        if not any(found.learned[1:]):
+            raise _EmptyError
         tokens = found.tokens[:longest]
         labels = [token if learned else IGNORED for token, learned in zip(tokens, found.learned, strict=False)]
         self._most_tokens = max(self._most_tokens, len(found.tokens))
-        if len(tokens) < _MIN_TOKENS or all(label == IGNORED for label in labels[1:]):
+        if all(label == IGNORED for label in labels[1:]):
             return None
         self._apart += 1
         if found.spanned:

@@ -7,6 +7,7 @@ instructions as in Alpaca.
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,9 @@ _ROLES = {
     "system": "system", "tool": "tool", "observation": "tool",
 }  # fmt: skip
 """ShareGPT's roles, by the names that templates use."""
+
+_LEARNED_MARKS = ("train", "loss")
+"""Keys of a message with which Axolotl and others say whether it is learned, besides OpenAI's `weight`."""
 
 _ALPACA = (
     "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.\n\n"
@@ -124,6 +128,7 @@ def _preference(entry: Entry, place: str) -> Record:
     """Return the chosen answer of a pair with the rejected one; if there is no prompt, their common beginning is the
     prompt.
     """
+    entry = _with_prompt(entry)
     chosen, rejected = (_answer(entry, key, place) for key in ("chosen", "rejected"))
     if bool(chosen.messages) != bool(rejected.messages):
         raise ValueError("the chosen answer is messages and the rejected one text, or the other way round")
@@ -137,12 +142,37 @@ def _answer(entry: Entry, key: str, place: str) -> Record:
     if isinstance(answer, list):
         if prompt and not isinstance(prompt, list):
             prompt = [{"role": "user", "content": prompt}]
-        elif not prompt:
-            prompt, answer = answer[:-1], answer[-1:]
-        return _prompted({"prompt": list(prompt), "completion": answer, "tools": entry.get("tools")}, place)
+        asked, answer = _apart(list(prompt), answer)
+        return _prompted({"prompt": asked, "completion": answer, "tools": entry.get("tools")}, place)
     if not isinstance(prompt, str):
         raise ValueError(f"a {key} answer as text needs a prompt as text")
     return Record(prompt=prompt, completion=_string(entry, key), place=place)
+
+
+def _apart(prompt: list[Any], answer: list[Any]) -> tuple[list[Any], list[Any]]:
+    """Return the messages of a prompt and of an answer, which may begin with those of the prompt."""
+    asked, said, count = _spoken(prompt), _spoken(answer), len(prompt)
+    if count and said[:count] == asked:
+        return answer[:count], answer[count:]
+    if not count or said[-1 - count : -1] == asked:
+        return answer[:-1], answer[-1:]
+    return prompt, answer
+
+
+def _spoken(turns: Sequence[Any]) -> list[tuple[Any, Any]]:
+    return [(turn.get("role"), turn.get("content")) for turn in turns if isinstance(turn, Mapping)]
+
+
+def _with_prompt(entry: Entry) -> Entry:
+    """Return a pair of texts without a prompt as answers to their common beginning, without a space at its end, as in
+    trl.
+    """
+    chosen, rejected = entry["chosen"], entry["rejected"]
+    if entry.get("prompt") or not (isinstance(chosen, str) and isinstance(rejected, str)):
+        return entry
+    both = takewhile(lambda letters: letters[0] == letters[1], zip(chosen, rejected, strict=False))
+    prompt = "".join(letter for letter, _ in both).removesuffix(" ")
+    return {**entry, "prompt": prompt, "chosen": chosen[len(prompt) :], "rejected": rejected[len(prompt) :]}
 
 
 def _messages(entry: Entry, place: str) -> Record:
@@ -201,8 +231,10 @@ def _message(turn: object, learned: bool = True) -> Message:
     weight = turn.get("weight", 1)
     if not isinstance(weight, int | float) or weight not in (0, 1):
         raise ValueError(f"a message has the weight {weight!r}, which is not 0 or 1")
-    more = {key: value for key, value in _less(turn, "role", "content", "weight").items() if value is not None}
-    return Message(turn["role"], content, (learned and bool(weight)) or turn["role"] != _ASSISTANT, more)
+    marks = [key for key in _LEARNED_MARKS if isinstance(turn.get(key), bool)]
+    learned = learned and bool(weight) and all(turn[key] for key in marks)
+    more = {key: value for key, value in _less(turn, "role", "content", "weight", *marks).items() if value is not None}
+    return Message(turn["role"], content, learned or turn["role"] != _ASSISTANT, more)
 
 
 def _joined(parts: Sequence[object]) -> str:
@@ -242,7 +274,8 @@ def _parsed(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Shape:
-    """The required and optional keys of an entry, and its reader. Alpaca's own file also has each record as a text."""
+    """The required and optional keys of an entry, and its reader. Alpaca's own file also has each
+    record as a text, and UltraFeedback's each chosen answer as messages."""
 
     keys: tuple[str, ...]
     beside: tuple[str, ...]
@@ -252,7 +285,7 @@ class _Shape:
 _SHAPES = (
     _Shape(("text",), ("label",), _text),
     _Shape(("prompt", "completion"), ("tools",), _prompted),
-    _Shape(("chosen", "rejected"), ("prompt", "tools"), _preference),
+    _Shape(("chosen", "rejected"), ("prompt", "tools", "messages"), _preference),
     _Shape(("messages",), ("tools",), _messages),
     _Shape(("conversations",), ("tools", "system"), _share_gpt),
     _Shape(("instruction", "output"), ("input", "system", "text"), _instruction),

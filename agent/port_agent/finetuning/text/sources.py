@@ -114,17 +114,21 @@ def entries(path: Path, kind: SourceKind) -> Iterator[tuple[str, object]]:
     elif kind is SourceKind.OBJECTS:
         yield from ((f"entry {number}", entry) for number, entry in enumerate(text_parts(path, _objects), 1))
     elif kind is SourceKind.TABLE:
-        yield from ((f"row {number}", entry) for number, entry in enumerate(text_parts(path, _rows), 1))
+        rows = text_parts(path, _rows, newline="")  # a cell may hold a line end of its own
+        yield from ((f"row {number}", entry) for number, entry in enumerate(rows, 1))
     elif kind is SourceKind.PARQUET:
         yield from ((f"row {number}", entry) for number, entry in enumerate(_parquet_rows(path), 1))
 
 
-def text_parts(path: Path, parts: Callable[[IO[str]], Iterator[Any]]) -> Iterator[Any]:
-    """Yield parts of a text file, as `parts` reads them. Raises FinetuneError if it cannot be read."""
+def text_parts(path: Path, parts: Callable[[IO[str]], Iterator[Any]], newline: str | None = None) -> Iterator[Any]:
+    """Yield parts of a text file, as `parts` reads them. Raises FinetuneError if it cannot be read.
+
+    Line ends of Windows are read as those of others, or with `newline` "" as they are.
+    """
 
     def decoded(stream: IO[bytes]) -> Iterator[Any]:
         # with or without a byte order mark, which editors on Windows write
-        with io.TextIOWrapper(stream, encoding="utf-8-sig") as text:
+        with io.TextIOWrapper(stream, encoding="utf-8-sig", newline=newline) as text:
             yield from parts(text)
 
     try:
@@ -291,6 +295,15 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, object]]:
         raise FinetuneError(f"{path} is a Parquet file, which needs pyarrow: pip install pyarrow") from error
     try:
         for batch in parquet.ParquetFile(path).iter_batches(batch_size=_PARQUET_ROWS):
-            yield from batch.to_pylist()
+            yield from map(_with_its_keys, batch.to_pylist())
     except (ArrowException, OSError) as error:
         raise FinetuneError(f"{path} cannot be read ({error}); download it again") from error
+
+
+def _with_its_keys(value: Any) -> Any:
+    """Return a value without the keys that are None: rows of Parquet have all keys that any row has, such as the
+    arguments of other calls.
+    """
+    if isinstance(value, dict):
+        return {key: _with_its_keys(one) for key, one in value.items() if one is not None}
+    return [_with_its_keys(one) for one in value] if isinstance(value, list) else value

@@ -27,11 +27,14 @@ from port_agent.finetuning.text.text_encoder import LearnedText, TextEncoder
 from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
 from port_agent.system.python_process import one_thread_environment
 from port_planner.base.process_memory import peak_of_children_bytes
+from port_planner.base.units import shown
 
 _PROCESS = "port_agent.finetuning.text.process"
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error"}
 """Otherwise it warns that torch is missing."""
 
+_NAMED_FILES = 6
+"""Most files of directories that a note names."""
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """Exit codes of a process that the kernel killed for its memory use."""
@@ -144,6 +147,12 @@ def _notes(data: Records, split: Split, options: FinetuneOptions, task: Task) ->
     """Yield notes on the data that is left out."""
     if data.broken:
         yield f"{', '.join(options.data)}: {data.broken} broken entries are left out, the first: {data.first_broken}"
+    for what, wanted in (("one text each", True), ("records", False)):
+        names = [name for name, is_text in data.from_directories if is_text is wanted]
+        if names:
+            more = ", ..." if len(names) > _NAMED_FILES else ""
+            named = ", ".join(map(shown, names[:_NAMED_FILES]))
+            yield f"{len(names):,} files of directories are read as {what}: {named}{more}"
     if data.left:
         yield f"{len(data.left)} files are left out, the first: {data.left[0]}"
     if data.unread:

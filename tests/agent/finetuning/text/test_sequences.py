@@ -107,6 +107,15 @@ def test_both_answers_of_a_pair_are_learned_from_the_same_token_on(tokenizer: An
         assert tokenizer.decode([label for label in sequence.labels if label != IGNORED]) == learned
 
 
+def test_a_record_without_a_token_to_learn_is_not_called_too_long(tokenizer: Any) -> None:
+    empty, said = Record(prompt="", completion="", place="line 1"), Record(prompt="to", completion=" be")
+    split = split_sequences([empty, said], tokenizer, options(), CAUSAL)
+    assert len(split.train) == 1 and split.skipped == 0
+    assert split.notes == ("1 records are left out because they have no token to learn (the first: line 1)",)
+    with pytest.raises(FinetuneError, match="none of 1 records has a token to learn"):
+        split_sequences([empty], tokenizer, options(), CAUSAL)
+
+
 def test_pairs_and_single_answers_are_told_apart(tokenizer: Any) -> None:
     pair, _ = record_of({"prompt": "to", "chosen": " be", "rejected": " or"}, "line 3")
     single = Record(prompt="to", completion=" be", place="line 4")

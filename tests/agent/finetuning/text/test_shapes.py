@@ -25,7 +25,10 @@ TALK = (Message("user", "u"), Message("assistant", "a"))
         ({"conversations": [{"from": "human", "value": "u"}, {"from": "gpt", "value": "a"}]}, Record(messages=TALK)),
         ({"conversations": [USER, ANSWER], "system": "s"}, Record(messages=(Message("system", "s"), *TALK))),
         ({"prompt": [USER, ANSWER, USER], "completion": [ANSWER]}, Record(messages=(TALK[0], Message("assistant", "a", learned=False), *TALK))),
-        ({"messages": [USER, {**ANSWER, "weight": 0}, ANSWER]}, Record(messages=(TALK[0], Message("assistant", "a", learned=False), TALK[1]))),
+        *(
+            ({"messages": [USER, {**ANSWER, mark: no}, {**ANSWER, mark: yes}]}, Record(messages=(TALK[0], Message("assistant", "a", learned=False), TALK[1])))
+            for mark, no, yes in (("weight", 0, 1), ("train", False, True), ("loss", False, None))
+        ),
     ],
 )  # fmt: skip
 def test_an_entry_of_each_shape(entry: dict[str, Any], record: Record) -> None:
@@ -79,16 +82,30 @@ def test_a_pair_of_answers_is_the_preferred_one_with_the_other() -> None:
     apart = {"prompt": [asked], "chosen": [good], "rejected": [bad]}
     whole = {"chosen": [asked, good], "rejected": [asked, bad]}
     mixed = {"prompt": "a", "chosen": [good], "rejected": [bad]}
-    found = [record_of(entry)[0] for entry in (apart, whole, mixed)]
-    assert found[0] == found[1] == found[2] and found[0].rejected is not None
+    prompt_twice = (
+        {**whole, "prompt": "a"},
+        {**whole, "prompt": [asked]},
+        {**whole, "prompt": "a", "messages": [asked, good]},
+    )
+    system = {"role": "system", "content": "s"}
+    named = record_of({"prompt": "a", "chosen": [system, asked, good], "rejected": [system, asked, bad]})[0]
+    assert [message.content for message in named.messages] == ["s", "a", "b"]
+    found = [record_of(entry)[0] for entry in (apart, whole, mixed, *prompt_twice)]
+    assert all(one == found[0] for one in found) and found[0].rejected is not None
     assert [message.content for message in found[0].messages] == ["a", "b"]
     assert [message.content for message in found[0].rejected.messages] == ["a", "c"]
+
+
+def test_the_prompt_of_two_whole_texts_is_their_common_beginning() -> None:
+    record, _ = record_of({"chosen": "Human: a\n\nAssistant: be", "rejected": "Human: a\n\nAssistant: or"})
+    assert record.rejected is not None and record.prompt == record.rejected.prompt == "Human: a\n\nAssistant:"
+    assert (record.completion, record.rejected.completion) == (" be", " or")
 
 
 @pytest.mark.parametrize(
     ("entry", "said"),
     [
-        ({"chosen": "b", "rejected": "c"}, "a chosen answer as text needs a prompt as text"),
+        ({"prompt": [USER], "chosen": "b", "rejected": "c"}, "a chosen answer as text needs a prompt as text"),
         ({"prompt": "a", "chosen": "b", "rejected": [{"role": "assistant", "content": "c"}]}, "or the other way round"),
         (
             {

@@ -63,6 +63,8 @@ def test_a_table_is_told_by_its_columns(tmp_path: Path) -> None:
         )
         found = read(path)
         assert found[0] == {"prompt": "p", "completion": "c", "id": "1"} and str(found[1]) == "1 cells for 3 columns"
+    path.write_bytes(b'prompt,completion\r\nto,"be\r\nor"\r\nto,"be\ror"\r\n')
+    assert [row["completion"] for row in read(path) if isinstance(row, dict)] == ["be\r\nor", "be\ror"]
     (tmp_path / "a.csv").write_text("a,b\n1,2\n")
     with pytest.raises(
         FinetuneError,
@@ -76,7 +78,8 @@ def test_parquet_is_read_where_pyarrow_is_there(tmp_path: Path, monkeypatch: pyt
     from pyarrow import parquet
 
     path = tmp_path / "a.bin"
-    rows = [{"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": None}]}] * 70
+    calls = ({"city": "Paris"}, {"day": 2, "of": ["May", None]})  # in the file, each has the other's keys as null
+    rows = [{"messages": [{"role": "assistant", "calls": [{"arguments": given}]}]} for given in calls] * 35
     parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     assert source_kind(path) is SourceKind.PARQUET and read(path) == rows
     path.write_bytes(path.read_bytes()[:-9])

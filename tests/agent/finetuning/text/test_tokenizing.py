@@ -54,6 +54,19 @@ def test_what_is_left_away_is_noted(command: FinetuneOptions, tmp_path: Path) ->
     assert "1 broken entries are left out, the first: line 3: not a JSON object" in notes[0]
 
 
+def test_the_files_of_a_directory_are_named_by_how_they_are_read(command: FinetuneOptions, tmp_path: Path) -> None:
+    """Beside its records a directory may have a description of them, which is a text like any other."""
+    (tmp_path / "data").mkdir()
+    (tmp_path / "README.md").write_text("to be or not to be")
+    for name in ("train", "test"):
+        (tmp_path / "data" / f"{name}.jsonl").write_text('{"text": "or not"}\n')
+    notes = TokenizerHere(replace(command, data=(str(tmp_path),))).tokenized().notes
+    assert notes[:2] == (
+        "1 files of directories are read as one text each: 'README.md'",
+        "2 files of directories are read as records: 'data/test.jsonl', 'data/train.jsonl'",
+    )
+
+
 def test_what_is_wrong_is_said_by_name(
     command: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -102,7 +102,8 @@ class TrainingJob:
     its like, modules and functions of torch.nn.functional, are called with the model's output and the target (`with_model`). `data`: one
     tensor or array per argument of the batch, all with the same first dimension; a batch is some of its rows.
     `buckets`: further samples with rows of other shapes, such as longer texts, or of another branch; an epoch takes the batches of all in one order.
-    `eval_data`: the same as `data` for evaluation. `scheduler`: a torch LR scheduler on `optimizer`, stepped once per update.
+    `eval_data`: the same as `data` for evaluation. `scheduler`: a torch LR scheduler on `optimizer`, stepped once per update, or a
+    ReduceLROnPlateau, stepped after each epoch with the mean loss of its batches.
     `accumulate`: batches whose gradients are summed before an update (divide the loss by it yourself, as in plain
     PyTorch). `clip_grad_norm`: clip the global norm of the gradients of `model.parameters()` to this. `allow_nonfinite`: go on
     where the loss or the state becomes NaN or infinite; else training stops there and keeps the last good checkpoint. `pruning`:

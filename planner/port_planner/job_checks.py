@@ -6,12 +6,15 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from port_planner.base.bounds import MAX_WHOLE
 from port_planner.base.errors import of_the_program, place_of_function
 from port_planner.column_file import Column, as_column
 from port_planner.ir.bundle.manifest import BucketSize
 from port_planner.ir.bundle.safetensors_io import STORED_DTYPES
+from port_planner.ir.lowering.optimizer_scalars import is_supported
+from port_planner.ir.operators import OPTIMIZERS
 from port_planner.job import Bucket, JobError, TrainingJob
 from port_planner.torch_compat.loading import is_compiled
 from port_planner.torch_compat.optimizers import all_step_hooks, hooks_before_steps
@@ -51,7 +54,30 @@ def checked_samples(job: TrainingJob) -> list[JobSamples]:
                 f"{what} has {len(columns)} columns, but data has {len(found[0].columns)}; give equally many"
             )
         found.append(JobSamples(columns, bucket.batch_size))
+    if isinstance(job.scheduler, ReduceLROnPlateau):
+        _check_plateau(job, sum(samples.size.batches(drop_last=job.drop_last) for samples in found))
     return found
+
+
+def _check_plateau(job: TrainingJob, per_epoch: int) -> None:
+    """Raise JobError for what does not go with learning rates that follow the mean loss of an epoch of that many batches."""
+    rates = [group["lr"] for group in job.optimizer.param_groups]
+    what = ""
+    if type(job.scheduler) is not ReduceLROnPlateau or job.scheduler.last_epoch:
+        what = "one that has made steps, or a class of its own: give a new ReduceLROnPlateau"
+    elif job.scheduler.optimizer is not job.optimizer or len(job.scheduler.min_lrs) != len(rates):
+        what = "one of another optimizer, or of fewer parameter groups: make it of the job's optimizer"
+    elif job.eval_data:
+        what = "one with eval_data, whose loss it does not follow: leave eval_data out"
+    elif per_epoch % job.accumulate:
+        what = f"epochs of {per_epoch} batches that end within an update of {job.accumulate}: choose a batch_size that makes whole updates"
+    elif not is_supported(job.optimizer) or any(isinstance(rate, torch.Tensor) for rate in rates):
+        what = f"the optimizer {type(job.optimizer).__name__}, or a learning rate that is a tensor: use one of {', '.join(OPTIMIZERS)}, and a number"
+    if what:
+        raise JobError(
+            "a bundle lowers learning rates where the mean loss of an epoch's batches stops to improve (ReduceLROnPlateau), but it cannot take "
+            f"{what}, or train with `port-agent exec`"
+        )
 
 
 def checked_columns(data: Sequence[Any], what: str) -> list[Column]:
@@ -107,11 +133,6 @@ def _check_settings(job: TrainingJob) -> None:
             raise JobError(f"{name} is {value!r}; it must be a whole number, at least {least} and below 2**62")
     if clip is not None:
         _check_clipped(job)
-    if isinstance(job.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
-        raise JobError(
-            "ReduceLROnPlateau follows a metric, and a bundle's schedule is fixed when it is made; use a scheduler that "
-            "depends on the number of steps alone"
-        )
     if job.scheduler is not None and not isinstance(job.scheduler, torch.optim.lr_scheduler.LRScheduler):
         raise JobError(
             f"the scheduler is a {type(job.scheduler).__name__}; give one of torch.optim.lr_scheduler, or None"

@@ -51,7 +51,7 @@ from port_planner.job_checks import JobSamples, checked_columns, checked_samples
 from port_planner.job_device import kind_of_job, on_device
 from port_planner.profiling.operators import MeasuredCosts
 from port_planner.proximal import kept_starts
-from port_planner.schedules import Schedule, spelled, tabulated
+from port_planner.schedules import Schedule, plateau_of, spelled, tabulated
 from port_planner.search.pareto import choice_of
 from port_planner.search.plan_problem import plan_problem
 from port_planner.search.plan_step import PlanResult
@@ -240,8 +240,9 @@ def _known_ahead(
     """Return the steps of the program run alone. Raises CaptureError, with the reason that `error` gives, if they are not known."""
     if ahead is None or not updates:
         raise error
-    if job.eval_data:
-        raise CaptureError(f"{error}. An evaluation between such steps is not supported") from error
+    if job.eval_data or plateau_of(job) is not None:
+        what = "An evaluation between such steps" if job.eval_data else "ReduceLROnPlateau with such steps"
+        raise CaptureError(f"{error}. {what} is not supported") from error
     epoch = -(-steps_and_updates(job, 1)[0] // job.accumulate)  # in it batches of all shapes come
     try:
         return ahead(max(updates, epoch), spelled(job.optimizer, schedule))
@@ -596,7 +597,7 @@ def describe(
             BucketSize(columns[0].shape[0], bucket.batch_size)
             for columns, bucket in zip(prepared.buckets, job.buckets, strict=True)
         ),
-        blocks=prepared.blocks, plain=prepared.plain, known=prepared.known, proximal=_proximal_term(prepared),
+        blocks=prepared.blocks, plain=prepared.plain, known=prepared.known, proximal=_proximal_term(prepared), plateau=plateau_of(job),
     )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from port_planner.ir.bundle.manifest import BucketSize
 from port_planner.ir.graph import Role, storage_key
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job, on_device
+from port_planner.schedules import plateau_of
 
 Pass = Callable[[TrainingJob, tuple[torch.Tensor, ...], int, int], torch.Tensor]
 """Forward and backward pass of a job on the batch with this number, of a bucket; returns the loss."""
@@ -61,13 +62,19 @@ def plain_losses(
     rows_to_batch = (job.batch_size, *(bucket.batch_size for bucket in job.buckets))
     sizes = [BucketSize(c[0].shape[0], size) for c, size in zip(columns, rows_to_batch, strict=True)]
     batches = bucket_batches(job.seed, sizes, drop_last=[job.drop_last] * len(sizes))
+    plateau, total = plateau_of(job) is not None, 0.0
+    per_epoch = sum(size.batches(drop_last=job.drop_last) for size in sizes)
     for step, (_, bucket, rows) in zip(range(steps), batches, strict=False):
         loss = run(job, on_device((c[rows] for c in columns[bucket]), kind), step, bucket)
         if (step + 1) % job.accumulate == 0:
             if job.clip_grad_norm is not None:
                 torch.nn.utils.clip_grad_norm_(job.model.parameters(), job.clip_grad_norm, foreach=False)
             job.optimizer.step()
-            if job.scheduler is not None:
+            if job.scheduler is not None and not plateau:
                 job.scheduler.step()
             job.optimizer.zero_grad()
+        total += float(loss)
+        if plateau and (step + 1) % per_epoch == 0:
+            job.scheduler.step(total / per_epoch)
+            total = 0.0
         yield float(loss)

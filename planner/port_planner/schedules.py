@@ -7,14 +7,16 @@ where it is tabulated; what it takes from elsewhere in the program shows where t
 import copy
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from port_planner.base.errors import CaptureError, program_line
 from port_planner.capture.rerecord_check import other_generators_untouched
 from port_planner.ir.lowering.optimizer_scalars import hyperparameters
+from port_planner.ir.plateau import PlateauRule
 from port_planner.ir.spelled_schedule import SpelledSchedule, spelled_numbers
 from port_planner.job import JobError, ScriptError, TrainingJob, own_code
 from port_planner.torch_compat.contentless import has_contents
@@ -28,6 +30,17 @@ _REMEDY = (
     "a bundle's schedule is a table made before training: let it depend on the count of updates alone, or train with "
     "`port-agent exec`, which runs the program itself"
 )
+
+
+def plateau_of(job: TrainingJob) -> PlateauRule | None:
+    """Return the rule by which the job's learning rates follow the losses of epochs, if its scheduler is a ReduceLROnPlateau."""
+    one = job.scheduler
+    if not isinstance(one, ReduceLROnPlateau):
+        return None
+    kind: Literal["min", "max"] = "max" if one.mode == "max" else "min"
+    against: Literal["rel", "abs"] = "abs" if one.threshold_mode == "abs" else "rel"
+    least = tuple(map(float, one.min_lrs))
+    return PlateauRule(kind, one.factor, one.patience, one.threshold, against, one.cooldown, least, one.eps)
 
 
 def spelled(optimizer: torch.optim.Optimizer, schedule: Schedule) -> SpelledSchedule:
@@ -48,7 +61,7 @@ def tabulated(job: TrainingJob, updates: int, further: int) -> Schedule:
     afterwards. Raises CaptureError for a schedule that depends on more than the count of updates, JobError for one that adds
     parameter groups, and ScriptError for what the scheduler raises.
     """
-    if job.scheduler is None:
+    if job.scheduler is None or isinstance(job.scheduler, ReduceLROnPlateau):
         return ()
     optimizer, scheduler = job.optimizer, job.scheduler
     before = [dict(g) for g in optimizer.param_groups]
@@ -87,7 +100,15 @@ def tabulated(job: TrainingJob, updates: int, further: int) -> Schedule:
 
 
 def step_watched(job: TrainingJob) -> None:
-    """Step the job's scheduler. Raises CaptureError where it uses a tensor that training changes, or draws random numbers."""
+    """Step the job's scheduler; one that follows losses lowers the rates, as if an epoch had ended without improvement.
+
+    Raises CaptureError where it uses a tensor that training changes, or draws random numbers.
+    """
+    rule, groups = plateau_of(job), job.optimizer.param_groups
+    if rule is not None:
+        for group, rate in zip(groups, rule.lowered([float(group["lr"]) for group in groups]), strict=True):
+            group["lr"] = rate
+        return
     with _state_unread(job.optimizer), _Watch(job.model):
         job.scheduler.step()
 

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
 from port_planner.job import JobError, TrainingJob
@@ -52,7 +53,10 @@ X = torch.randn(ROWS, 4)
         ({"accumulate": 1.5}, "accumulate is 1.5"),
         ({"seed": -5}, r"seed is -5; it must be a whole number, at least 0 and below 2\*\*62"),
         ({"seed": 1 << 62}, "seed is 4611686018427387904"),
-        ({"schedule": torch.optim.lr_scheduler.ReduceLROnPlateau}, "ReduceLROnPlateau follows a metric"),
+        ({"schedule": ReduceLROnPlateau, "eval_data": [X, X]}, "cannot take one with eval_data"),
+        ({"schedule": ReduceLROnPlateau, "accumulate": 2}, "epochs of 3 batches that end within an update of 2"),
+        ({"schedule": type("Own", (ReduceLROnPlateau,), {})}, "a class of its own"),
+        ({"schedule": lambda _: ReduceLROnPlateau(torch.optim.SGD([X.clone()], lr=0.1))}, "one of another optimizer"),
         ({"schedule": lambda optimizer: "cosine"}, "the scheduler is a str; give one of torch.optim.lr_scheduler"),
     ],
 )

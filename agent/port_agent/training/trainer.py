@@ -49,6 +49,7 @@ from port_planner.ir.bundle.manifest import (
     BundleError,
     ExpectedResults,
     FileRange,
+    Manifest,
     batch_kind,
     graph_name,
     train_part,
@@ -121,6 +122,15 @@ class Evaluation:
     metric: float | None
     best: bool
     paging: PagerStats = field(default_factory=PagerStats)
+
+
+def _require_epochs(manifest: Manifest, options: TorchOptions) -> None:
+    """Raise BundleError if learning rates follow the losses of epochs, and the run has none."""
+    if manifest.plateau is not None and (options.data is not None or options.weights is not None):
+        raise BundleError(
+            f"the learning rates of {manifest.name} follow the losses of its own epochs (ReduceLROnPlateau), which data that arrives and "
+            "rounds of a federation do not have; plan the job with another scheduler"
+        )
 
 
 class Trainer:
@@ -221,6 +231,7 @@ class Trainer:
 
     def start(self) -> Commit:
         """Load the last commit, or start from the beginning; raise BundleError if a tensor of the bundle is damaged."""
+        _require_epochs(self.manifest, self.options)
         for key in self.bundle.tensors.keys() - self.store.sizes.keys() - self.executors.constants.keys():
             for _ in self.bundle.contents(key, CHUNK):
                 pass  # only the result needs these: better rejected now than after training
@@ -241,7 +252,8 @@ class Trainer:
                 set_arithmetic(then._replace(threads=self.manifest.threads))
 
     def _first_scalars(self) -> StepScalars:
-        return StepScalars(OptimizerSpec.of(self.manifest.optimizer), self.manifest.schedule, self.manifest.known)
+        m = self.manifest
+        return StepScalars(OptimizerSpec.of(m.optimizer), m.schedule, m.known, m.plateau)
 
     def _create(self) -> Commit:
         self._compute_as(self.manifest.reference.arithmetic)
@@ -259,6 +271,8 @@ class Trainer:
         self.step = commit.step if commit.progress.get("round", 0) == (self.options.round or 0) else 0
         self.scalars.steps_done = commit.progress["updates"]
         self.best_loss = commit.progress["best_loss"]
+        if self.scalars.plateau is not None:
+            self.scalars.plateau.restore(commit.progress["plateau"])
         if self._pruning is not None:
             self._pruning.thresholds = dict(commit.progress.get("pruned_below", {}))
         self.programs.restore(commit.progress)
@@ -281,6 +295,7 @@ class Trainer:
             "rng": torch.get_rng_state().numpy().tobytes(),
             "arithmetic": arithmetic(),
             **self.programs.progress(),
+            **({} if self.scalars.plateau is None else {"plateau": self.scalars.plateau.values()}),
             **({} if self._pruning is None else {"pruned_below": dict(self._pruning.thresholds)}),
             **self._device_generator(),
         }
@@ -489,6 +504,10 @@ class Trainer:
             self._furthest, self._recoveries = self.step, 0
         if not m.allow_nonfinite:
             check_loss(loss, self.step)
+        if self.scalars.plateau is not None:
+            self.scalars.plateau.batch_done(loss)
+            if self.step % self.batching.per_epoch == 0:
+                self.scalars.plateau.epoch_done()
         program, batches = self.programs.of(name), m.batches_of(name)
         event = StepEvent(
             self.step, epoch, loss, times.wall_s, times.cpu_s, times.report, program.seconds / batches,

@@ -53,7 +53,7 @@ _SCHEDULES: dict[str, Callable[[optim.Optimizer], Any]] = {
     "in_sequence": lambda o: lr_scheduler.SequentialLR(o, [lr_scheduler.LinearLR(o, 0.1, 1, 5), lr_scheduler.ExponentialLR(o, 0.95)], [5]),
     "chained": lambda o: lr_scheduler.ChainedScheduler([lr_scheduler.ConstantLR(o, 0.5, 4), lr_scheduler.ExponentialLR(o, 0.97)]),
     "by_a_function": lambda o: lr_scheduler.LambdaLR(o, lambda n: min((n + 1) / 10, 1 / math.sqrt(n + 1))),
-    "at_a_plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1),
+    "at_a_plateau": lambda o: lr_scheduler.ReduceLROnPlateau(o, patience=1, threshold=0.5),
 }  # fmt: skip
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from benchmarks.models import workload
 from port_agent.paging.pager import PageError, Pager
@@ -21,7 +22,7 @@ from port_agent.worker.protocol import StateRecovered
 from port_planner.base.errors import PortError
 from port_planner.exactness.arithmetic import arithmetic, unchanged_arithmetic
 from port_planner.ir.bundle.bundle import Bundle
-from port_planner.ir.bundle.manifest import NUMBERS_FORMAT, BundleError
+from port_planner.ir.bundle.manifest import NUMBERS_FORMAT, PLATEAU_FORMAT, BundleError
 from port_planner.ir.costs import Flash
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.plan import Plan
@@ -108,6 +109,46 @@ def test_each_batch_is_computed_with_the_number_that_the_script_has_for_it(accum
         t.train(events.append, lambda *_: None)
         t.close()
     assert [event.loss for event in events] == expected
+
+
+def plateau_job(accumulate: int) -> TrainingJob:
+    """Return a job whose rates are halved often: the loss of most epochs is not better by the threshold."""
+    job = make_job(accumulate=accumulate, eval_data=(), drop_last=True)
+    groups: list[dict[str, Any]] = [
+        {"params": [*job.model.parameters()][:2]},
+        {"params": [*job.model.parameters()][2:], "lr": 0.1},
+    ]
+    optimizer = torch.optim.AdamW(groups, lr=0.2)
+    rates = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, cooldown=1, threshold=0.5, min_lr=[0.06, 0.0])
+    return replace(job, optimizer=optimizer, scheduler=rates, data=[column[: 4 * BATCH] for column in job.data])
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_rates_are_lowered_at_a_plateau_as_by_the_script_across_a_resume(accumulate: int, tmp_path: Path) -> None:
+    job, bundle = plateau_job(accumulate), tmp_path / "job.port"
+    per_epoch = len(job.data[0]) // job.batch_size
+    steps = 8 * per_epoch
+    expected = list(plain_losses(job, job.data, steps))
+    lowest, lowered = (group["lr"] for group in job.optimizer.param_groups)
+    assert lowest == 0.06 and lowered < 0.1 / 2
+    write_job(bundle, plateau_job(accumulate))
+    assert Bundle(bundle).manifest.format == PLATEAU_FORMAT
+    events: list[StepEvent] = []
+    for stop in (per_epoch - 1, 3 * per_epoch, 5 * per_epoch + 1, steps):
+        t = Trainer(Bundle(bundle), train_options(tmp_path / "state", tmp_path, 1, stop))
+        t.start()
+        t.train(events.append, lambda *_: None)
+        t.close()
+    assert [event.loss for event in events] == expected
+
+
+def test_rates_that_follow_epochs_need_some(tmp_path: Path) -> None:
+    write_job(tmp_path / "job.port", plateau_job(1), compared=0, seeds=(0,))
+    options = replace(train_options(tmp_path / "state", tmp_path, 0, 4), weights=tmp_path / "of_the_round.safetensors")
+    t = Trainer(Bundle(tmp_path / "job.port"), options)
+    with pytest.raises(BundleError, match="follow the losses of its own epochs"):
+        t.start()
+    t.close()
 
 
 def test_gradients_are_clipped_in_the_models_order_of_parameters(tmp_path: Path) -> None:

@@ -266,6 +266,9 @@ def _training_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]
             "schedule",
             f"known for {known:,} updates, {epochs:,.4g} epochs; training beyond them is rejected (plan --epochs)",
         )
+    if (plateau := manifest.plateau) is not None:
+        after = f"after {plateau.patience:,} epochs whose mean loss is no better (ReduceLROnPlateau)"
+        yield "learning rates", f"times {plateau.factor:g} {after}"
     for file, nbytes in facts["weight_files"].items():
         yield "left in its file", f"{format_bytes(nbytes)} of frozen weights: {file} must not change"
     for what in facts["buckets"] if len(facts["buckets"]) > 1 else ():

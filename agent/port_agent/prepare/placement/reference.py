@@ -20,6 +20,7 @@ from port_planner.ir.torch_device import generator_states, restore_generators
 from port_planner.ir.torch_operators import dtype
 from port_planner.job_device import kind_of_job
 from port_planner.make_bundle import CapturedJob, TensorSlice
+from port_planner.schedules import plateau_of
 
 
 def with_placed_reference(
@@ -59,10 +60,11 @@ def _reference(
     job, count = prepared.job, len(prepared.reference.losses)
     before = generator_states((kind,))
     contents = eager_contents({key: _initial(tensor) for key, tensor in prepared.tensors.items()})
-    scalars = StepScalars(prepared.optimizer, prepared.schedule, prepared.known)
+    scalars = StepScalars(prepared.optimizer, prepared.schedule, prepared.known, plateau_of(job))
     columns = (prepared.data, *prepared.buckets)
     rows_to_batch = (job.batch_size, *(bucket.batch_size for bucket in job.buckets))
     sizes = [BucketSize(c[0].shape[0], size) for c, size in zip(columns, rows_to_batch, strict=True)]
+    per_epoch = sum(size.batches(drop_last=job.drop_last) for size in sizes)
     torch.manual_seed(job.seed)
     losses = []
     settings = arithmetic()
@@ -74,7 +76,12 @@ def _reference(
                 batch = batch_kind(number, job.accumulate)
                 step = steps[graph_name(batch, rows.numel(), sizes[bucket], bucket)]
                 numbers = scalars.of_batch(number % job.accumulate, job.accumulate)
-                losses.append(float(step.run([column[rows] for column in columns[bucket]], numbers)).hex())
+                loss = float(step.run([column[rows] for column in columns[bucket]], numbers))
+                losses.append(loss.hex())
+                if scalars.plateau is not None:
+                    scalars.plateau.batch_done(loss)
+                    if (number + 1) % per_epoch == 0:
+                        scalars.plateau.epoch_done()
     finally:
         restore_generators(before)
     checksums = {}

@@ -52,6 +52,8 @@ class BundleFacts:
     """The user's files, outside the bundle, that its job reads during training."""
     known_steps: int | None = None
     """Batches for which its optimizer's numbers are known; None: all."""
+    follows_losses: bool = False
+    """Whether its learning rates follow the mean losses of its epochs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ def read_training_bundle(bundle: Path) -> BundleFacts:
         manifest.device_kind,
         tuple(sorted({part.path for part in manifest.files.values()})),
         None if manifest.known_updates is None else manifest.known_updates * manifest.accumulate,
+        manifest.plateau is not None,
     )
 
 

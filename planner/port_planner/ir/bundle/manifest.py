@@ -19,6 +19,7 @@ from port_planner.ir.devices.cpu_teams import MAX_TEAMS, CpuTeam
 from port_planner.ir.graph import ITEM_BYTES
 from port_planner.ir.known_steps import KnownSteps
 from port_planner.ir.operators import OPTIMIZERS
+from port_planner.ir.plateau import PlateauRule
 
 FORMAT = 2
 """Format 1 had no checksums of tensors."""
@@ -48,9 +49,11 @@ NUMBERS_FORMAT = 13
 """Format for bundles with numbers that change from batch to batch: older agents have none for their graphs."""
 PROXIMAL_FORMAT = 14
 """Format for bundles with a proximal term: older agents would hold a round's weights near those of the bundle."""
+PLATEAU_FORMAT = 15
+"""Format for bundles whose learning rates follow the losses: older agents would keep the first ones."""
 FORMATS = (
     FORMAT, DEVICE_FORMAT, PACKING_FORMAT, PRUNING_FORMAT, FILES_FORMAT, TILES_FORMAT, BUCKETS_FORMAT, BLOCKS_FORMAT,
-    PLACED_FORMAT, TEAMS_FORMAT, SUMMED_FORMAT, NUMBERS_FORMAT, PROXIMAL_FORMAT,
+    PLACED_FORMAT, TEAMS_FORMAT, SUMMED_FORMAT, NUMBERS_FORMAT, PROXIMAL_FORMAT, PLATEAU_FORMAT,
 )  # fmt: skip
 MAX_THREADS = 1024
 """More than any processor has that trains here."""
@@ -316,10 +319,14 @@ class Manifest:
     known: KnownSteps | None = None
     """The steps of a program that counts or keeps tensors over steps; None: every step is the same."""
     proximal: ProximalTerm | None = None
+    plateau: PlateauRule | None = None
+    """How learning rates follow the mean loss of each epoch; None: they do not."""
 
     @property
     def format(self) -> int:
         """The oldest format that can represent this bundle."""
+        if self.plateau is not None:
+            return PLATEAU_FORMAT
         if self.proximal is not None:
             return PROXIMAL_FORMAT
         if self.known is not None:
@@ -396,6 +403,8 @@ def manifest_of(raw: Mapping[str, Any], path: Path) -> Manifest:
         known = manifest.known
         if known is not None and known.numbers and len(known.numbers) < known.updates * manifest.accumulate:
             raise ValueError(f"{len(known.numbers)} batches have numbers, of {known.updates} updates")
+        if manifest.plateau is not None and len(manifest.plateau.min_lrs) != len(manifest.optimizer["groups"]):
+            raise ValueError(f"{len(manifest.plateau.min_lrs)} parameter groups have a least learning rate")
         for layout in (*manifest.batch, *manifest.layouts.values()):
             if layout.dtype not in ITEM_BYTES:
                 raise ValueError(f"dtype {layout.dtype!r}")

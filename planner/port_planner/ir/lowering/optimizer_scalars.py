@@ -22,6 +22,7 @@ from torch.optim.sgd import sgd
 from port_planner.base.errors import CaptureError
 from port_planner.ir.known_steps import KnownSteps
 from port_planner.ir.operators import OPTIMIZERS
+from port_planner.ir.plateau import PlateauRule, PlateauState
 from port_planner.torch_compat.modes import OperatorMode, pytree
 
 SUPPORTED: dict[str, type[torch.optim.Optimizer]] = {name: getattr(torch.optim, name) for name in OPTIMIZERS}
@@ -220,20 +221,31 @@ class StepScalars:
 
     Runs torch's own update functions on one element per group. Not the Optimizer classes: their first step imports
     torch's compiler, which costs a worker 70 MiB. `schedule`: for each update what a scheduler changes of each group; of later
-    ones nothing is known. `known`: the numbers of batches, if the program's steps have such.
+    ones nothing is known. `known`: the numbers of batches, if the program's steps have such. `plateau`: how the learning rates
+    follow the losses, which are then told to the state of that name.
     """
 
-    def __init__(self, spec: OptimizerSpec, schedule: Schedule = (), known: KnownSteps | None = None) -> None:
+    def __init__(
+        self,
+        spec: OptimizerSpec,
+        schedule: Schedule = (),
+        known: KnownSteps | None = None,
+        plateau: PlateauRule | None = None,
+    ) -> None:
         if spec.recorded is None and spec.name not in _UPDATES:
             raise CaptureError(f"the optimizer {spec.name!r} is not supported; use one of {', '.join(SUPPORTED)}")
         self._name, self._recorded, self._known = spec.name, spec.recorded, known
         self._first_groups, self._schedule = [restored(g) for g in spec.groups], schedule
         self._products = _Products(0, ())
+        rates = [float(group["lr"]) for group in self._first_groups] if plateau is not None else []
+        self.plateau = None if plateau is None else PlateauState(plateau, rates)
         self.steps_done = 0
         """Number of updates so far."""
 
     def _groups(self, update: int) -> list[dict[str, Any]]:
         """Return the hyperparameters of every group at an update, counted from 0."""
+        if self.plateau is not None:
+            return [{**g, "lr": rate} for g, rate in zip(self._first_groups, self.plateau.rates, strict=True)]
         if not self._schedule:
             return self._first_groups
         return [

@@ -67,6 +67,14 @@ def test_a_job_that_leaves_its_schedule_is_refused_when_it_is_submitted() -> Non
         check_known(replace(SPEC, epochs=3), facts)
 
 
+@pytest.mark.parametrize("without_epochs", [{"data": "/data"}, {"waits_for_data": True}, {"federated": True}])
+def test_rates_that_follow_losses_of_epochs_are_refused_where_there_are_none(without_epochs: dict[str, Any]) -> None:
+    facts = BundleFacts(PLANS, steps_per_epoch=100, follows_losses=True)
+    check_known(SPEC, facts)
+    with pytest.raises(JobRequestError, match=r"follow the losses of its own epochs \(ReduceLROnPlateau\)"):
+        check_known(replace(SPEC, **without_epochs), facts)
+
+
 def test_nothing_is_promised_where_no_plan_fits() -> None:
     assert promised(SPEC, replace(AROUND, limits=ResourceLimits(memory_bytes=100 * MIB))) is None
 

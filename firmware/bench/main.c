@@ -41,7 +41,7 @@ static uint8_t parameters[PORT_MODEL_PARAMETER_BYTES + 1] __attribute__((aligned
 #endif
 
 #if defined(__riscv)
-#define MARK() ((void)0) /* the counting plugin knows Arm's */
+#define MARK() ((void)0) /* the counting plugin knows only Arm's marker */
 #else
 #define MARK() __asm__ volatile("mov r9, r9" ::: "memory")
 #endif

@@ -37,7 +37,7 @@ typedef enum port_status {
     PORT_ERROR_UNSUPPORTED = 5, /* training an inference-only model, or Q8.8 without its storage */
     PORT_ERROR_MEDIUM = 6,      /* the medium of the pages failed, is missing, or is too small */
     PORT_ERROR_DAMAGED = 7,     /* a page came back with another checksum */
-    PORT_ERROR_TORN = 8,        /* a training step ended half way: parameters and state must be restored first */
+    PORT_ERROR_TORN = 8,        /* a training step was interrupted: parameters and state must be restored first */
 } port_status;
 
 /* How `weight -= step` is rounded to int8. Numbers are wire format. */
@@ -66,12 +66,13 @@ typedef struct port_result {
     uint8_t correct;   /* 1 if predicted == label; 0 from port_infer and with targets */
 } port_result;
 
-/* Called after every table step (a layer, or one gradient or update), for the watchdog; must not touch the engine.
- * `step` counts from 0 within one port_infer, port_eval or port_train. */
+/* Called after every table step (a layer, or one gradient or update), so that a watchdog can be fed; must not touch
+ * the engine. `step` counts from 0 within one port_infer, port_eval or port_train. */
 typedef void (*port_yield)(void *context, uint32_t step);
 
-/* External memory that the model's pages go to. One transfer at a time: `write` and `read` start it and answer at once where
- * the chip has DMA, `poll` looks after it. A driver without DMA works in all three. Offsets are multiples of block_bytes. */
+/* External memory for the model's pages. One transfer at a time: `write` and `read` start it, and return at once if
+ * the chip has DMA; `poll` continues it and reports its state. A driver without DMA does work in all three. Offsets
+ * are multiples of block_bytes. */
 typedef enum port_transfer { PORT_TRANSFER_DONE = 0, PORT_TRANSFER_BUSY = 1, PORT_TRANSFER_FAILED = 2 } port_transfer;
 
 typedef struct port_medium {
@@ -91,7 +92,7 @@ typedef struct port_page_counters {
     uint32_t failed, damaged;           /* transfers; pages whose checksum differed */
 } port_page_counters;
 
-#define PORT_PAGER_QUEUE 4u /* transfers that may be asked for and not be done; one more waits for the oldest */
+#define PORT_PAGER_QUEUE 4u /* most transfers that are requested and not complete; one more waits for the oldest */
 
 typedef struct port_pager { /* engine/pager.c */
     const port_medium *medium;           /* null: none */
@@ -99,7 +100,7 @@ typedef struct port_pager { /* engine/pager.c */
     uint8_t first, queued;
     uint8_t bank;                        /* which of the two copies of the parameters on the medium is whole */
     uint8_t sealed;                      /* the checksums of that copy are known */
-    uint8_t carried;                     /* rows of PORT_STEP_CARRIED find what they read in the arena */
+    uint8_t carried;                     /* whether rows of PORT_STEP_CARRIED find their data in the arena already */
     port_page_counters counters;
 } port_pager;
 
@@ -121,7 +122,7 @@ uint32_t port_parameter_bytes(const port_model *model); /* trainable biases, wei
 uint32_t port_input_bytes(const port_model *model);     /* one sample, int8, [height][width][channel] */
 uint32_t port_class_count(const port_model *model);     /* outputs */
 uint32_t port_label_count(const port_model *model);     /* classes; 1 for a model with targets, whose label is 0 */
-uint32_t port_sample_bytes(const port_model *model);    /* a sample to learn from: the input, then a float per output if the model has targets */
+uint32_t port_sample_bytes(const port_model *model);    /* a training sample: input, and a float per target */
 uint32_t port_step_count(const port_model *model);      /* table steps of one training sample, 0 if inference only */
 const uint8_t *port_model_hash(const port_model *model); /* PORT_MODEL_HASH_BYTES bytes */
 const char *port_model_name(const port_model *model);
@@ -130,7 +131,8 @@ int port_model_has_q88(const port_model *model);
 int port_model_pages_parameters(const port_model *model); /* the parameters live on a mapped medium, in two copies */
 uint32_t port_medium_bytes(const port_model *model);      /* pages and both copies; 0: the model does not page */
 
-/* Bind an engine to a model and to memory. Parameters that are paged lie at the start of the medium, twice. Options become { 0.01, STOCHASTIC, 1 }, generator 1, steps 0; the parameters are not touched. */
+/* Bind an engine to a model and to memory. Paged parameters lie at the start of the medium, in two copies. Options
+ * become { 0.01, STOCHASTIC, 1 }, generator 1, steps 0; the parameters are not touched. */
 port_status port_engine_init(port_engine *engine, const port_model *model, void *arena, size_t arena_bytes,
                              void *parameters, size_t parameter_bytes);
 void port_yield_set(port_engine *engine, port_yield yield, void *context);
@@ -142,9 +144,9 @@ port_page_counters port_page_counters_get(const port_engine *engine);
 port_status port_parameters_reset(port_engine *engine);
 /* The mutable region itself: parameter bytes [0, port_parameter_bytes), for LOAD and snapshots; valid until the next port_train. */
 uint8_t *port_parameters(port_engine *engine);
-const uint8_t *port_parameters_view(const port_engine *engine); /* the same to read */
+const uint8_t *port_parameters_view(const port_engine *engine); /* the same, read-only */
 int port_is_torn(const port_engine *engine);
-/* Check parameters that live on the medium against their checksums, or take these if they were just written. */
+/* Compare parameters on the medium with their checksums, or store new checksums if they were just written. */
 port_status port_parameters_verify(port_engine *engine);
 
 port_status port_options_set(port_engine *engine, const port_options *options);

@@ -19,7 +19,7 @@ enum port_op_kind {
     PORT_OP_MAX_POOL = 5,
     PORT_OP_CLASSIFIER = 6,   /* fully connected on in_h * in_w * in_c inputs, float logits; always the last one */
     PORT_OP_GROUPED = 7,      /* convolution with groups, dilation, several outputs a channel; weights [out_c][kernel_h][kernel_w][in_c / groups] */
-    PORT_OP_TABLE = 8,        /* any function of one value: table[in + 128] */
+    PORT_OP_TABLE = 8,        /* a function of one value, as a table: table[in + 128] */
     PORT_OP_CONCAT = 9,       /* in, then other, along the one axis in which in and out differ */
     PORT_OP_UPSAMPLE = 10,    /* each pixel kernel_h x kernel_w times */
     PORT_OP_MULTIPLY = 11,    /* in * other, of equal extents */
@@ -27,7 +27,7 @@ enum port_op_kind {
     PORT_OP_TRANSPOSED = 13,  /* transposed convolution, laid out as PORT_OP_GROUPED */
 };
 
-/* What a sample is judged by: a label, or a target for each output. */
+/* What a sample is compared with: a label, or a target for each output. */
 enum port_loss_kind {
     PORT_LOSS_CROSS_ENTROPY = 0, /* of the softmax of the outputs */
     PORT_LOSS_MSE = 1,           /* mean of the squared differences of the outputs from the targets */
@@ -79,14 +79,15 @@ enum port_step_kind {
 #define PORT_STEP_CHOOSES 16u   /* flag of WEIGHT: only groups of channels with large gradients; `other`: room for a float per group */
 #define PORT_STEP_TRAINING 8u   /* flag of rows before the loss that inference leaves out */
 #define PORT_STEP_SECOND 64u    /* flag of INPUT: the gradient of the op's other input */
-#define PORT_STEP_CARRIED 32u   /* flag of PAGE_IN: nothing to read right behind a training sample, which left these parameters there */
+#define PORT_STEP_CARRIED 32u   /* flag of PAGE_IN: no read right after a training sample, which left them there */
 
-/* One row of the table. A tensor that was dropped and comes back may lie elsewhere than before, so every row names the
- * places of its own operands; what a kind does not use is PORT_NONE.
+/* One row of the table. A tensor that was dropped and comes back may have another address, so every row names the
+ * places of its own operands; those that a kind does not use are PORT_NONE.
  *
- * A row does lines [first, last) of what it walks: lines of the op's output (FORWARD, MASK, WEIGHT, BIAS) or of its input
- * (INPUT); COPY, LOSS, residual adds and poolings are always whole. Of a tensor that exists in bands only, the place is
- * where its line 0 would lie, which may be before the arena: places are signed. */
+ * A row processes lines [first, last): of the op's output (FORWARD, MASK, WEIGHT, BIAS) or of its input (INPUT). COPY,
+ * LOSS, residual adds and poolings always process all lines. If only bands of a tensor exist, its place is where line 0
+ * would lie. That may be before the arena, so places are signed.
+ */
 typedef struct port_step {
     uint8_t kind, flags;
     uint16_t op;

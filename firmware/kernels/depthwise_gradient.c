@@ -7,7 +7,7 @@ enum { LANES = 4 };
 
 /* Which of `extent` outputs a tap reaches from `at` = input + pad - tap; negative: none. */
 static inline int32_t reached(int32_t at, int32_t stride, int32_t extent) {
-    if (stride != 1 && at >= 0) { /* most are 1, and a division costs as much as the rest */
+    if (stride != 1 && at >= 0) { /* most strides are 1, and a division costs as much as the rest */
         if (at % stride) return -1;
         at /= stride;
     }

@@ -1,6 +1,7 @@
-/* Convolution with groups, dilation or several outputs a channel, and transposed convolution, forward and backward. Scalar;
- * every fp32 sum starts at +0 and runs in ascending order: over pixels (weights), or over output channels and then taps
- * (input). Where a convolution reads, a transposed one is read: the two differ in nothing else. */
+/* Convolution with groups, dilation or several outputs a channel, and transposed convolution, forward and backward.
+ * Scalar; every fp32 sum starts at +0 and runs in ascending order: over pixels (weights), or over output channels
+ * and then taps (input). A transposed convolution exchanges the input and output positions of a convolution; nothing
+ * else differs. */
 #include "arithmetic.h"
 #include "kernels.h"
 #include "update.h"
@@ -26,7 +27,7 @@ static int32_t unstrided(int32_t position, int32_t stride, int32_t tap, int32_t 
 
 static int is_transposed(const port_op *op) { return PORT_HAS(PORT_OP_TRANSPOSED) && op->kind == PORT_OP_TRANSPOSED; }
 
-/* The input line that a tap of an output line reads; negative: none. */
+/* Return the input line that a tap of an output line reads; negative: none. */
 static int32_t line_read(const port_op *op, int32_t i, int32_t tap) {
     if (is_transposed(op)) return unstrided(i, op->stride_h, tap, op->dilation_h, op->pad_top, op->in_h);
     return strided(i, op->stride_h, tap, op->dilation_h, op->pad_top, op->in_h);
@@ -37,7 +38,7 @@ static int32_t column_read(const port_op *op, int32_t j, int32_t tap) {
     return strided(j, op->stride_w, tap, op->dilation_w, op->pad_left, op->in_w);
 }
 
-/* The output line whose tap reads an input line; negative: none. */
+/* Return the output line whose tap reads an input line; negative: none. */
 static int32_t line_reached(const port_op *op, int32_t y, int32_t tap) {
     if (is_transposed(op)) return strided(y, op->stride_h, tap, op->dilation_h, op->pad_top, op->out_h);
     return unstrided(y, op->stride_h, tap, op->dilation_h, op->pad_top, op->out_h);

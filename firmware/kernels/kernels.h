@@ -17,7 +17,8 @@
 #endif
 #endif
 
-/* Kinds of ops in a build, a bit each: kernels of other kinds are left out of flash. model.h has a model's. */
+/* Kinds of ops in a build, a bit each: kernels of other kinds are left out, to save flash. model.h defines it for a
+ * model. */
 #ifndef PORT_KINDS
 #define PORT_KINDS 0xFFFFFFFFu
 #endif
@@ -42,7 +43,7 @@ typedef struct port_bound {
     const int32_t *bias;
     int32_t *trained_bias; /* null: frozen */
     uint8_t *low_bytes;    /* Q8.8, null: none */
-    int32_t first, last;   /* lines to do (port_step) */
+    int32_t first, last;   /* lines to process (port_step) */
     const float *resumed;  /* sums to start from, one per trained weight or bias; null: 0 */
     float *suspended;      /* destination of sums; null: the update */
 } port_bound;

@@ -24,7 +24,7 @@ static uint8_t parameters[PARAMETER_BYTES] __attribute__((aligned(PORT_ALIGNMENT
 static port_engine engine;
 static const port_library_storage *kept;
 
-/* Rounded once, the sum is 2^-24; rounded twice, as C says, it is 0. */
+/* If the compiler fuses (rounds once), the sum is 2^-24; if it rounds twice, as C demands, it is 0. */
 static int is_contracted(void)
 {
     volatile float factor = 1.0f + 1.0f / 4096.0f, addend = -(1.0f + 1.0f / 2048.0f);
@@ -40,7 +40,7 @@ static int read_header(uint32_t slot, uint8_t *header)
         && memcmp(header + AT_HASH, port_model_hash(engine.model), PORT_MODEL_HASH_BYTES) == 0;
 }
 
-/* Generation of a slot, 0: not whole. */
+/* Return the generation of a slot; 0 if the slot is not whole. */
 static uint32_t generation_of(uint32_t slot)
 {
     uint8_t header[HEADER_SIZE];
@@ -101,7 +101,7 @@ static int8_t quantized(float value)
     float scaled = value / PORT_SAMPLE_SCALE + 0.5f;
     int32_t code;
 
-    if (!(scaled > -CODE_LIMIT)) { /* NaN, too */
+    if (!(scaled > -CODE_LIMIT)) { /* also true for NaN */
         scaled = -CODE_LIMIT;
     }
     if (scaled > CODE_LIMIT) {

@@ -1,8 +1,8 @@
-/* One compiled model inside your own program: train, infer, and keep what was learnt. C99 and C++.
+/* One compiled model inside your own program: train, infer, and save what was learnt. C99 and C++.
  *
- * Call port_library_begin once. A sample is int8, PORT_MODEL_INPUT_BYTES long, as port_library_quantize converts it from
- * real values. The memory is static: PORT_MODEL_ARENA_BYTES and PORT_MODEL_PARAMETER_BYTES of model.h. Use it from one
- * thread at a time.
+ * Call port_library_begin once. A sample is int8, PORT_MODEL_INPUT_BYTES long, as port_library_quantize converts it
+ * from real values. The memory is static: PORT_MODEL_ARENA_BYTES and PORT_MODEL_PARAMETER_BYTES of model.h. Call it
+ * from one thread at a time.
  */
 #ifndef PORT_LIBRARY_H
 #define PORT_LIBRARY_H
@@ -31,10 +31,10 @@ typedef struct port_library_storage {
  * image. PORT_ERROR_UNSUPPORTED if the compiler fused multiplications and additions: use -ffp-contract=off. */
 port_status port_library_begin(const port_library_storage *storage);
 
-/* Learning rate, rounding rule and scaling of subsequent training. */
+/* Set learning rate, rounding rule and scaling of subsequent training. */
 port_status port_library_options(const port_options *options);
 
-/* Real values, channel by channel ([channels][height][width], PORT_SAMPLE_VALUES of them), as int8. */
+/* Convert real values, channel by channel ([channels][height][width], PORT_SAMPLE_VALUES of them), to int8. */
 void port_library_quantize(const float *values, int8_t *sample);
 
 /* Train on one sample; `result` (may be null) receives the loss and the prediction before the update. */
@@ -48,7 +48,7 @@ port_status port_library_train_to(const int8_t *sample, const float *targets, po
 int port_library_infer(const int8_t *sample);
 const float *port_library_logits(void);
 
-/* The engine, for the calls of port_engine.h. */
+/* Return the engine, for the calls of port_engine.h. */
 port_engine *port_library_engine(void);
 
 /* Save parameters, options and state. PORT_ERROR_MEDIUM without a storage, or if it fails. */

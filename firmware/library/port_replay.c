@@ -141,7 +141,7 @@ static uint8_t byte_at(const int8_t *sample, const float *targets, uint32_t at)
     return at < PORT_REPLAY_SAMPLE_BYTES ? ((const uint8_t *)(const void *)targets)[at - PORT_MODEL_INPUT_BYTES] : 0;
 }
 
-/* The bytes [at, at + bytes) behind the header. */
+/* Fill a chunk with the bytes [at, at + bytes) after the header. */
 static void fill(uint8_t *chunk, uint32_t at, uint32_t bytes, const int8_t *sample, const float *targets)
 {
     for (uint32_t i = 0; i < bytes; i++) {
@@ -149,7 +149,7 @@ static void fill(uint8_t *chunk, uint32_t at, uint32_t bytes, const int8_t *samp
     }
 }
 
-/* Write everything behind the header; the checksum goes on over it. */
+/* Write everything after the header, and continue the checksum over it. */
 static port_status write_sample(uint32_t place, const int8_t *sample, const float *targets, uint32_t *checksum)
 {
     uint8_t chunk[CHUNK_BYTES];
@@ -201,7 +201,7 @@ port_status port_replay_keep(const int8_t *sample, uint16_t label, const float *
     return status;
 }
 
-/* Train on the record of a slot, which is whole. */
+/* Train on the record of a slot, which must be whole. */
 static port_status train_slot(uint32_t slot, uint16_t label, port_result *result)
 {
     uint8_t chunk[CHUNK_BYTES];
@@ -220,7 +220,7 @@ static port_status train_slot(uint32_t slot, uint16_t label, port_result *result
     return port_train(engine, label, result);
 }
 
-/* Well mixed bits of the number of a draw (murmur3's finalizer). */
+/* Return well mixed bits for the number of a draw (murmur3's finalizer). */
 static uint32_t mixed(uint32_t value)
 {
     value = (value ^ value >> 16) * 0x85EBCA6Bu;
@@ -235,7 +235,7 @@ port_status port_replay_train(uint32_t count, port_result *result)
 
     for (uint32_t draw = 0; draw < count && kept != 0; draw++) {
         uint32_t back = mixed(mixed(next_sequence) + draw) % kept, tried = 0, slot;
-        do { /* a damaged record's turn goes to the one before */
+        do { /* a damaged record is replaced by the one before */
             slot = (next_slot + slots - 1 - (back + tried) % kept) % slots;
         } while (!is_record(slot, header) && ++tried < kept);
         if (tried == kept) {

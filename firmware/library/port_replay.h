@@ -1,8 +1,8 @@
-/* Samples kept in flash and trained again, so that a board that learns what comes now does not forget what came before.
+/* Samples that are kept in flash and trained again, so that a board that learns new data does not forget the old.
  *
- * A ring of records, each with its checksum. The oldest sector is erased when the ring is full: with n sectors, one sector's
- * worth of the n is missing at most. A sector is erased once per round of the ring; power lost at any moment loses only the
- * record that was being written. Samples of another model are ignored. Call port_library_begin first, from the same thread.
+ * A ring of records, each with its checksum. When the ring is full, the oldest sector is erased: of n sectors, at most
+ * one is missing. Each sector is erased once per round of the ring. A power cut at any moment loses only the record
+ * that was being written. Samples of another model are ignored. Call port_library_begin first, from the same thread.
  */
 #ifndef PORT_REPLAY_H
 #define PORT_REPLAY_H
@@ -13,7 +13,7 @@
 extern "C" {
 #endif
 
-#define PORT_REPLAY_UNIT 16u /* records begin and end at multiples of it: the largest unit that common flash is written in */
+#define PORT_REPLAY_UNIT 16u /* records begin and end at multiples of it: the largest write unit of common flash */
 #ifdef PORT_MODEL_TARGET_COUNT
 #define PORT_REPLAY_SAMPLE_BYTES (PORT_MODEL_INPUT_BYTES + 4u * PORT_MODEL_TARGET_COUNT)
 #else
@@ -36,7 +36,7 @@ typedef struct port_replay_memory {
  * or there is only one, PORT_ERROR_MEDIUM if it cannot be read. */
 port_status port_replay_begin(const port_replay_memory *memory);
 
-/* The number of samples kept, at most. */
+/* Return the number of samples kept; an upper bound, because a few records may be damaged. */
 uint32_t port_replay_count(void);
 
 /* Keep a sample with its label or, for a model with targets, label 0 and its targets (null otherwise). */

@@ -8,7 +8,7 @@
 #define READ_ID 0x9Fu
 #define STATUS_BUSY 1u
 #define STATUS_WRITE_ENABLED 2u
-#define ABSENT 0xFFu         /* an open line */
+#define ABSENT 0xFFu         /* what an unconnected line reads as */
 #define PATIENCE_US 1000000u /* at most 400 ms for a sector, 3 ms for a page */
 #define SIZE_CODE_MIN 16u    /* 2^code bytes: 64 KiB to 16 MiB are addressed with three bytes */
 #define SIZE_CODE_MAX 24u

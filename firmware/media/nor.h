@@ -5,20 +5,20 @@
 #include "port_engine.h"
 #include "spi.h"
 
-#define NOR_SECTOR_BYTES 4096u /* least that is erased */
-#define NOR_PAGE_BYTES 256u    /* most that is programmed at once */
+#define NOR_SECTOR_BYTES 4096u /* smallest unit of erasing */
+#define NOR_PAGE_BYTES 256u    /* largest unit of programming */
 
 enum nor_state { NOR_IDLE, NOR_READING, NOR_ERASING, NOR_SENDING, NOR_PROGRAMMING };
 
 typedef struct nor {
     const port_spi *spi;
     enum nor_state state;
-    const uint8_t *data;            /* to write */
+    const uint8_t *data;            /* data to be written */
     uint32_t at, end, erased, sent; /* on the chip: next byte, end of the transfer, end of what is erased, bytes under way */
-    uint64_t since;                 /* of the operation that is waited for */
+    uint64_t since;                 /* start of the operation in progress, in ticks */
 } nor;
 
-/* Look for the chip: its size by its JEDEC id. PORT_ERROR_MEDIUM if none answers. Writes cover whole sectors. */
+/* Find the chip, and its size by its JEDEC id. PORT_ERROR_MEDIUM if none answers. Writes cover whole sectors. */
 port_status nor_open(nor *chip, const port_spi *spi, port_medium *medium);
 
 #endif

@@ -21,7 +21,7 @@
 #define OCR_HIGH_CAPACITY 0x40u
 #define VOLTAGE_AND_PATTERN 0x1AAu
 #define HIGH_CAPACITY_ASKED 0x40000000u
-#define ANSWER_TRIES 8u       /* bytes until an answer comes */
+#define ANSWER_TRIES 8u       /* bytes within which an answer comes */
 #define OPEN_US 1000000u      /* a card wakes within a second */
 #define PATIENCE_US 500000u   /* at most 100 ms for a read and 250 ms for a write, from the specification */
 #define WAKE_CLOCKS_BYTES 10u /* 74 clocks with the card not selected */
@@ -84,7 +84,7 @@ static port_transfer fail(sd *card) {
 
 static uint32_t block_part(const sd *card) { return card->left < SD_BLOCK_BYTES ? card->left : SD_BLOCK_BYTES; }
 
-/* Begin the next block, or end. */
+/* Begin the next block, or end the transfer. */
 static port_transfer next(sd *card) {
     if (card->left == 0) {
         card->state = SD_IDLE;
@@ -116,7 +116,7 @@ static port_transfer await(sd *card) {
     return token != 0xFFu || late ? fail(card) : PORT_TRANSFER_BUSY;
 }
 
-/* The rest of a block that the transfer does not fill, and its CRC. */
+/* Receive the rest of a block that the transfer does not need, and its CRC. */
 static port_transfer received(sd *card) {
     uint16_t crc = crc16(0, card->to, card->sent);
     for (uint32_t i = card->sent; i < SD_BLOCK_BYTES; i++) {
@@ -147,7 +147,8 @@ static port_transfer sent(sd *card) {
     return PORT_TRANSFER_BUSY;
 }
 
-/* A busy card holds the line low. Afterwards it is asked whether it wrote the data, which a removed card does not answer. */
+/* A busy card holds the line low. Once it does not, it is asked whether it wrote the data; a removed card does not
+ * answer. */
 static port_transfer programmed(sd *card) {
     if (exchange_byte(card, 0xFFu) != 0xFFu)
         return card->spi->microseconds() - card->since > PATIENCE_US ? fail(card) : PORT_TRANSFER_BUSY;
@@ -192,7 +193,8 @@ static port_transfer read(void *context, uint32_t offset, void *data, uint32_t b
     return begin(card, offset, bytes);
 }
 
-/* Size of the card in bytes by its register CSD: version 1 counts blocks times a factor, version 2 units of 512 KiB. */
+/* Return the size of the card in bytes from its CSD register: version 1 counts blocks times a factor, version 2
+ * units of 512 KiB. */
 static uint32_t size_of(sd *card) {
     uint8_t csd[16], token = 0xFFu;
     if (command(card, SEND_CSD, 0) != ANSWER_READY) return 0;

@@ -15,7 +15,7 @@ typedef struct sd {
     enum sd_state state;
     uint8_t by_bytes;    /* a standard capacity card is addressed by bytes, others by blocks */
     uint8_t writes;
-    const uint8_t *from; /* of the transfer */
+    const uint8_t *from; /* source of the transfer */
     uint8_t *to;
     uint32_t block, left, sent; /* next block; remaining bytes of the transfer; bytes in progress */
     uint64_t since;

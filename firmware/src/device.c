@@ -13,7 +13,7 @@ static void put_byte(void *context, uint8_t byte)
     port_uart_put(byte);
 }
 
-/* A layer of a big model takes longer than a watchdog period; a posix port also pumps its input here. */
+/* A layer of a large model takes longer than a watchdog period; a posix port also polls its input here. */
 static void between_steps(void *context, uint32_t step)
 {
     (void)context;
@@ -86,7 +86,7 @@ static void run_effect(struct device *device, const struct device_request *reque
 static void handle(struct device *device, const struct device_request *request)
 {
     if (request->type == MESSAGE_HELLO || request->type == MESSAGE_STATUS) {
-        device_query(device, request); /* these two answer any version and any nonce */
+        device_query(device, request); /* these two are answered for any version and any nonce */
     } else if (request->version != PROTOCOL_VERSION) {
         refuse(device, request, REPLY_BAD_VERSION);
     } else if (device->nonce == 0 || request->nonce != device->nonce) {

@@ -1,4 +1,4 @@
-/* Between device.c and the two files with the messages: queries.c and effects.c. */
+/* Shared by device.c and the two files with the messages: queries.c and effects.c. */
 #ifndef PORT_DEVICE_PARTS_H
 #define PORT_DEVICE_PARTS_H
 
@@ -11,7 +11,7 @@ void device_reply(struct device *device, const struct device_request *request, u
 /* Run a query and answer it. */
 void device_query(struct device *device, const struct device_request *request);
 
-/* Run an effect; fill the reply of the cache: payload, size, and the status as the return value. */
+/* Run an effect and fill the cached reply: payload and size; the status is the return value. */
 uint8_t device_effect(struct device *device, const struct device_request *request);
 
 #endif

@@ -216,7 +216,7 @@ static port_status run_sample(struct device *device, uint8_t type, const struct 
 
 /* Replies of TRAIN and EVAL: samples done u16, correct u16, loss sum f32, generator u32, steps u32.
  *
- * Fewer done than sent: the host asked for attention; it may continue from there.
+ * Fewer samples done than sent: the host asked for attention; it may continue from there.
  */
 static uint8_t learn(struct device *device, const struct device_request *request)
 {
@@ -237,7 +237,7 @@ static uint8_t learn(struct device *device, const struct device_request *request
         return status;
     }
     device->pushed = 0;
-    (void)port_uart_attention(); /* an old one does not stop this */
+    (void)port_uart_attention(); /* discard an old signal: it must not stop this run */
     while (done < samples.count && status == REPLY_OK) {
         status = from_engine(run_sample(device, request->type, &samples, done, &result));
         if (status == REPLY_OK) {

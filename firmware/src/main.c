@@ -41,9 +41,9 @@ int main(void)
 
     port_init();
     if (bind_engine() != PORT_OK || port_parameters_reset(&engine) != PORT_OK) {
-        port_reset(); /* tables for another engine: a build error that no host can repair over the wire */
+        port_reset(); /* tables for another engine are a build error that no host can repair over the wire */
     }
-    (void)snapshot_restore(&engine, &info); /* the saved parameters, else the weights of the image */
+    (void)snapshot_restore(&engine, &info); /* the saved parameters, or the initial weights of the image */
     device_init(&device, &engine);
     for (;;) {
         int byte = port_uart_get();

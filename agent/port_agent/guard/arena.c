@@ -26,8 +26,8 @@ static uint32_t made_, unused_ = NOTHING;
 static uint32_t free_by_class_[CLASSES];
 static size_t block_bytes_;
 
-/* Blocks over addresses that others own, in order, twice: a reader is not disturbed by the next change, and looks again
- * after it. */
+/* Blocks over addresses that others own, in order. There are two copies: a reader of one is not disturbed by the
+ * next change, and looks again after it. */
 static uint32_t *adopted_[2];
 static size_t adopted_bytes_[2];
 static uint32_t adopted_count_[2];

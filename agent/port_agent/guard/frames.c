@@ -1,6 +1,6 @@
-/* Resident pages: they move from blocks that gave them up to blocks that need some, without being zeroed in between.
+/* Resident pages: they move, without being zeroed, from blocks that gave them up to blocks that need some.
  *
- * A donor is a free block, or one that is away, whose pages have not been taken yet. mremap moves the pages and leaves
+ * A donor is a free block, or an evicted one, whose pages have not been taken yet. mremap moves the pages and leaves
  * the donor's addresses reserved and empty (MREMAP_DONTUNMAP, Linux 5.7). Without it, pages are returned to the kernel
  * and taken fresh.
  */
@@ -58,7 +58,7 @@ static struct span last_part(const struct block *block, size_t bytes) {
     return (struct span){last->address + last->bytes - part, part};
 }
 
-/* The last pages of a block are no longer its own. Where they were may not be written, for RLIMIT_DATA counts what may be. */
+/* Remove the last pages of a block. Their addresses become unwritable, because RLIMIT_DATA counts writable memory. */
 static void shorten(struct block *block, struct span part) {
     struct span *last = &block->spans[block->span_count - 1];
     last->bytes -= part.bytes;
@@ -130,8 +130,8 @@ static bool move_span(struct span from, size_t bytes, uintptr_t target) {
     return true;
 }
 
-/* Return the donor for more of a block's pages, or NOTHING. Huge pages stay in one piece while others are offered, and a block
- * that may have one is not pieced together. */
+/* Return the donor for more of a block's pages, or NOTHING. Huge pages are kept whole while others are offered, and
+ * a block that may have a huge page is not assembled from smaller pieces. */
 static uint32_t donor_for(size_t bytes) {
     return donors_[is_whole(bytes) || donors_[PARTS].newest == NOTHING ? WHOLE : PARTS].newest;
 }

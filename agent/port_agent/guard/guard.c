@@ -20,16 +20,16 @@
 
 #define BLOCKS_IN_LIMIT 16             /* fewer, if it is too small for the smallest blocks */
 #define HUGE_PAGES_IN_LIMIT 64
-#define AT_HAND 6                      /* blocks a thread touched last stay: a loop needs all of its operands, or it faults forever */
+#define AT_HAND 6                      /* the latest blocks of a thread, which stay: a loop needs its operands at once */
 #define FAULTS 64                      /* faults that are remembered */
 #define BINS 4096
-#define NEAR_SHARE 2                   /* share of the limit that is left when blocks nearly fill it: the next operator may need as much again */
+#define NEAR_SHARE 2                   /* "near": this part of the limit is left, which an operator may need at once */
 #define MEASURE_BYTES ((size_t)4 << 20)
 #define MEASURE_NS 5000000u
 #define EXPECTED_BYTES ((size_t)1 << 20)
 #define OTHERS_PATIENCE_MS 50
 #define OTHERS_RETRY_NS 1000000000u
-#define AFTER_SIGNAL_NS 2000000000u /* how long a thread runs through a pause that a signal ended for it: Ctrl-C is the user's */
+#define AFTER_SIGNAL_NS 2000000000u /* a thread runs this long through pauses after a signal ended one */
 #define PROCESS_MARGIN ((size_t)12 << 20) /* for small allocations and code between two measurements */
 
 static bool active_;
@@ -172,7 +172,7 @@ static void set_limit(void) {
         counters_.limit_bytes += shared_tensor_bytes_;
 }
 
-/* Adapt the limit to the process's memory outside blocks, every few MiB of growth and every few milliseconds. */
+/* Adapt the limit to the process's memory outside blocks, after a few MiB of growth or a few milliseconds. */
 static void follow_process(size_t coming) {
     if (!process_limit_ && !processes_all())
         return;
@@ -181,7 +181,7 @@ static void follow_process(size_t coming) {
     if (measured_at_bytes_ < MEASURE_BYTES && now - measured_at_ns_ < MEASURE_NS)
         return;
     measured_at_ns_ = now;
-    struct untouched untouched = untouched_now(); /* before the measurement: pages touched meanwhile count twice rather than never */
+    struct untouched untouched = untouched_now(); /* first, so that pages touched meanwhile count twice, not never */
     size_t all = processes_resident((uint32_t)getpid());
     use_.now_bytes = beyond(all, atomic_load(&shared_bytes_));
     size_t tensors = beyond(counters_.resident_bytes, untouched.tensor_bytes);
@@ -314,8 +314,9 @@ static void find_room(size_t bytes, const struct block *except) {
     }
 }
 
-/* Fresh pages come when they are touched; offered pages that fit nowhere have been returned by then: those beyond the limit, and
- * beyond what was ever in use at once. A program that needs little does not grow to its limit in pieces. */
+/* Give a block pages. Fresh ones are allocated by the kernel when they are touched. Offered pages that fit nowhere
+ * have been returned by then: those beyond the limit, and beyond the most that was ever in use at once. So a program
+ * that needs little does not grow to its limit in pieces. */
 static bool give_pages(struct block *block) {
     size_t moved, fresh;
     bool done = frames_take(block, &moved, &fresh);
@@ -444,7 +445,7 @@ static void count_out(const struct block *block) {
     counters_.live_blocks--;
 }
 
-/* Give pages of a file that are about to be written, or were, memory of their own at their addresses. */
+/* Give pages of a file that are about to be written, or already were, memory of their own at their addresses. */
 static void take_from_file(struct block *block) {
     become(block, FILLING);
     busy_++;
@@ -651,7 +652,7 @@ static struct block *take_pages(size_t bytes, bool *untouched) {
     return first;
 }
 
-/* One thread alone makes the call; it is made again only if it could not be queued. */
+/* Only one thread makes the call; it is made again only if it could not be queued. */
 static void unlock_and_call_if_near(void) {
     size_t held = counters_.resident_bytes - frames_offered() + untouched_bytes_;
     bool near = held >= counters_.limit_bytes - counters_.limit_bytes / NEAR_SHARE;
@@ -1138,7 +1139,7 @@ void guard_make_way(size_t bytes) {
     if (!process_limit_)
         return;
     lock();
-    follow_process(bytes); /* what is there now, plus what is coming */
+    follow_process(bytes); /* what is resident now, plus what is coming */
     rest_bytes_ += bytes;
     set_limit();
     find_room(0, NULL);

@@ -64,15 +64,16 @@ bool guard_bring(const void *address);
 bool guard_write_back(const void *address);  /* dirty becomes clean */
 bool guard_evict(const void *address);       /* not while it is pinned */
 
-/* Whether this thread's new blocks have a place in the page file but no pages; `guard_copy` writes their contents. */
+/* Set whether this thread's new blocks get a place in the page file but no pages; `guard_copy` then writes their
+ * contents. */
 void guard_bear_away(bool away);
 /* Copy between an allocation, from byte `start`, and memory, without bringing in blocks that are away: a part of their
  * page is read or written. `start` is a multiple of 1 MiB, and so is the end unless it is the allocation's. False if
  * there is no such part. */
 bool guard_copy(const void *address, size_t start, void *memory, size_t bytes, bool write);
-/* Return the bytes that blocks hold now, without pages that they gave up. */
+/* Return the bytes that blocks hold now, without the pages that they gave up. */
 size_t guard_held_bytes(void);
-/* Once blocks nearly fill the limit, have `call(what, NULL)` called from any thread until that returns 0. */
+/* When blocks nearly fill the limit, make any thread call `call(what, NULL)`, again and again until it returns 0. */
 void guard_call_when_near(int (*call)(int (*)(void *), void *), int (*what)(void *));
 /* Return pages that no block holds to the kernel. */
 void guard_trim(void);
@@ -126,12 +127,13 @@ bool guard_release(void);
 void guard_pause(void);
 void guard_resume(void);
 void guard_read_counters(struct guard_counters *out);
-/* Called by a thread every few milliseconds: the limit follows the process while nothing faults and nothing is allocated. */
+/* To be called every few milliseconds: adapts the limit to the process while nothing faults and nothing is
+ * allocated. */
 void guard_tick(void);
 /* Measure which pages are shared with other processes inside the budget; takes milliseconds. */
 void guard_measure_shared(void);
 
-/* Around fork(). */
+/* To be called before and after fork(). */
 void guard_before_fork(void);
 void guard_after_fork(void);
 void guard_in_child(void);

@@ -21,7 +21,7 @@ enum block_state {
     FILLING,   /* a thread reads its bytes: others wait */
     WRITING,   /* a thread writes its bytes: readers continue, writers wait */
     MAPPED,    /* pages of a file, which the kernel brings in: read-only, and a block like others from its first write on */
-    DROPPED,   /* no copy exists: whoever dropped it computes it again */
+    DROPPED,   /* no copy exists: its contents are computed again by whoever dropped it */
     UNTOUCHED, /* not touched since its allocation: no pages, and nothing to keep */
 };
 

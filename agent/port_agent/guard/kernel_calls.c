@@ -106,11 +106,13 @@ CALL(size_t, __fread_chk, (void *to, size_t known, size_t size, size_t count, FI
 CALL(ssize_t, __recv_chk, (int file, void *to, size_t bytes, size_t known, int flags), (file, to, bytes, known, flags), to, bytes,
      true)
 
-/* ---- calls that keep what they are handed, or take memory that cannot be seen from here ------------------------------- */
+/* ---- calls that keep their arguments, or take memory that cannot be seen from here
+ * ------------------------------------ */
 
 #define REMEDY "; hand it a copy instead, as bytes(...) or numpy.array(..., copy=True) make one"
 
-/* Until a later notification, the kernel reads pages that may belong to another block by then. */
+/* Refuse to lend pages to the kernel: it reads them until a later notification, and they may belong to another block
+ * by then. */
 static void refuse_lending(const struct iovec *parts, size_t count, const char *what) {
     for (size_t i = 0; guard_active() && i < count; i++) {
         const struct block *block = arena_block_at((uintptr_t)parts[i].iov_base);
@@ -203,8 +205,8 @@ EXPORT ssize_t vmsplice(int file, const struct iovec *parts, size_t count, unsig
     return real(file, parts, count, flags);
 }
 
-/* Fails as on kernels and sockets without the option: programs then send copies. Lent memory would not be known to be
- * free until much later. */
+/* Fails as on kernels and sockets without the option, so that programs send copies. It would not be known for a long
+ * time when lent memory is free again. */
 EXPORT int setsockopt(int file, int level, int option, const void *value, socklen_t bytes) {
     static int (*real)(int, int, int, const void *, socklen_t);
     if (!real)

@@ -377,15 +377,15 @@ static void say(const char *text, size_t bytes) {
 }
 
 void processes_say_need(void) {
-    static uint64_t said;
+    static uint64_t reported;
     if (!processes_is_first() || all_->followed)
         return;
     uint64_t needed = atomic_load(&all_->needed_bytes), rest = atomic_load(&all_->rest_bytes);
     if (!atomic_load(&all_->peak_tensor_bytes)) /* libraries are still being loaded: what they will take is not known */
         return;
-    if (!needed || rest + SHARED_MARGIN <= all_->ram_bytes || needed < said + said / 2)
+    if (!needed || rest + SHARED_MARGIN <= all_->ram_bytes || needed < reported + reported / 2)
         return;
-    said = needed;
+    reported = needed;
     char text[256];
     int length = snprintf(text, sizeof text,
                           "port-agent: Python, libraries and your objects take %.1f MiB of %.1f MiB; nothing is left for tensors; "

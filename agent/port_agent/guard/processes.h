@@ -37,7 +37,7 @@ struct process_slot {
     _Atomic uint32_t measures;       /* whether it measures itself; otherwise the first process measures it */
     _Atomic uint32_t pause;          /* enum pause_state */
     uint32_t reserved;
-    _Atomic uint64_t now_bytes;      /* its part of resident memory: shared pages are divided among those that share them */
+    _Atomic uint64_t now_bytes;      /* its share of resident memory: shared pages are divided by their sharers */
     _Atomic uint64_t peak_bytes;
     _Atomic uint64_t rest_bytes;     /* of these, all but tensors */
     _Atomic uint64_t tensor_bytes;
@@ -60,8 +60,8 @@ struct processes {
     _Atomic uint64_t forgotten;      /* processes whose slots were reused */
     _Atomic uint32_t replaced;       /* how often the program replaced itself (execve) */
     _Atomic uint32_t accounted;      /* whether its use was reported */
-    _Atomic uint32_t paused;         /* enum pause_state that all shall reach */
-    uint32_t followed;               /* whether the program's own tensors are not guarded: other code holds them to the budget */
+    _Atomic uint32_t paused;         /* enum pause_state that all processes are to reach */
+    uint32_t followed;               /* whether interception, not the guard, bounds the program's own tensors */
     char page_directory[PATH_BYTES];
     char preload[PATH_BYTES];        /* prefix of LD_PRELOAD in each program that is started */
     char library_path[PATH_BYTES];   /* prefix of LD_LIBRARY_PATH; mostly empty */
@@ -87,12 +87,12 @@ void processes_in_child(bool guarded);
 
 /* Report this process's memory, and return how much its tensors may take: `alone`, minus what the others need. */
 size_t processes_share(const struct process_use *use, size_t alone);
-/* Report the missing memory if the budget leaves none for tensors: once, and again when the need has grown by half. */
+/* Report the missing memory if the budget leaves none for tensors: once, and again if the need has grown by half. */
 void processes_say_need(void);
 /* Return whether all processes together would exceed the budget with `coming` more bytes. */
 bool processes_pass_limit(size_t coming);
 
-/* Around the start of a program in a process; `undo` if it did not start. */
+/* To be called before and after a program is started in a process; `undo` if it did not start. */
 struct start_note {
     struct process_slot *slot;
     uint32_t state_before;
@@ -101,7 +101,8 @@ struct start_note processes_note_start(uint32_t pid, char *const *words);
 void processes_undo_start(struct start_note note);
 void processes_note_spawned(uint32_t pid, char *const *words);
 
-/* Done only by the first process, periodically: measure processes that do not measure themselves, and find unknown ones. */
+/* Only the first process does this, periodically: measure processes that do not measure themselves, and find unknown
+ * ones. */
 void processes_look_around(void);
 void processes_measures_itself(void);
 enum pause_state processes_wanted_pause(void);
@@ -116,12 +117,12 @@ void processes_end(void);
 void starts_begin(void);
 void starts_run(char **words);                /* run a command outside the budget, and wait for its end */
 
-/* service.c: a thread that measures, and makes room while no fault or allocation does. */
+/* service.c: a thread that measures, and frees memory while no fault or allocation does. */
 void service_begin(void);
 /* Have the thread obey commands to pause, to release memory and to resume that arrive on a socket (-1: none) and stay
  * unread. The lines are its answers when this process is held, and when it has released its memory. */
 void service_watch_line(int line, const char *held, const char *released);
-/* Whether the listener obeys what is on the line, and leaves it there until it has. */
+/* Set whether the listener obeys the commands on the line; it leaves them there until it has. */
 void service_line_is_obeyed(bool now);
 /* Hold all processes, or have them release their memory, and send that line when this process has. */
 void service_pause_and_say(enum pause_state state);

@@ -1,5 +1,5 @@
-/* Programs started by a process inside a budget: what they need to be inside it, too, is added to their environment
- * here. Their own library removes it again before they look, so no program sees it, and none loses it. */
+/* Programs that are started by a process inside a budget. The variables that put them inside it, too, are added to
+ * their environment here. Our library in them removes these again before their code runs, so no program sees them. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -30,7 +30,7 @@ static int (*real_fexecve_)(int, words_t, words_t);
 static int (*real_execveat_)(int, const char *, words_t, words_t, int);
 static int (*real_system_)(const char *);
 
-void starts_begin(void) { /* not at the first use, which may be in a child that shares its parent's memory */
+void starts_begin(void) { /* now, because the first use may be in a child that shares its parent's memory */
     *(void **)&real_execve_ = dlsym(RTLD_NEXT, "execve");
     *(void **)&real_execvpe_ = dlsym(RTLD_NEXT, "execvpe");
     *(void **)&real_spawn_ = dlsym(RTLD_NEXT, "posix_spawn");

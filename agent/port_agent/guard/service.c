@@ -1,4 +1,5 @@
-/* A thread of a process inside a budget: it measures while no fault or allocation does, and makes room for what it finds. */
+/* A thread of a process inside a budget: it measures while no fault or allocation does, and frees memory
+ * accordingly. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -21,10 +22,10 @@
 #define PATIENCE_TICKS 10
 #define ANSWER_BYTES 512
 #define LINES_BYTES 2000
-#define MEASURE_SHARE 200 /* share of the time that looking may take, as a divisor */
+#define MEASURE_SHARE 200 /* divisor: measuring may take one part in this many of the time */
 
 static _Atomic bool runs_;
-static _Atomic int line_ = -1; /* to whoever decides when the program runs */
+static _Atomic int line_ = -1; /* connection to whoever decides when the program runs */
 static char answers_[RELEASED + 1][ANSWER_BYTES];
 static _Atomic bool being_obeyed_; /* whether the listener obeys what is on the line */
 static _Atomic uint32_t owed_; /* the state to report when it is reached; RUNS: nothing */
@@ -48,7 +49,7 @@ void service_resume(void) {
     processes_want_pause(RUNS);
 }
 
-/* Return what the last of some lines commands (`port_agent.worker.protocol`): a program that must clean up or resume runs. */
+/* Return the last command in some lines (`port_agent.worker.protocol`); a program that must clean up or resume runs. */
 static enum pause_state commanded(const char *lines) {
     const char *last = NULL;
     for (const char *next = lines; (next = strstr(next, "\"cmd\":\"")); next++) /* no quoted text can hold these quotes */
@@ -58,8 +59,8 @@ static enum pause_state commanded(const char *lines) {
     return last && !strncmp(last, "release\"", 8) ? RELEASED : RUNS;
 }
 
-/* Obey commands on the line that nothing reads. The listener may wait for the interpreter's lock, held by a thread that
- * computes, or may wait with such a thread for the end of this very pause. */
+/* Obey commands on the line that nobody else reads. The listener may be waiting for the interpreter's lock, held by
+ * a thread that computes. Or it may be waiting, with such a thread, for the end of this very pause. */
 static void obey_line(enum pause_state reached) {
     static unsigned unread;
     char lines[LINES_BYTES];

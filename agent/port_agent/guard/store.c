@@ -29,8 +29,8 @@ struct hole {
 };
 
 static int files_[MOST_FILES];
-static uint64_t *sums_[MOST_FILES]; /* of each chunk in a file, by the granule where it begins */
-static size_t sums_bytes_;          /* usable bytes of the newest's */
+static uint64_t *sums_[MOST_FILES]; /* checksum of each chunk in a file, by the granule where it begins */
+static size_t sums_bytes_;          /* usable bytes of the newest table */
 static int file_count_;
 static char directory_[4096];
 static bool direct_ = true;
@@ -175,7 +175,7 @@ bool store_may_overwrite(const struct block *block) {
     return own && !(block->era < era_ && may_be_read_by_a_child(block->era));
 }
 
-/* Give a block a place in the file, a different one if a child may read the old one. */
+/* Give a block a place in the file: a different one if a child may still read the old one. */
 bool store_take(struct block *block) {
     if (store_may_overwrite(block))
         return true;
@@ -206,8 +206,9 @@ void store_release(struct block *block) {
 
 typedef uint64_t lanes __attribute__((vector_size(32)));
 
-/* Each word is mixed in itself and multiplied by an odd number of its place, so a word that differs, or two in each other's
- * place, change the sum. At the speed of memory with AVX2; `data` is page-aligned and `bytes` are whole pages. */
+/* Each word is mixed and multiplied by an odd number that depends on its position. So the sum changes if a word
+ * differs, or if two are swapped. Runs at the speed of memory with AVX2. `data` is page-aligned, and `bytes` are
+ * whole pages. */
 WIDEST static uint64_t checksum_of(const void *data, size_t bytes) {
     const lanes *word = data;
     lanes sums[2] = {{1, 2, 3, 4}, {5, 6, 7, 8}};
@@ -309,7 +310,7 @@ void store_before_fork(void) {
 
 void store_after_fork(void) {
     if (fork_pipe_[1] < 0) {
-        /* the end of this child will not be noticed: the present contents of the file are kept */
+        /* the end of this child will not be noticed, so the present contents of the file are never overwritten */
         readers_[reader_count_ < MOST_ERAS ? reader_count_++ : MOST_ERAS - 1].era = era_++;
         readers_[reader_count_ - 1].pipe = -1;
         return;

@@ -11,11 +11,11 @@
 #define BLOCKS 2048
 #define ALLOCATIONS 32
 #define PAGES_AT_ONCE 65536
-#define LOOK_SHARE 20          /* share of the time that looking may take, as a divisor */
+#define LOOK_SHARE 20          /* divisor: looking may take one part in this many of the time */
 #define PATIENCE_NS 100000000u /* of the process's CPU time: an allocation that is being filled grows within it */
 
-/* What the program allocated besides tensors. Nothing reports that an allocation will never be filled, so one that stops
- * growing is not waited for. */
+/* An allocation of the program other than a tensor. Nothing tells whether it will ever be filled, so one that stops
+ * growing no longer counts as coming. */
 struct allocation {
     struct span span;
     size_t untouched;

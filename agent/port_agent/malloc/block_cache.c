@@ -10,10 +10,10 @@
 
 #include "block_internal.h"
 
-/* An assembled block of more pieces than this takes longer to move than to fault in. */
+/* Moving more pieces than this into one block takes longer than faulting in fresh pages. */
 #define MOST_SEGMENTS 32u
 
-/* So often the kernel may refuse to move pages (someone else changed a part of our mappings) before we stop asking. */
+/* Stop moving pages after the kernel has refused this often: someone else changed a part of our mappings. */
 #define MOST_REFUSED_MOVES 8u
 
 static void die(const char *message) {
@@ -56,7 +56,7 @@ static void cut_after(struct block *block) {
     block->after = NULL;
 }
 
-/* Let `block` swallow its right neighbour; neither is in the cache. */
+/* Merge `block` with its right neighbour; neither is in the cache. */
 static void absorb_after(struct block_cache *cache, struct block *block) {
     struct block *gone = block->after;
     segments_join(cache, block, gone->segments);
@@ -68,7 +68,7 @@ static void absorb_after(struct block_cache *cache, struct block *block) {
     block_give_node(cache, gone);
 }
 
-/* Put a block that is no longer live into the cache, joined with free neighbours. */
+/* Put a block that is no longer live into the cache, merged with free neighbours. */
 static void retire(struct block_cache *cache, struct block *block) {
     block->live = false;
     if (block->after && !block->after->live) {
@@ -85,7 +85,7 @@ static void retire(struct block_cache *cache, struct block *block) {
 
 /* ---- the budget -------------------------------------------------------------------------------------------------- */
 
-/* Unmap about `bytes` of the cache, oldest first: whole blocks, and of the last one only the part that has to go. */
+/* Unmap about `bytes` of the cache, oldest first: whole blocks, but only the necessary part of the last one. */
 static void evict(struct block_cache *cache, size_t bytes) {
     while (bytes && cache->oldest) {
         struct block *block = cache->oldest;
@@ -110,14 +110,14 @@ static void evict(struct block_cache *cache, size_t bytes) {
     }
 }
 
-/* Return how many bytes `more` live ones would be above the limit, in whole pages. */
+/* Return by how many bytes, in whole pages, the limit would be exceeded with `more` live bytes. */
 static size_t excess(const struct block_cache *cache, size_t more) {
     const struct block_cache_stats *stats = &cache->stats;
     uint64_t wanted = stats->live_bytes + stats->cached_bytes + more;
     return wanted > stats->limit_bytes ? round_to_pages(cache, (size_t)(wanted - stats->limit_bytes)) : 0;
 }
 
-/* Unmap cached blocks until `more` bytes fit below the limit, or nothing is cached. */
+/* Unmap cached blocks until `more` bytes fit within the limit, or nothing is cached. */
 static void make_room(struct block_cache *cache, size_t more) { evict(cache, excess(cache, more)); }
 
 static bool refused(struct block_cache *cache, size_t more) {
@@ -136,8 +136,8 @@ static void count_live(struct block_cache *cache, size_t bytes) {
 
 /* ---- requests ---------------------------------------------------------------------------------------------------- */
 
-/* Fresh zero pages at a multiple of `alignment`. Where a kernel limit (RLIMIT_DATA, RLIMIT_AS) is in the way, the cache
- * is in the way: drop as much of it as is asked for, then all of it. */
+/* Map fresh zero pages at a multiple of `alignment`. If a kernel limit (RLIMIT_DATA, RLIMIT_AS) prevents that, unmap
+ * cached blocks and try again: first as many bytes as were requested, then all. */
 static uintptr_t map_aligned(struct block_cache *cache, size_t bytes, size_t alignment) {
     size_t extra = alignment > cache->page ? alignment - cache->page : 0;
     if (bytes + extra < bytes)
@@ -159,7 +159,7 @@ static uintptr_t map_aligned(struct block_cache *cache, size_t bytes, size_t ali
     return address;
 }
 
-/* Take `bytes` at the end of a cached block out of the cache, with their pages. */
+/* Remove `bytes` from the end of a cached block, with their pages. */
 static struct segment *detach(struct block_cache *cache, struct block *source, size_t bytes) {
     struct segment *list;
     if (source->bytes > bytes) {
@@ -185,8 +185,8 @@ static void unmap_list(struct block_cache *cache, struct segment *list) {
     segments_drop(cache, list);
 }
 
-/* Undo a move that the kernel refused at `hole`, whose addresses may or may not be ours any more and are left alone: what is
- * before and behind them is unmapped, and the pages that did not move, too. */
+/* Undo a move that the kernel refused at `hole`. The addresses of the hole may belong to someone else now, so they
+ * are left alone. What lies before and after them is unmapped, and so are the pages that did not move. */
 static void abandon(struct block_cache *cache, const struct block *block, uintptr_t hole, size_t hole_bytes,
                     struct segment *unmoved) {
     uintptr_t end = block->address + block->bytes;
@@ -199,8 +199,8 @@ static void abandon(struct block_cache *cache, const struct block *block, uintpt
     cache->refused_moves++;
 }
 
-/* Move pages of the oldest cached blocks, `wanted` bytes in all, to the start of a reserved block; return how many came.
- * Those in too many pieces are unmapped instead, so that pages do not scatter more and more. -1: the kernel refused. */
+/* Move pages of the oldest cached blocks, `wanted` bytes in all, to the start of a reserved block. Return the bytes
+ * moved, or -1 if the kernel refused. Blocks in too many pieces are unmapped instead, which limits fragmentation. */
 static ptrdiff_t move_oldest(struct block_cache *cache, struct block *block, size_t wanted) {
     size_t moved = 0, pieces = 0;
     struct segment **end = &block->segments;
@@ -232,7 +232,7 @@ static ptrdiff_t move_oldest(struct block_cache *cache, struct block *block, siz
     return (ptrdiff_t)moved;
 }
 
-/* Make the last `bytes` of a reserved block fresh zero pages. */
+/* Map fresh zero pages over the last `bytes` of a reserved block. */
 static bool add_fresh_tail(struct block_cache *cache, struct block *block, size_t bytes) {
     uintptr_t address = block->address + block->bytes - bytes;
     bool done = mprotect((void *)address, bytes, PROT_READ | PROT_WRITE) == 0;
@@ -251,14 +251,14 @@ static bool add_fresh_tail(struct block_cache *cache, struct block *block, size_
     return true;
 }
 
-/* Build a block from pages of cached ones where fresh pages would push these out of the budget: moving a page to another
- * address is far cheaper than unmapping one and faulting in another. */
+/* Build a block from pages of cached ones if fresh pages would exceed the limit. Moving a page to another address is
+ * far cheaper than unmapping one and faulting in another. */
 static bool assembled_pages(struct block_cache *cache, struct block *block) {
     size_t wanted = excess(cache, block->bytes);
     wanted = wanted < block->bytes ? wanted : block->bytes;
     if (!wanted || !cache->oldest || cache->refused_moves >= MOST_REFUSED_MOVES)
         return false;
-    /* Without access, the reservation is not data in the kernel's books until pages come. */
+    /* RLIMIT_DATA does not count a mapping without access: it counts once pages come. */
     void *reserved = mmap(NULL, block->bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
     if (reserved == MAP_FAILED)
         return false;
@@ -286,7 +286,7 @@ static bool fresh_pages(struct block_cache *cache, struct block *block, size_t a
     return true;
 }
 
-/* Take the last `bytes` of a larger cached block; the rest stays cached. */
+/* Take the last `bytes` of a larger cached block; the rest stays in the cache. */
 static struct block *split_cached(struct block_cache *cache, struct block *source, size_t bytes) {
     struct block *block = block_take_node(cache);
     segments_cut(cache, source, source->bytes - bytes, &block->segments);
@@ -299,7 +299,7 @@ static struct block *split_cached(struct block_cache *cache, struct block *sourc
     return block;
 }
 
-/* A cached block of exactly this size, or, when fresh pages would push others out, a part of a larger one. */
+/* Return a cached block of exactly this size or, if fresh pages would exceed the limit, a part of a larger one. */
 static struct block *reuse_block(struct block_cache *cache, size_t bytes, size_t alignment) {
     const struct block_cache_stats *stats = &cache->stats;
     struct block *found = block_index_find(cache, bytes);
@@ -333,7 +333,7 @@ static struct block *new_block(struct block_cache *cache, size_t bytes, size_t a
     return block;
 }
 
-/* Serve a request of whole pages, or return NULL. */
+/* Serve a request for whole pages; NULL if there is no memory. */
 static struct block *serve(struct block_cache *cache, size_t bytes, size_t alignment, bool *zeroed) {
     if (!bytes || bytes > PTRDIFF_MAX || refused(cache, bytes))
         return NULL;
@@ -390,7 +390,7 @@ size_t block_cache_usable(struct block_cache *cache, const void *address) {
     return bytes;
 }
 
-/* Cut the tail of a live block off into the cache; without memory for a node the block stays as large as it is. */
+/* Move the tail of a live block to the cache. If there is no memory for its record, the block keeps its size. */
 static void shrink_live(struct block_cache *cache, struct block *block, size_t bytes) {
     if (!block_reserve_nodes(cache))
         return;

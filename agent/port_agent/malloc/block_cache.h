@@ -1,10 +1,10 @@
-/* Page-aligned memory blocks with a cache of freed ones that never outgrows a budget.
+/* Page-aligned memory blocks, and a cache of freed ones that stays within a budget.
  *
- * Every block is a private anonymous mapping (or a piece of one) of exactly the requested size rounded up to pages.
- * A freed block stays mapped and resident for the next request as long as live + cached bytes fit the limit. A request is
- * served from what is cached: a block of its size, a part of a larger one, or pages of several moved together; what
- * has been unused for longest is taken or unmapped first. None of this faults pages in, and nothing counts twice: the
- * resident memory of all blocks together is at most `live + cached`, and that is at most `limit` while `live` is.
+ * Every block is a private anonymous mapping (or a piece of one) of exactly the requested size, rounded up to pages. A
+ * freed block stays mapped and resident for later requests as long as live + cached bytes fit within the limit. The
+ * cache serves a request with a block of its size, a part of a larger one, or pages moved together from several. It
+ * takes or unmaps the blocks first that were unused for longest. None of this faults pages in, and no page counts
+ * twice: the resident memory of all blocks is at most `live + cached`, which is at most `limit` if `live` is.
  *
  * No function here calls malloc. All are safe to call from several threads; lookups are hashed or O(log n).
  */
@@ -27,16 +27,16 @@ struct block_cache_stats {
     uint64_t cached_bytes;        /* freed, still mapped */
     uint64_t peak_live_bytes;     /* highest live_bytes since the last reset */
     uint64_t peak_mapped_bytes;   /* highest live_bytes + cached_bytes since the last reset */
-    uint64_t limit_bytes;         /* cached blocks are unmapped to keep live + cached below this */
-    uint64_t hard_limit_bytes;    /* requests that would lift live above this are refused */
+    uint64_t limit_bytes;         /* cached blocks are unmapped to keep live + cached within this */
+    uint64_t hard_limit_bytes;    /* requests that would raise live above this are refused */
     uint64_t live_blocks;
     uint64_t cached_blocks;
-    uint64_t maps;                /* requests served by fresh zero pages alone */
+    uint64_t maps;                /* requests served with fresh zero pages alone */
     uint64_t reuses;              /* requests served from the cache */
-    uint64_t splits;              /* those of them that took a part of a larger block */
-    uint64_t assemblies;          /* requests served by moving pages of cached blocks together */
-    uint64_t moved_bytes;         /* pages that were moved for them */
-    uint64_t evicted_bytes;       /* unmapped to stay below the limit, or on trim */
+    uint64_t splits;              /* of these, requests that took a part of a larger block */
+    uint64_t assemblies;          /* requests served by moving pages of several cached blocks together */
+    uint64_t moved_bytes;         /* pages moved for these */
+    uint64_t evicted_bytes;       /* unmapped to stay within the limit, or by a trim */
     uint64_t refusals;            /* requests that returned no memory */
     uint64_t metadata_bytes;      /* mapped for bookkeeping, not part of live or cached */
 };
@@ -61,21 +61,21 @@ struct block_cache {
 #define BLOCK_CACHE_INITIALIZER \
     {.lock = PTHREAD_MUTEX_INITIALIZER, .stats = {.limit_bytes = UINT64_MAX, .hard_limit_bytes = UINT64_MAX}}
 
-/* Return a block of at least `bytes` at a multiple of `alignment` (a power of two), or NULL when memory is exhausted.
- * `*zeroed` tells whether its content is known to be zero. */
+/* Return a block of at least `bytes` at a multiple of `alignment` (a power of two), or NULL if memory is exhausted.
+ * `*zeroed` is set to whether its content is known to be zero. */
 void *block_cache_allocate(struct block_cache *cache, size_t bytes, size_t alignment, bool *zeroed);
 
-/* Take back a block; false when `address` is not a block of this cache. Freeing twice aborts the process. */
+/* Free a block; false if `address` is not a block of this cache. Freeing one twice aborts the process. */
 bool block_cache_free(struct block_cache *cache, void *address);
 
-/* Return the usable bytes of a live block, 0 when `address` is not one. */
+/* Return the usable bytes of a live block, 0 if `address` is not one. */
 size_t block_cache_usable(struct block_cache *cache, const void *address);
 
-/* Return the address of the live block after a change of size that keeps its content, moving pages instead of copying;
- * NULL when that cannot be done (the block is then unchanged). */
+/* Change the size of a live block, and return its new address. Its content is kept: pages are moved, not copied.
+ * NULL if that is impossible; the block is then unchanged. */
 void *block_cache_resize(struct block_cache *cache, void *address, size_t bytes);
 
-/* Unmap cached blocks, oldest first, until at most `keep` bytes of them are left; return the bytes given back. */
+/* Unmap cached blocks, oldest first, until at most `keep` bytes of them are left; return the bytes unmapped. */
 size_t block_cache_trim(struct block_cache *cache, size_t keep);
 
 void block_cache_set_limit(struct block_cache *cache, size_t bytes);

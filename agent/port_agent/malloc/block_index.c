@@ -17,7 +17,7 @@ struct block *block_find(const struct block_cache *cache, uintptr_t address) {
     return block;
 }
 
-/* Twice as many buckets; when there is no memory for them, chains just get longer. */
+/* Double the number of buckets; without memory for them, chains just get longer. */
 static void grow_table(struct block_cache *cache) {
     size_t old_count = cache->bucket_mask + 1, new_bytes = 2 * old_count * sizeof(struct block *);
     struct block **old = cache->buckets, **new = pages_map(new_bytes);
@@ -61,7 +61,7 @@ void block_give_node(struct block_cache *cache, struct block *node) {
     cache->spare = node;
 }
 
-/* Have all nodes at hand that one request needs; false without memory for them. */
+/* Have as many unused nodes as one request may need; false if there is no memory for them. */
 bool block_reserve_nodes(struct block_cache *cache) {
     if (!cache->spare) {
         struct block *slab = pages_map(SLAB_BYTES);
@@ -132,7 +132,7 @@ static void tree_remove(struct block_cache *cache, struct block *block) {
     *link = a ? a : b;
 }
 
-/* The smallest cached block of at least `bytes`. */
+/* Return the smallest cached block of at least `bytes`. */
 struct block *block_index_find(const struct block_cache *cache, size_t bytes) {
     struct block *best = NULL, *node = cache->by_size;
     while (node) {
@@ -180,7 +180,7 @@ void block_index_remove(struct block_cache *cache, struct block *block) {
     cache->stats.cached_blocks--;
 }
 
-/* Keep only the first `bytes` of a cached block, at its place in the order of age. */
+/* Shorten a cached block to its first `bytes`; its age stays. */
 void block_index_shrink(struct block_cache *cache, struct block *block, size_t bytes) {
     tree_remove(cache, block);
     cache->stats.cached_bytes -= block->bytes - bytes;

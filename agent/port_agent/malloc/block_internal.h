@@ -1,20 +1,20 @@
-/* What the files of the block cache share; not for others. All functions need the cache's lock to be held. */
+/* Shared by the files of the block cache; not for other code. All functions need the cache's lock to be held. */
 #ifndef PORT_BLOCK_INTERNAL_H
 #define PORT_BLOCK_INTERNAL_H
 
 #include "block_cache.h"
 
-/* A range of pages inside one mapping of the kernel, which is what mremap can move in one call. */
+/* A range of pages within one kernel mapping, which mremap can move in one call. */
 struct segment {
     uintptr_t address;
     size_t bytes;
-    uint64_t mapping;         /* neighbours in a list with the same number are one range */
+    uint64_t mapping;         /* neighbours in a list with the same number form one range */
     struct segment *next;
 };
 
-/* One contiguous range of addresses, handed out or cached. `before` and `after` are the neighbours that were cut from the
- * same range, so that pieces grow together again when both are free; blocks of different origin are never merged, because
- * a training step asks for the same sizes over and over. */
+/* One contiguous range of addresses, handed out or cached. `before` and `after` are the neighbours that were cut
+ * from the same range: two of them are merged again when both are free. Blocks of different origin are never merged,
+ * because a training step requests the same sizes over and over. */
 struct block {
     uintptr_t address;
     size_t bytes;
@@ -39,7 +39,7 @@ void block_index_remove(struct block_cache *cache, struct block *block);
 void block_index_shrink(struct block_cache *cache, struct block *block, size_t bytes);
 struct block *block_index_find(const struct block_cache *cache, size_t bytes);
 
-/* block_pages.c: the kernel's mappings behind the blocks. */
+/* block_pages.c: the kernel mappings of the blocks. */
 void *pages_map(size_t bytes);
 void pages_unmap(uintptr_t address, size_t bytes);
 bool segments_reserve(struct block_cache *cache);

@@ -13,13 +13,13 @@ void *pages_map(size_t bytes) {
     if (pages == MAP_FAILED)
         return NULL;
     if (bytes >= HUGE_PAGE_BYTES)
-        huge_pages_wish(pages, bytes); /* a block is written whole sooner or later, so they take no more memory */
+        huge_pages_wish(pages, bytes); /* blocks are usually filled, so huge pages take no more memory */
     return pages;
 }
 
 void pages_unmap(uintptr_t address, size_t bytes) {
-    /* Fails only when the kernel would have to split a mapping beyond vm.max_map_count. The pages are unused, so
-     * give at least the memory back. */
+    /* Fails only if the kernel would have to split a mapping and exceed vm.max_map_count. The pages are unused, so
+     * at least release their memory. */
     if (munmap((void *)address, bytes) != 0)
         madvise((void *)address, bytes, MADV_DONTNEED);
 }
@@ -35,7 +35,7 @@ static struct segment *take_segment(struct block_cache *cache) {
     return segment;
 }
 
-/* Have the two at hand that one request needs at most: a cut and a fresh range. */
+/* Have the two segments that one request may need: one for a cut, one for a fresh range. */
 bool segments_reserve(struct block_cache *cache) {
     if (cache->spare_segments && cache->spare_segments->next)
         return true;
@@ -63,13 +63,13 @@ size_t segments_count(const struct segment *list) {
     return count;
 }
 
-/* Describe a block that is one fresh mapping. */
+/* Describe a block that is a single fresh mapping. */
 void segments_start(struct block_cache *cache, struct block *block) {
     block->segments = take_segment(cache);
     *block->segments = (struct segment){block->address, block->bytes, ++cache->clock, NULL};
 }
 
-/* Take what lies behind the first `kept` bytes of the block out of its list. */
+/* Remove everything after the first `kept` bytes of the block from its list. */
 void segments_cut(struct block_cache *cache, struct block *block, size_t kept, struct segment **tail) {
     uintptr_t end = block->address + kept;
     struct segment *last = block->segments;
@@ -85,7 +85,7 @@ void segments_cut(struct block_cache *cache, struct block *block, size_t kept, s
     last->next = NULL;
 }
 
-/* Forget what lies behind the first `kept` bytes of the block; needs no memory. */
+/* Forget everything after the first `kept` bytes of the block; needs no memory. */
 void segments_shorten(struct block_cache *cache, struct block *block, size_t kept) {
     uintptr_t end = block->address + kept;
     struct segment *last = block->segments;
@@ -110,8 +110,8 @@ void segments_join(struct block_cache *cache, struct block *block, struct segmen
     }
 }
 
-/* Move the pages of a whole list, without gaps, to the reserved addresses from `target` on, where the list then lies. When the
- * kernel refuses one, return the link to it: those before it have moved, it and those behind it have not. */
+/* Move the pages of a whole list, without gaps, to the reserved addresses from `target` on. If the kernel refuses to
+ * move a segment, return the link to it: those before it have moved, it and those after it have not. */
 struct segment **segments_move(struct block_cache *cache, struct segment **link, uintptr_t target) {
     for (; *link; link = &(*link)->next) {
         struct segment *segment = *link;

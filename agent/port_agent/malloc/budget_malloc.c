@@ -50,11 +50,11 @@ static void *allocate_block(size_t bytes, size_t alignment, bool *zeroed) {
     return address;
 }
 
-/* glibc may have failed because our cache fills RLIMIT_DATA: true when emptying it could help. */
+/* glibc may have failed because our cache fills RLIMIT_DATA; true if emptying the cache may help. */
 static bool emptied_cache(void) { return block_cache_trim(&blocks, 0) > 0; }
 
 static bool is_page_aligned(const void *address) {
-    /* Blocks are; of glibc's addresses hardly any is. 4096 divides every page size. */
+    /* Blocks are aligned to pages, and hardly any of glibc's addresses are. 4096 divides every page size. */
     return ((uintptr_t)address & 4095) == 0;
 }
 
@@ -121,7 +121,7 @@ static void release(void *address) {
     errno = saved;
 }
 
-/* Move to a new allocation; on failure the old one stays as it was. */
+/* Move to a new allocation; if that fails, the old one is unchanged. */
 static void *move(void *address, size_t old_bytes, size_t bytes) {
     void *moved = allocate(bytes);
     if (!moved)
@@ -195,8 +195,8 @@ EXPORT void *reallocarray(void *address, size_t count, size_t size) {
     return __builtin_mul_overflow(count, size, &bytes) ? refuse(ENOMEM) : reallocate(address, bytes);
 }
 
-/* Tensors' memory is asked for by libc10 alone, and by this function. */
-static bool is_of_torch(const void *caller) {
+/* Only libc10 requests memory for tensors, and only through this function. */
+static bool is_called_by_torch(const void *caller) {
     static _Atomic(uintptr_t) begin, end;
     uintptr_t address = (uintptr_t)caller;
     if (address >= atomic_load_explicit(&begin, memory_order_relaxed) && address < atomic_load_explicit(&end, memory_order_relaxed))
@@ -219,7 +219,7 @@ EXPORT int posix_memalign(void **result, size_t alignment, size_t bytes) {
     if (!is_power_of_two(alignment) || alignment % sizeof(void *))
         return EINVAL;
     int saved = errno;
-    void *address = guard_active() && is_of_torch(__builtin_return_address(0)) ? guard_allocate(bytes) : NULL;
+    void *address = guard_active() && is_called_by_torch(__builtin_return_address(0)) ? guard_allocate(bytes) : NULL;
     if (!address)
         address = allocate_aligned(alignment, bytes);
     errno = saved;
@@ -230,34 +230,34 @@ EXPORT int posix_memalign(void **result, size_t alignment, size_t bytes) {
 }
 
 #ifdef __aarch64__
-/* Builds of torch for Arm have an allocator of their own inside libc10 (mimalloc) and never call this one: their tensors
- * would be outside every budget. All memory of tensors is made by c10::alloc_cpu and freed by c10::free_cpu, which
- * libc10 itself looks up by name, so they are replaced here. */
+/* Torch's builds for Arm have an allocator of their own inside libc10 (mimalloc) and never call posix_memalign, so
+ * their tensors would escape every budget. c10::alloc_cpu and c10::free_cpu make and free all memory of tensors.
+ * libc10 itself looks them up by name, so they can be replaced here. */
 #define TENSOR_ALIGNMENT 64 /* c10::gAlignment */
-#define MOST_OF_TORCHS 16
+#define MOST_TORCH_BLOCKS 16
 
-static _Atomic(void *) of_torch_[MOST_OF_TORCHS]; /* what torch allocated itself, where this allocator could not */
-static _Atomic unsigned of_torch_count_;
+static _Atomic(void *) torch_blocks_[MOST_TORCH_BLOCKS]; /* allocated by torch, because this allocator could not */
+static _Atomic unsigned torch_block_count_;
 
-static void *torchs(const char *name) {
+static void *torch_function(const char *name) {
     void *library = dlopen("libc10.so", RTLD_NOLOAD | RTLD_LAZY);
     return library ? dlsym(library, name) : NULL;
 }
 
-/* Have torch allocate, which throws its error where it cannot; a function in C could not. */
+/* Have torch allocate: if it fails, it throws its own error, which a function in C cannot. */
 static void *allocated_by_torch(size_t bytes) {
-    void *(*allocate)(size_t) = (void *(*)(size_t))(uintptr_t)torchs("_ZN3c109alloc_cpuEm");
+    void *(*allocate)(size_t) = (void *(*)(size_t))(uintptr_t)torch_function("_ZN3c109alloc_cpuEm");
     if (!allocate)
         return NULL;
     void *address = allocate(bytes);
-    for (unsigned i = 0; address && i < MOST_OF_TORCHS; i++) {
+    for (unsigned i = 0; address && i < MOST_TORCH_BLOCKS; i++) {
         void *nothing = NULL;
-        if (atomic_compare_exchange_strong(&of_torch_[i], &nothing, address)) {
-            atomic_fetch_add(&of_torch_count_, 1);
+        if (atomic_compare_exchange_strong(&torch_blocks_[i], &nothing, address)) {
+            atomic_fetch_add(&torch_block_count_, 1);
             return address;
         }
     }
-    return address ? allocate(PTRDIFF_MAX) : NULL; /* throws: who frees it would not know whose it is */
+    return address ? allocate(PTRDIFF_MAX) : NULL; /* throws: too many to remember which allocator must free it */
 }
 
 EXPORT void *_ZN3c109alloc_cpuEm(size_t bytes) {
@@ -273,11 +273,11 @@ EXPORT void *_ZN3c109alloc_cpuEm(size_t bytes) {
 }
 
 EXPORT void _ZN3c108free_cpuEPv(void *address) {
-    for (unsigned i = 0; address && atomic_load(&of_torch_count_) && i < MOST_OF_TORCHS; i++) {
+    for (unsigned i = 0; address && atomic_load(&torch_block_count_) && i < MOST_TORCH_BLOCKS; i++) {
         void *known = address;
-        if (atomic_compare_exchange_strong(&of_torch_[i], &known, NULL)) {
-            atomic_fetch_sub(&of_torch_count_, 1);
-            ((void (*)(void *))(uintptr_t)torchs("_ZN3c108free_cpuEPv"))(address);
+        if (atomic_compare_exchange_strong(&torch_blocks_[i], &known, NULL)) {
+            atomic_fetch_sub(&torch_block_count_, 1);
+            ((void (*)(void *))(uintptr_t)torch_function("_ZN3c108free_cpuEPv"))(address);
             return;
         }
     }
@@ -421,7 +421,7 @@ static void in_child(void) {
     guard_in_child();
 }
 
-/* Return the number of bytes in an environment variable, `unset` when it is missing or not a plain number. */
+/* Return the number of bytes in an environment variable, `unset` if it is missing or not a plain number. */
 static size_t bytes_from_environment(const char *name, size_t unset) {
     const char *text = getenv(name);
     if (!text || *text < '0' || *text > '9')
@@ -438,13 +438,13 @@ static size_t give_up_cached(size_t bytes) {
     return stats.cached_bytes ? block_cache_trim(&blocks, stats.cached_bytes > bytes ? stats.cached_bytes - bytes : 0) : 0;
 }
 
-/* Begin guarded memory as the environment says, or as it is for every process that shares a budget. */
+/* Begin guarded memory as the environment specifies, or as every process that shares the budget does. */
 static int begin_guard(const struct processes *shared) {
     const char *directory = getenv("PORT_GUARD_DIRECTORY");
     size_t limit = bytes_from_environment("PORT_GUARD_LIMIT", SIZE_MAX), smallest = bytes_from_environment("PORT_GUARD_SMALLEST", THRESHOLD);
     if (!directory) {
         if (!shared || (processes_is_first() && shared->followed && !atomic_load(&shared->replaced)))
-            return 0; /* children of a followed program are not followed */
+            return 0; /* children of an intercepted program are not intercepted */
         directory = shared->page_directory, limit = shared->tensor_bytes, smallest = shared->smallest_bytes;
     }
     int error = guard_begin(directory, limit, smallest);
@@ -460,8 +460,8 @@ __attribute__((constructor)) static void start(int count, char **words) {
     size_t limit = shared && shared->ram_bytes ? shared->ram_bytes : SIZE_MAX;
     block_cache_set_limit(&blocks, bytes_from_environment("PORT_MALLOC_LIMIT", limit));
     block_cache_set_hard_limit(&blocks, bytes_from_environment("PORT_MALLOC_HARD_LIMIT", SIZE_MAX));
-    /* Registered before any other library can: prepare handlers run last to first, so ours locks after all others,
-     * which may still allocate, and unlocks before them. */
+    /* Registered before any other library can register its own. Prepare handlers run last to first, so ours locks
+     * after all others, which may still allocate, and unlocks before them. */
     pthread_atfork(before_fork, after_fork, in_child);
     guard_before_leaving(give_up_cached);
     if (begin_guard(shared))

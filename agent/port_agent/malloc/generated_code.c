@@ -1,8 +1,10 @@
-/* Code that libraries generate as the process runs, such as oneDNN's for each kernel: in 64 KiB to 4 MiB of which it fills little.
+/* Machine code that libraries generate at run time, such as oneDNN's for each kernel: mappings of 64 KiB to 4 MiB,
+ * mostly unused.
  *
- * It lies in private memory that stays writable, which RLIMIT_DATA counts in full, touched or not: 35 MiB in a ResNet-50.
- * What is only read and run does not count (is_data_mapping in mm/internal.h of Linux). So what is made executable is
- * noted here, and closed for writing where the caller says that all of it is written: between two operators.
+ * They are private and stay writable, so RLIMIT_DATA counts them in full, touched or not: 35 MiB in a ResNet-50.
+ * Mappings that are only readable and executable do not count (is_data_mapping in mm/internal.h of Linux). So each
+ * mapping that becomes executable is noted here. It is made read-only when the caller knows that no code is being
+ * written: between two operators.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -18,19 +20,19 @@
 #include "../guard/guard.h"
 
 #define EXPORT __attribute__((visibility("default")))
-#define MOST_STRETCHES 1024u /* from one closing to the next; what comes beyond stays as its library made it */
+#define MOST_MAPPINGS 1024u /* noted between two closings; further ones stay as their library made them */
 #define WRITABLE_CODE (PROT_READ | PROT_WRITE | PROT_EXEC)
 
-struct stretch {
+struct mapping {
     uintptr_t address;
     size_t bytes;
 };
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static struct stretch writable[MOST_STRETCHES];
+static struct mapping writable[MOST_MAPPINGS];
 static _Atomic size_t count; /* changed under the lock */
 
-/* Forget what lies in these bytes, which are something else from now on; the caller holds the lock. */
+/* Forget what was noted in this range, which is about to hold something else; the caller holds the lock. */
 static void forget(uintptr_t address, size_t bytes) {
     size_t kept = 0;
     for (size_t i = 0; i < count; i++)
@@ -44,8 +46,8 @@ EXPORT int mprotect(void *address, size_t bytes, int protection) {
     int failed = (int)syscall(SYS_mprotect, address, bytes, protection);
     if (!failed) {
         forget((uintptr_t)address, bytes);
-        if (protection == WRITABLE_CODE && count < MOST_STRETCHES)
-            writable[count++] = (struct stretch){(uintptr_t)address, bytes};
+        if (protection == WRITABLE_CODE && count < MOST_MAPPINGS)
+            writable[count++] = (struct mapping){(uintptr_t)address, bytes};
     }
     pthread_mutex_unlock(&lock);
     return failed;
@@ -53,10 +55,10 @@ EXPORT int mprotect(void *address, size_t bytes, int protection) {
 
 EXPORT int munmap(void *address, size_t bytes) {
     guard_unmapped(address, bytes);
-    if (!count) /* no code is being made, and tensors come and go all the time */
+    if (!count) /* nothing is noted; tensors are mapped and unmapped all the time */
         return (int)syscall(SYS_munmap, address, bytes);
     pthread_mutex_lock(&lock);
-    forget((uintptr_t)address, bytes); /* ahead: another thread may map something there at once */
+    forget((uintptr_t)address, bytes); /* first: another thread may map something there right after the call */
     int failed = (int)syscall(SYS_munmap, address, bytes);
     pthread_mutex_unlock(&lock);
     return failed;
@@ -64,7 +66,7 @@ EXPORT int munmap(void *address, size_t bytes) {
 
 /* ---- control, called through ctypes by port_agent.malloc --------------------------------------------------------- */
 
-/* Close what was noted for writing, and return how many bytes those are. */
+/* Make everything noted read-only, and return its bytes. */
 EXPORT size_t port_malloc_close_code(void) {
     size_t closed = 0;
     if (!count)
@@ -82,8 +84,8 @@ EXPORT size_t port_malloc_close_code(void) {
 
 /* ---- fork --------------------------------------------------------------------------------------------------- */
 
-/* The lock is not taken ahead of a fork: the allocator unmaps with locks of its own held, which its own handler waits for.
- * Whatever another thread was noting is not there in the child, whose code stays as it is. */
+/* The lock is not taken before a fork: the allocator unmaps while it holds its own locks, and its own fork handler
+ * waits for those. What another thread was noting is missing in the child, where that code stays writable. */
 static void forked(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     count = 0;

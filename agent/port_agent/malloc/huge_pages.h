@@ -8,11 +8,11 @@
 
 #define HUGE_PAGE_BYTES ((size_t)2 << 20)
 
-/* Whether the kernel has huge pages of at most HUGE_PAGE_BYTES. Where pages have 16 or 64 KiB a huge one has 32 or 512 MiB:
- * an end that a block leaves untouched would pass a budget, so none are asked for. */
+/* Whether the kernel has huge pages of at most HUGE_PAGE_BYTES. With pages of 16 or 64 KiB, a huge page has 32 or
+ * 512 MiB. The untouched end of a block could then exceed the budget, so none are requested. */
 bool huge_pages_fit(void);
 
-/* Ask for huge pages in a range; for none where they do not fit. A wish: kernels without them refuse it. */
+/* Request huge pages in a range, if they fit. Only a hint: kernels without huge pages ignore it. */
 void huge_pages_wish(void *pages, size_t bytes);
 
 #endif

@@ -1,9 +1,10 @@
 /* Address space that a program reserves (anonymous, private, writable, MAP_NORESERVE) under RLIMIT_DATA.
  *
- * The kernel counts such a mapping in full against RLIMIT_DATA when it is made (data_vm in mm/mmap.c), touched or not;
- * mimalloc, inside of pyarrow and others, reserves a gibibyte at once and uses little of it. So what is refused is made
- * all the same, and the soft limit is widened by what of it is not resident: a thread looks again every 20 ms, as long as
- * there is any. A process that touched more than its limit is killed then, as a memory cgroup would.
+ * The kernel counts such a mapping in full against RLIMIT_DATA when it is made, touched or not (data_vm in mm/mmap.c).
+ * mimalloc, which is part of pyarrow and others, reserves a gibibyte at once and uses little of it. So a refused
+ * reservation is made anyway, and the soft limit is raised by those of its bytes that are not resident. A thread
+ * updates that every 20 ms while there are reservations. If the process then touches more than its limit, it is killed,
+ * as a memory cgroup would do.
  */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
@@ -25,10 +26,10 @@
 
 #define EXPORT __attribute__((visibility("default")))
 #define MOST_RESERVATIONS 64
-#define LOOK_PAGES 16384 /* asked about in one call of mincore */
+#define LOOK_PAGES 16384 /* pages per call of mincore */
 #define LOOK_NS 20000000L
-#define WATCHER_STACK_BYTES ((size_t)512 << 10) /* libraries' thread-local storage lies in it */
-#define EXCESSIVE_LOOKS 2 /* a mapping that is being taken down may have left the limit first */
+#define WATCHER_STACK_BYTES ((size_t)512 << 10) /* includes the thread-local storage of libraries */
+#define EXCESSIVE_LOOKS 2 /* a single look may see an excess while a mapping is being removed */
 
 struct reservation {
     uintptr_t address;
@@ -38,7 +39,7 @@ struct reservation {
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static struct reservation reservations[MOST_RESERVATIONS];
 static size_t count;
-static size_t widened; /* the soft limit is above the belt by this much */
+static size_t widened; /* how far the soft limit is above the original one */
 static bool allowed, watched;
 
 /* Raise (or lower) the soft limit; the caller holds the lock. */
@@ -64,14 +65,14 @@ static size_t untouched_bytes(const struct reservation *reservation) {
         size_t bytes = reservation->bytes - done < step ? reservation->bytes - done : step;
         /* NOLINTNEXTLINE(performance-no-int-to-ptr) */
         if (mincore((void *)(reservation->address + done), bytes, resident))
-            continue; /* unmapped meanwhile: it counts no longer */
+            continue; /* unmapped meanwhile: it no longer counts */
         for (size_t i = 0; i < (bytes + page - 1) / page; i++)
             untouched += resident[i] & 1 ? 0 : page;
     }
     return untouched;
 }
 
-/* Return data_vm, which is what RLIMIT_DATA bounds; 0 where it cannot be read. */
+/* Return data_vm, which RLIMIT_DATA bounds; 0 if it cannot be read. */
 static size_t data_bytes(void) {
     static const char field[] = "\nVmData:";
     char text[4096];
@@ -97,7 +98,8 @@ static void die(void) {
     kill(getpid(), SIGKILL);
 }
 
-/* Widen the limit by what is not touched now, and forget what is touched wholly; the caller holds the lock. */
+/* Raise the limit by the bytes that are untouched now, and forget reservations that are fully touched; the caller
+ * holds the lock. */
 static void look(void) {
     size_t total = 0, kept = 0;
     for (size_t i = 0; i < count; i++) {
@@ -138,7 +140,7 @@ static bool started_watcher(void) {
         return false;
     pthread_attr_setdetachstate(&attributes, PTHREAD_CREATE_DETACHED);
     pthread_attr_setstacksize(&attributes, WATCHER_STACK_BYTES);
-    pthread_sigmask(SIG_SETMASK, &all, &before); /* signals are the program's threads' */
+    pthread_sigmask(SIG_SETMASK, &all, &before); /* the program's own threads handle its signals */
     bool started = pthread_create(&thread, &attributes, watch, NULL) == 0;
     pthread_sigmask(SIG_SETMASK, &before, NULL);
     pthread_attr_destroy(&attributes);
@@ -155,7 +157,7 @@ static bool is_reservation(int protection, int flags) {
     return (flags & needed) == needed && !(flags & (MAP_FIXED | MAP_POPULATE | MAP_LOCKED)) && protection & PROT_WRITE;
 }
 
-/* Map what the limit refused, if there is no other reason; the caller holds the lock. */
+/* Make a mapping that the limit refused; fails if there is another reason. The caller holds the lock. */
 static void *reserve(void *address, size_t bytes, int protection, int flags) {
     size_t page = (size_t)getpagesize();
     if (!allowed || count == MOST_RESERVATIONS || bytes > PTRDIFF_MAX - page)

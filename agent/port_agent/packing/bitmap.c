@@ -1,4 +1,4 @@
-/* A flag per item and the items that are not zero. Works in blocks of 64 items, one word of flags each. */
+/* A flag for each item, and the items that are not zero. Works in blocks of 64 items, one word of flags each. */
 #include "simd.h"
 
 #define BLOCK 64u
@@ -10,8 +10,9 @@ static size_t block_items(size_t count, size_t block) {
     return left < BLOCK ? left : BLOCK;
 }
 
-/* For every item type: flags of up to 64 items, the items behind set flags moved together, and back.
- * `squeeze` may store, and `spread` read, one item more than the flags ask for; the caller knows whether there is room. */
+/* For every item type: compute the flags of up to 64 items, move the flagged items together (`squeeze`), and back
+ * (`spread`). `squeeze` may store one item more than are flagged, and `spread` may read one more; the caller knows
+ * whether there is room. */
 #define ITEMS(type)                                                                                         \
     FOR_EVERY_LEVEL type load_##type(const uint8_t *from, size_t index) {                                   \
         type item;                                                                                          \
@@ -120,7 +121,7 @@ TARGET_AVX512 static inline void spread_avx512(const uint8_t *from, uint64_t fla
     }
 }
 
-/* Two-byte items go through four-byte lanes: moving 16-bit lanes needs an extension that few CPUs have. */
+/* Two-byte items are moved as four-byte lanes: moving 16-bit lanes needs an extension that few CPUs have. */
 TARGET_AVX512 static inline uint64_t flags16_avx512(const uint8_t *items) {
     __m512i low = _mm512_loadu_si512(items), high = _mm512_loadu_si512(items + 64);
     return (uint64_t)_mm512_test_epi16_mask(low, low) | (uint64_t)_mm512_test_epi16_mask(high, high) << 32;
@@ -146,10 +147,10 @@ TARGET_AVX512 static inline void spread16_avx512(const uint8_t *from, uint64_t f
 #endif
 
 #ifdef PACK_NEON
-/* Byte indices of one lane; those of lane 4 lie outside the vector, where the table lookup gives zero. */
+/* Byte indices of one lane; those of lane 4 lie outside the vector, where the table lookup returns zero. */
 #define LANE(lane) 4 * lane, 4 * lane + 1, 4 * lane + 2, 4 * lane + 3
 
-/* By four flags: which lane comes to which place. */
+/* For each value of four flags: which lane moves to which position. */
 static const uint8_t SQUEEZED[16][16] = {
     {LANE(4), LANE(4), LANE(4), LANE(4)},
     {LANE(0), LANE(4), LANE(4), LANE(4)},
@@ -215,8 +216,8 @@ static inline void spread_neon(const uint8_t *from, uint64_t flags, uint8_t *ite
 
 /* ---- the three operations, once per item type and level ---------------------------------------------------------------- */
 
-/* A block squeezed by whole vectors stores up to BLOCK items from its start; near the end of the target the items are
- * gathered one by one instead. The same holds for reading a block back. */
+/* `squeeze` by whole vectors stores up to BLOCK items from its start, so near the end of the target the items are
+ * copied one by one instead. The same holds for reading a block back. */
 #define OPERATIONS(name, type, target, block_flags, block_squeeze, block_spread)                            \
     target static size_t count_##name(const uint8_t *items, size_t count) {                                 \
         size_t kept = 0, block = 0;                                                                         \
@@ -282,7 +283,7 @@ struct operations {
     void (*unpack)(const uint8_t *, size_t, uint8_t *, size_t);
 };
 
-/* All NULL for an item size that there is no codec for. */
+/* All NULL if there is no codec for the item size. */
 static struct operations operations_of(int level, size_t item_bytes) {
 #ifdef PACK_X86
     if (level >= PACK_AVX512 && item_bytes == 2)
@@ -335,7 +336,7 @@ PACK_EXPORT int64_t port_bitmap_unpack(int level, const uint8_t *packed, size_t 
     if (packed_bytes - 8 * words != item_bytes * kept)
         return PACK_CORRUPT;
     if (count % BLOCK && load_word(packed + 8 * (words - 1)) >> count % BLOCK)
-        return PACK_CORRUPT; /* flags behind the last item */
+        return PACK_CORRUPT; /* flags after the last item */
     operations.unpack(packed, packed_bytes, items, count);
     return (int64_t)(item_bytes * count);
 }

@@ -1,4 +1,4 @@
-/* Booleans of one byte to one bit; the first item is the lowest bit of the first byte. */
+/* Booleans of one byte each, packed to one bit each; the first item is the lowest bit of the first byte. */
 #include "simd.h"
 
 #define ONES 0x0101010101010101u
@@ -16,8 +16,8 @@ PACK_EXPORT int port_pack_best_level(void) {
 #endif
 }
 
-/* Each function handles the items from `done` on that fill whole vectors and returns where it stopped; `*strange` collects
- * all bits that a boolean must not have. */
+/* Each function handles the items from `done` on that fill whole vectors, and returns where it stopped. `*strange`
+ * collects all bits that a boolean may not have. */
 
 static size_t pack_tail(const uint8_t *items, size_t done, size_t count, uint8_t *packed, uint8_t *strange) {
     for (; done < count; done += 8) {
@@ -144,7 +144,7 @@ PACK_EXPORT int64_t port_bits_unpack(int level, const uint8_t *packed, size_t pa
     if (packed_bytes != count / 8 + (count % 8 != 0))
         return PACK_CORRUPT;
     if (count % 8 && packed[packed_bytes - 1] >> (count % 8))
-        return PACK_CORRUPT; /* bits behind the last item */
+        return PACK_CORRUPT; /* bits after the last item */
 #if defined(PACK_X86)
     if (level >= PACK_AVX2)
         done = unpack_avx2(packed, items, count);

@@ -1,7 +1,8 @@
-/* Frozen weights on a grid: a code for each, a scale for each block along a row, and floats made of them a rectangle at a time.
+/* Quantized frozen weights: a code for each weight, a scale for each block along a row. They are decoded to floats one
+ * rectangle at a time.
  *
- * Two codes of four bits make a byte, the first in its low half. Every level rounds as the scalar reference does: the product
- * in 32 bits, to bfloat16 to the nearest, ties to even.
+ * Two codes of four bits share a byte, the first in its low half. Every level rounds as the scalar reference does: the
+ * product in 32 bits, then to bfloat16, to the nearest, ties to even.
  */
 #include "simd.h"
 
@@ -58,7 +59,7 @@ FOR_EVERY_LEVEL void int8_bfloat16(const uint8_t *codes, float scale, const floa
     memcpy(to, made, sizeof made);
 }
 
-/* The rounded levels as two tables of bytes, which a byte shuffle looks up sixteen codes in at once. */
+/* The rounded levels as two tables of bytes, so that a byte shuffle looks up sixteen codes at once. */
 FOR_EVERY_LEVEL void split_levels(const float *levels, float scale, uint8_t *low, uint8_t *high) {
     uint16_t rounded[NF4_LEVELS];
     round_levels(levels, scale, rounded);
@@ -200,7 +201,7 @@ static float item_of(const uint8_t *items, size_t i, size_t item_bytes) {
     return value;
 }
 
-/* The value half-way to the next one away from zero (`step` 1) or towards it (-1), among those of the item's size. */
+/* Return the value halfway to the next larger magnitude (`step` 1) or the next smaller one (-1) of the item's type. */
 static double halfway(float magnitude, size_t item_bytes, int step) {
     uint32_t bits;
     float next;
@@ -210,7 +211,7 @@ static double halfway(float magnitude, size_t item_bytes, int step) {
     return ((double)magnitude + (double)next) / 2;
 }
 
-/* The codes whose levels lie from `least` to `most`, both above zero: how many, and one of them. */
+/* Count the codes whose levels lie from `least` to `most`, both above zero, and find one of them. */
 static int codes_between(const float *levels, int negative, double least, double most, int *code) {
     int found = 0;
     if (!levels) {
@@ -240,8 +241,9 @@ static int block_is(const uint8_t *items, size_t along, size_t item_bytes, const
 
 enum { PASSES = 8 };
 
-/* Finds codes and a scale that give a block's items to the bit; its largest item has the largest level. The scales that round an item as
- * it is are an interval for each code that it may have: an item of one code alone narrows the scale, which leaves others fewer. */
+/* Find codes and a scale that decode to a block's items, bit for bit; the largest item has the largest level. For
+ * each code that an item may have, the scales that round to the item form an interval. An item with only one
+ * possible code narrows the interval, which leaves fewer codes for the others. */
 static int encode_block(const uint8_t *items, size_t along, size_t item_bytes, const float *levels, int8_t *codes, float *scale) {
     const double margin = 1e-12, top = levels ? 1.0 : 127.0;
     uint8_t known[INT8_BLOCK];

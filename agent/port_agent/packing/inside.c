@@ -1,8 +1,10 @@
-/* Of 32-bit floats only what the backward pass of hardtanh (ReLU6) asks: whether each lies between two numbers. One bit an item,
- * read by port_sign_select. What torch makes of a NaN there depends on where in a vector it stands, so none is packed. */
+/* Stores of 32-bit floats only what the backward pass of hardtanh (ReLU6) needs: whether each lies between two
+ * numbers. One bit an item, read by port_sign_select. Torch's result for a NaN depends on its place in a vector, so
+ * items with a NaN are not packed. */
 #include "simd.h"
 
-/* Each function packs the items that fill whole vectors and returns where it stopped, a multiple of 8; `nan` is set where one is among them. */
+/* Each function packs the items that fill whole vectors and returns where it stopped, a multiple of 8. `nan` is set
+ * if any of them is NaN. */
 
 #ifdef PACK_X86
 static size_t pack_sse2(const uint8_t *items, size_t count, float low, float high, uint8_t *packed, int *nan) {

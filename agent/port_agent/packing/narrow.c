@@ -127,7 +127,8 @@ PACK_EXPORT int64_t port_narrow_unpack(int level, const uint8_t *packed, size_t 
     return (int64_t)(8 * count);
 }
 
-/* Adds gradient `i` of each plane to the place in it that its difference names, in order: what the backward pass of max pooling is. */
+/* Add gradient `i` of each plane at the position that its difference gives, in order, as the backward pass of max
+ * pooling does. */
 #define SCATTER(name, type)                                                                                 \
     static int scatter_##name(const uint8_t *from, size_t count, uint64_t lowest, size_t places, const uint8_t *gradients, uint8_t *to) { \
         for (size_t i = 0; i < count; i++) {                                                                \

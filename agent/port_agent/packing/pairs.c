@@ -1,5 +1,5 @@
-/* 32-bit floats of which each is +0 or one other value, as dropout scales what it keeps: that value, then one bit an item; and products
- * straight from the bits: what torch's mul gives of the items themselves, to the bit. */
+/* 32-bit floats that are each +0 or one other value, such as a scaled dropout mask: that value, then one bit an
+ * item. Products are computed directly from the bits, with the same bits as torch's mul of the items. */
 #include "simd.h"
 
 #define HEADER_BYTES 8u
@@ -194,7 +194,7 @@ PACK_EXPORT int64_t port_pair_pack(int level, const uint8_t *items, size_t count
 static int is_pair(const uint8_t *packed, size_t packed_bytes, size_t count) {
     if (packed_bytes != HEADER_BYTES + count / 8 + (count % 8 != 0) || load_word(packed) >> 32)
         return 0;
-    return !(count % 8 && packed[packed_bytes - 1] >> (count % 8)); /* bits behind the last item */
+    return !(count % 8 && packed[packed_bytes - 1] >> (count % 8)); /* bits after the last item */
 }
 
 PACK_EXPORT int64_t port_pair_unpack(int level, const uint8_t *packed, size_t packed_bytes, uint8_t *items, size_t count) {

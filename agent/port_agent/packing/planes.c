@@ -1,4 +1,5 @@
-/* The bytes of floating-point items with sign and exponent, apart from the rest: few values that a Huffman code makes small. */
+/* Separates the bytes with sign and exponent from the others: they have few different values, so Huffman coding
+ * makes them small. */
 #include "simd.h"
 
 PACK_EXPORT int64_t port_planes_split(int level, const uint8_t *items, size_t count, size_t item_bytes, uint8_t *top,

@@ -1,5 +1,6 @@
-/* Of 32-bit floats only what the backward pass of ReLU asks: whether each is above zero, or NaN. One bit an item, and gradients
- * straight from the bits: what torch's threshold_backward gives of the items themselves, to the bit. */
+/* Stores of 32-bit floats only what the backward pass of ReLU needs: whether each is above zero, or NaN. One bit an
+ * item. Gradients are computed directly from the bits, with the same bits as torch's threshold_backward of the
+ * items. */
 #include "simd.h"
 
 static int passes(const uint8_t *item) {
@@ -143,7 +144,7 @@ PACK_EXPORT int64_t port_sign_select(int level, const uint8_t *packed, size_t pa
     if (packed_bytes != count / 8 + (count % 8 != 0))
         return PACK_CORRUPT;
     if (count % 8 && packed[packed_bytes - 1] >> (count % 8))
-        return PACK_CORRUPT; /* bits behind the last item */
+        return PACK_CORRUPT; /* bits after the last item */
 #if defined(PACK_X86)
     if (level >= PACK_AVX512)
         done = select_avx512(packed, flip, gradients, count, to);

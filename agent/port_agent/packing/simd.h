@@ -23,7 +23,7 @@
 /* Inlined into one function per level, so that the compiler's own vectoriser works with that level's instructions. */
 #define FOR_EVERY_LEVEL static inline __attribute__((always_inline))
 
-/* The scalar reference stays scalar. Compilers without this attribute may vectorise it, which changes no byte. */
+/* The scalar reference is not vectorised. Compilers without this attribute may vectorise it, which changes no byte. */
 #if defined(__GNUC__) && !defined(__clang__)
 #define TARGET_SCALAR __attribute__((optimize("no-tree-vectorize")))
 #else

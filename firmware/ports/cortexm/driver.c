@@ -34,8 +34,8 @@ int port_uart_attention(void)
     return receive_ring_attention(&ring);
 }
 
-/* Sleep until an interrupt, unless a byte is waiting. With interrupts held off between the look and the sleep, a byte
- * that arrives in between still wakes: WFI returns for a pending interrupt even while it is masked. */
+/* Sleep until an interrupt, unless a byte is waiting. Interrupts are disabled between the check and the sleep. A
+ * byte that arrives in between still wakes the core: WFI returns for a pending interrupt even while it is masked. */
 void port_idle(void)
 {
     __asm__ volatile("cpsid i" ::: "memory");

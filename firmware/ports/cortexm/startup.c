@@ -22,7 +22,7 @@ extern uint32_t _ram_start[];
 int main(void);
 void port_start(void);
 
-/* Survives a reset, because the reset handler does not clear it: why we went down. */
+/* The cause of the last reset. It survives a reset, because the reset handler does not clear it. */
 static uint32_t last_words[2] __attribute__((section(".noinit")));
 #define LAST_WORDS_MAGIC 0x52454153u
 
@@ -49,7 +49,7 @@ static void fault(void)
     go_down(RESET_FAULT); /* the host sees a new nonce and the reason in STATUS, and resumes from its snapshot */
 }
 
-/* On the boards here nothing but a watchdog that is about to bite raises it. */
+/* On these boards, only a watchdog that is about to reset the chip raises it. */
 static void non_maskable(void)
 {
     go_down(RESET_WATCHDOG);
@@ -71,7 +71,7 @@ uint64_t cortexm_ticks(void)
 {
     uint32_t wraps, value;
 
-    do { /* a wrap between the two reads, counted or still pending, would be off by a whole span */
+    do { /* read again after a wrap between the two reads, which would be off by a whole period */
         wraps = systick_wraps;
         value = SYSTICK_VALUE;
     } while (wraps != systick_wraps || (PENDING_CONTROL & SYSTICK_PENDING) != 0);
@@ -93,7 +93,7 @@ static const vector TABLE[VECTORS] __attribute__((section(".vectors"), used)) = 
 
 static uint32_t find_reason(void)
 {
-    /* the last words first: some chips go on reporting a watchdog's reset after later ones of the core alone */
+    /* our own record first: some chips still report an earlier watchdog reset after later resets of the core alone */
     uint32_t reason = last_words[0] == LAST_WORDS_MAGIC ? last_words[1] : port_chip_reset_reason();
 
     last_words[0] = 0;

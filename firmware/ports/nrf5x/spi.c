@@ -34,7 +34,7 @@
 static struct exchange {
     const uint8_t *out;
     uint8_t *in;
-    uint32_t left, count; /* behind what is under way; under way */
+    uint32_t left, count; /* bytes after the current transfer; bytes in it */
 } exchange;
 
 static void start_part(void)
@@ -51,7 +51,7 @@ static void start_part(void)
 
 static void start(void *context, const uint8_t *out, uint8_t *in, uint32_t bytes)
 {
-    static uint8_t nowhere[16]; /* clocks without data either way: the chip wants a count on one side */
+    static uint8_t nowhere[16]; /* for clocks without data: the chip requires a count on one side */
 
     (void)context;
     exchange.out = out;

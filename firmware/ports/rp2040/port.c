@@ -93,7 +93,7 @@
 #define SECTOR_ERASE 0x20u
 #define BOOT_WORDS 64u
 #define READ_UNIQUE_ID 0x4Bu
-#define ID_BEFORE 5u /* the command and four bytes of nothing */
+#define ID_BEFORE 5u /* the command and four dummy bytes */
 #define ID_BYTES 8u
 #define SSI_STATUS REGISTER(0x18000028u)
 #define SSI_DATA REGISTER(0x18000060u)
@@ -107,7 +107,7 @@
 
 const struct port_board PORT_BOARD = {PORT_BOARD_NAME, PORT_RAM_BYTES, PORT_FLASH_BYTES, CORE_HZ};
 
-static uint32_t boot_copy[BOOT_WORDS]; /* for when the flash cannot be read */
+static uint32_t boot_copy[BOOT_WORDS]; /* used while the flash cannot be read */
 static volatile uint8_t asked_by_usb;  /* where the last byte came from: answers go there */
 static uint8_t flash_id[ID_BYTES];     /* the chip itself has no number */
 
@@ -116,7 +116,7 @@ void port_uart_interrupt(void)
     while (!(UART_FLAGS & FLAG_NOTHING_RECEIVED)) {
         uint32_t data = UART_DATA;
         if (data & DATA_OVERRUN) {
-            cortexm_overrun(); /* a byte behind this one was lost; the flag goes with the next */
+            cortexm_overrun(); /* a byte after this one was lost; the flag is cleared with the next */
         }
         cortexm_received((uint8_t)data);
         asked_by_usb = 0;
@@ -238,8 +238,8 @@ static void IN_RAM read_again(const struct flash_functions *rom)
     __asm__ volatile("cpsie i" ::: "memory");
 }
 
-/* Write a page at `offset`, or erase the sector there if `page` is null. While it runs the flash cannot be read: no
- * interrupt, whose table lies there, and nothing but RAM and ROM is called. */
+/* Write a page at `offset`, or erase the sector there if `page` is null. The flash cannot be read meanwhile:
+ * interrupts, whose table lies in it, are off, and only RAM and ROM are called. */
 static void IN_RAM change_flash(const struct flash_functions *rom, uint32_t offset, const uint8_t *page)
 {
     stop_reading(rom);
@@ -251,7 +251,7 @@ static void IN_RAM change_flash(const struct flash_functions *rom, uint32_t offs
     read_again(rom);
 }
 
-/* Exchange bytes with the flash chip one by one, as it was left by the ROM: a serial line of eight bits. */
+/* Exchange bytes with the flash chip one by one, in the mode that the ROM left it in: a serial line of eight bits. */
 static void IN_RAM read_flash_id(const struct flash_functions *rom)
 {
     stop_reading(rom);
@@ -346,7 +346,7 @@ void cortexm_flash_write(uint32_t at, const uint8_t *bytes, uint32_t size)
     while (size > 0) {
         uint32_t start = at % FLASH_PAGE_BYTES;
         uint32_t part = size < FLASH_PAGE_BYTES - start ? size : FLASH_PAGE_BYTES - start;
-        memset(page, 0xFF, sizeof page); /* what is written as ones stays as it is */
+        memset(page, 0xFF, sizeof page); /* ones leave the flash as it is */
         memcpy(page + start, bytes, part);
         change_flash(&rom, at - start - FLASH, page);
         at += part;

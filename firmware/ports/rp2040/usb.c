@@ -47,7 +47,7 @@ enum { CONTROL = 0, NOTICES = 1, DATA = 2 }; /* endpoints */
 enum { IN = 0, OUT = 1 };
 enum { BUFFER_CONTROL_AT = 0x100, BUFFER_NOTICES = 0x180, BUFFER_IN = 0x1C0, BUFFER_OUT = 0x200 };
 enum { PACKET = 64, SENT_PACKET = 63 }; /* a packet below 64 bytes ends a transfer, so the host passes it on at once */
-#define PATIENCE 2000000u /* turns, some tenths of a second */
+#define PATIENCE 2000000u /* loop passes, some tenths of a second */
 
 enum { GET_STATUS = 0, CLEAR_FEATURE = 1, SET_ADDRESS = 5, GET_DESCRIPTOR = 6, SET_CONFIGURATION = 9 };
 enum { OF_ENDPOINT = 0x02, CLASS_REQUEST = 0x21, SET_LINE_CODING = 0x20, GET_LINE_CODING = 0x21, TO_HOST = 0x80 };
@@ -74,16 +74,17 @@ static const uint8_t LINE_CODING[] = {0x00, 0xC2, 0x01, 0x00, 0, 0, 8}; /* 115,2
 static const uint8_t STATUS[] = {0, 0};
 
 static volatile struct {
-    const uint8_t *answer; /* what is left of it */
+    const uint8_t *answer; /* what remains to be sent */
     uint32_t answer_left;
     uint32_t control_odd, in_odd, out_odd;
     uint8_t new_address, reads, takes_data, configured;
 } state;
 static uint8_t serial_number[2 + 4 * 8] = {0, 3}; /* two digits of two bytes for each byte */
-static uint32_t filled; /* bytes of the packet that is being put together */
+static uint32_t filled; /* bytes in the packet that is being filled */
 static uint8_t host_is_gone;
 
-/* Hand a buffer to the controller. It samples the rest some cycles of its slower clock after AVAILABLE (4.1.2.5.1). */
+/* Hand a buffer to the controller, which samples the other bits some cycles of its slower clock after AVAILABLE
+ * (4.1.2.5.1). */
 static void arm(uint32_t number, uint32_t out, uint32_t control)
 {
     BUFFER_CONTROL(number, out) = control;
@@ -282,7 +283,7 @@ void usb_start(const uint8_t *serial, uint32_t size)
     SIE_CONTROL = CONTROL_INTERRUPT | CONTROL_PULL_UP;
 }
 
-/* Wait until the host has taken the last packet; not again for one that never comes. */
+/* Wait until the host has taken the last packet; after a time-out, do not wait for it again. */
 static int is_taken(void)
 {
     uint32_t patience = host_is_gone ? 1u : PATIENCE;

@@ -47,7 +47,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     _add_submit(commands)
     status = _client(commands, "status", "show what the agent is doing, and why", _status)
     status.add_argument("--watch", action="store_true", help="refresh once a second")
-    why = _client(commands, "why", "show when the agent trained, and why it did not", _why)
+    why = _client(commands, "why", "show when the agent trained, when it did not, and why", _why)
     why.add_argument(
         "--since", type=since, metavar="WHEN", help='"yesterday", "8h", "22:00" or "2026-11-01" (default: a day ago)'
     )
@@ -190,11 +190,15 @@ def _add_control(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     )
     _add_job(now)
     now.add_argument(
-        "--for", dest="for_s", type=pause_duration, metavar="TIME", help='such as "2h" (default: until the job ends)'
+        "--for",
+        dest="for_s",
+        type=pause_duration,
+        metavar="TIME",
+        help='how long, such as "2h" (default: until the job ends)',
     )
     not_now = _client(commands, "not-now", "train nothing for a while", _not_now)
     not_now.add_argument(
-        "--for", dest="for_s", type=pause_duration, metavar="TIME", default=_NOT_NOW_S, help="default 2h"
+        "--for", dest="for_s", type=pause_duration, metavar="TIME", default=_NOT_NOW_S, help="how long (default 2h)"
     )
     _add_job(_client(commands, "cancel", "end a job for good", _cancel))
     priority = _client(commands, "priority", "change the priority of a job", _priority)

@@ -62,9 +62,9 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "profile",
         help="measure this machine and write a board file",
         description="Measure arithmetic rate, memory bandwidth, flash and the memory of an empty worker on this "
-        "machine. With a power sensor, watts at rest, of one core, of all cores and of memory traffic "
-        "and the joules of flash are calibrated, which takes a minute; without one, give the watts; "
-        "otherwise the file marks them as assumed. `energy.board` in the configuration makes plans and "
+        "machine. With a power sensor, also calibrate watts (at rest, one core, all cores, memory traffic) "
+        "and the joules of flash, which takes a minute. Without a sensor, give the watts; otherwise the "
+        "file marks them as assumed. `energy.board` in the configuration makes plans and "
         "estimates use the file.",
         epilog="Examples: port-agent profile -o my-pi.toml --static-watts 2.9 --compute-watts 3.4; what the "
         "operators of a step took when they were measured for planning: port-agent profile --ops job.port",
@@ -86,7 +86,10 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "-o", "--out", type=writable_file, default=Path("board.toml"), help="file to write (default board.toml)"
     )
     parser.add_argument(
-        "--page-dir", type=writable_folder, default=Path(), help="where flash is measured (default: here)"
+        "--page-dir",
+        type=writable_folder,
+        default=Path(),
+        help="directory on the flash to measure (default: the current one)",
     )
     parser.add_argument(
         "--flash-writes",
@@ -114,7 +117,9 @@ def _add_draw(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
     )
     parser.add_argument("bundle", type=readable_file, help="file made by `port-agent plan`")
     parser.add_argument("out", type=writable_file, help="file that ends in .svg or .html")
-    parser.add_argument("--plan", type=whole_number(0), default=0, help="which plan of the bundle (default 0)")
+    parser.add_argument(
+        "--plan", type=whole_number(0), default=0, help="number of the plan in the bundle, from 0 (default 0)"
+    )
     parser.set_defaults(run=_draw)
 
 

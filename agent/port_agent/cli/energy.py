@@ -38,7 +38,7 @@ _PLOT_COLUMNS = 100
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of this area to `commands`."""
-    text = "show what was used: by job, day and phase, against the plan, with flash wear"
+    text = "show energy and flash wear: by job, day and phase, compared with the plan"
     energy = commands.add_parser("energy", help=text)
     energy.add_argument(
         "--since", type=since, metavar="WHEN", help='"90min", "24h", "7d" or "2026-11-01" (default: all)'
@@ -58,7 +58,9 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     _add_places(energy)
     energy.set_defaults(run=_energy)
     dashboard = commands.add_parser("dashboard", help="serve a live page of the agent on localhost")
-    dashboard.add_argument("--port", type=whole_number(0, 65535), default=8765, help="default 8765; 0 takes a free one")
+    dashboard.add_argument(
+        "--port", type=whole_number(0, 65535), default=8765, help="port to listen on (default 8765; 0: any free one)"
+    )
     dashboard.add_argument("--no-browser", action="store_true", help="do not open a browser")
     _add_places(dashboard)
     dashboard.set_defaults(run=_dashboard)
@@ -70,7 +72,10 @@ def _add_places(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--runtime-dir", type=Path, metavar="R", help="where the agent's control socket is")
     parser.add_argument(
-        "--config", type=readable_file, metavar="F", help=f"default {places.SYSTEM_CONFIG} if it exists"
+        "--config",
+        type=readable_file,
+        metavar="F",
+        help=f"configuration (default: {places.SYSTEM_CONFIG} if it exists)",
     )
 
 

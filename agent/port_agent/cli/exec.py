@@ -101,13 +101,13 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "--gpu-ram",
         type=size,
         metavar="SIZE",
-        help="memory of a GPU that the process takes, e.g. 6G, alone or with --ram",
+        help="memory that the process may take on the first GPU, e.g. 6G; alone or with --ram",
     )
     gpu.add_argument(
         "--gpu-tensors",
         type=size,
         metavar="SIZE",
-        help="memory of a GPU that tensors take, whatever the rest does there",
+        help="memory that tensors may take on the first GPU; the rest of the process is not counted",
     )
     parser.add_argument(
         "program", nargs=argparse.REMAINDER, metavar="-- PROGRAM", help="the program and its own arguments"

@@ -20,7 +20,7 @@
 
 #define BLOCKS_IN_LIMIT 16             /* fewer, if it is too small for the smallest blocks */
 #define HUGE_PAGES_IN_LIMIT 64
-#define AT_HAND 6                      /* the latest blocks of a thread, which stay: a loop needs its operands at once */
+#define AT_HAND 6                      /* latest blocks of a thread, which stay: a loop needs its operands at once */
 #define FAULTS 64                      /* faults that are remembered */
 #define BINS 4096
 #define NEAR_SHARE 2                   /* "near": this part of the limit is left, which an operator may need at once */

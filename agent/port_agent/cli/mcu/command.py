@@ -246,13 +246,13 @@ def _shard(text: str) -> "Shard":
 
 
 def _add_eval(add: Adder) -> None:
-    parser = add("eval", help="accuracy and loss of the weights that are on the board now")
+    parser = add("eval", help="measure accuracy and loss of the weights that are on the board now")
     _add_job(parser)
     parser.set_defaults(run=_loaded_when_run("training", "run_eval"))
 
 
 def _add_infer(add: Adder) -> None:
-    parser = add("infer", help="classes of samples, by the weights that are on the board now")
+    parser = add("infer", help="classify samples by the weights that are on the board now")
     parser.add_argument("model", type=readable_folder, help="directory of the compiled model")
     parser.add_argument(
         "--data", type=readable_file_or_folder, required=True, help=".npz or .safetensors file with x; y is not needed"
@@ -295,9 +295,9 @@ def _add_export(add: Adder) -> None:
 def _add_logs(add: Adder) -> None:
     parser = add(
         "logs",
-        help="counters of a board: frames, errors, steps, stack, resets",
-        description="Show what a board counts: frames, errors, steps, stack, resets. What a job in the agent's queue "
-        "did is in its own log: port-agent job logs JOB.",
+        help="show a board's counters: frames, errors, steps, stack, resets",
+        description="Show a board's counters: frames, errors, steps, stack, resets. A job in the agent's queue has a log "
+        "of its own: port-agent job logs JOB.",
     )
     _add_port(parser)
     parser.add_argument("--follow", action="store_true", help="print again every second")
@@ -309,7 +309,11 @@ def _add_record(add: Adder) -> None:
     parser = add("record", help="write a connected stream of samples into an inbox, for a job that waits for data")
     parser.add_argument("model", type=readable_folder, help="directory of the compiled model")
     parser.add_argument("--inbox", type=writable_folder, required=True, help="directory that the job reads")
-    parser.add_argument("--source", default="-", help='"-" (standard input), a path, or tcp:HOST:PORT; JSON lines x, y')
+    parser.add_argument(
+        "--source",
+        default="-",
+        help='source of JSON lines with x and y: "-" (standard input), a path, or tcp:HOST:PORT',
+    )
     parser.add_argument("--per-file", type=whole_number(1), default=64, help="samples per file (default 64)")
     parser.add_argument("--json", action="store_true", help="print JSON lines")
     parser.set_defaults(run=_loaded_when_run("training", "run_record"))
@@ -318,7 +322,9 @@ def _add_record(add: Adder) -> None:
 def _add_simulate(add: Adder) -> None:
     parser = add("simulate", help="run the firmware without a board, in QEMU, on a real pty")
     parser.add_argument(
-        "model", type=readable_folder, help="directory of a compiled model, or of a project: then it is adapted at once"
+        "model",
+        type=readable_folder,
+        help="directory of a compiled model, or of a project, which is compiled and trained at once",
     )
     parser.add_argument("--board", help="qemu-m4f (default), qemu-m7f, qemu-m3, qemu-m0, qemu-m0-32k or posix")
     parser.add_argument("--json", action="store_true", help="print JSON lines")

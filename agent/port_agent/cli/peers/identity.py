@@ -9,20 +9,20 @@ from port_agent.control import places
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of this area to `commands`."""
-    identity = commands.add_parser("identity", help="save this device's identity, for a replaced card")
+    identity = commands.add_parser("identity", help="save this device's identity, and restore it on a replaced card")
     identity.description = (
         "Save the key of this device, its pairings and the privacy budget that its data has spent in a file, and "
         "restore them on a new card or machine, which then is this device to all others. Whoever has the file can "
         "act as this device: keep it like a password, and never run both at once."
     )
     verbs = identity.add_subparsers(dest="verb", metavar="VERB", required=True)
-    export = verbs.add_parser("export", help="write it to a file that only you can read")
+    export = verbs.add_parser("export", help="write this device's identity to a file that only you can read")
     export.add_argument("file", type=Path, help="file to write")
     export.add_argument(
         "--state-dir", type=readable_folder, metavar="D", help="the agent's state directory, if not the default"
     )
     export.set_defaults(run=_export)
-    taken = verbs.add_parser("import", help="restore it from such a file, while no agent is running here")
+    taken = verbs.add_parser("import", help="restore an identity from such a file, while no agent is running here")
     taken.add_argument("file", type=Path, help="file that `export` wrote")
     taken.add_argument(
         "--state-dir", type=writable_folder, metavar="D", help="the agent's state directory, if not the default"

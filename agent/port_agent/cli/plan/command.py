@@ -121,7 +121,8 @@ def _add_flash(group: "argparse._ArgumentGroup") -> None:
         default=[],
         dest="page_dirs",
         metavar="DIR",
-        help="where flash is measured (default: here). Repeat it for a further medium, measured and priced as its "
+        help="directory on the flash to measure (default: the current one). Repeat it for a further medium, "
+        "measured and priced as its "
         "own kind, for tensors that live within a step; weights and optimizer state stay on the first",
     )
     group.add_argument(

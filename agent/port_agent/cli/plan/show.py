@@ -32,7 +32,9 @@ def _add_show(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         description="Show a bundle: budget, planned peak, what is kept, recomputed and paged, and memory over the step.",
     )
     parser.add_argument("bundle", type=readable_file, help="file made by `port-agent plan`")
-    parser.add_argument("--plan", type=whole_number(0), default=0, help="which plan of the bundle (default 0)")
+    parser.add_argument(
+        "--plan", type=whole_number(0), default=0, help="number of the plan in the bundle, from 0 (default 0)"
+    )
     parser.add_argument("--html", type=writable_file, metavar="FILE", help="write the plot as a web page")
     parser.add_argument("--json", action="store_true", help="print as JSON")
     parser.set_defaults(run=_show)

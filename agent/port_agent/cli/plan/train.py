@@ -44,7 +44,9 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         help="where temporaries are paged (default: the state directory); repeat it for each further medium that was "
         "planned for, in the same order",
     )
-    parser.add_argument("--plan", type=whole_number(0), default=0, help="which plan of the bundle (default 0)")
+    parser.add_argument(
+        "--plan", type=whole_number(0), default=0, help="number of the plan in the bundle, from 0 (default 0)"
+    )
     parser.add_argument("--cpus", type=whole_number(1), metavar="N", help="run on N cores (default: all)")
     parser.add_argument(
         "--verify", type=whole_number(0), default=0, metavar="N", help="compare the first N steps with plain PyTorch's"

@@ -127,7 +127,7 @@ def _least_cosine(
 
 
 def _weights(model: CompiledModel, op: KernelCall, image: bytes) -> NDArray[np.float64]:
-    slot, count = model.memory.parameters.slots[op.name], op.out_shape.channels * row_bytes(op)
+    slot, count = model.memory.parameters.slots[op.name], op.rows * row_bytes(op)
     high = np.frombuffer(image, np.int8, count, slot.weight_offset or 0).astype(np.float64)
     return np.add(high, (np.frombuffer(image, np.uint8, count, slot.q88_offset or 0).astype(np.float64) - 128) / 256)
 
@@ -135,7 +135,7 @@ def _weights(model: CompiledModel, op: KernelCall, image: bytes) -> NDArray[np.f
 def _cosine(model: CompiledModel, op: KernelCall, module: nn.Module, moved: NDArray[np.float64]) -> float | None:
     """Return the cosine of one layer; None where nothing moves, or the layer is used again."""
     assert op.origin is not None and op.weight is not None
-    gradient = module.get_submodule(op.origin.layer).get_parameter("weight").grad
+    gradient = module.get_parameter(op.origin.weight).grad
     quantized = next(each for each in model.quantized.ops if each.op is op)
     if gradient is None or quantized.weight_scale is None:
         return None

@@ -96,7 +96,7 @@ def pytorch_bytes(module: nn.Module, shape: Sequence[int]) -> int:
 def tflite_bytes(graph: Graph) -> int:
     """Return what a graph with fused layers takes in fp32: outputs, parameters, gradients, two gradients under way."""
     outputs = [graph.input_shape.elements, *(op.out_shape.elements for op in graph.ops)]
-    parameters = sum(op.weight_count + op.out_shape.channels for op in graph.weighted())
+    parameters = sum(op.weight_count + op.rows for op in graph.weighted())
     return FP32_BYTES * (sum(outputs) + 2 * parameters + max(a + b for a, b in pairwise(outputs)))
 
 

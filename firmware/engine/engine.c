@@ -142,11 +142,12 @@ static void run_op(const port_bound *bound) {
     case PORT_OP_UPSAMPLE: if (PORT_HAS(PORT_OP_UPSAMPLE)) port_upsample_forward(bound); break;
     case PORT_OP_MULTIPLY:
     case PORT_OP_SCALE: if (PORT_HAS(PORT_OP_MULTIPLY) || PORT_HAS(PORT_OP_SCALE)) port_product_forward(bound); break;
+    case PORT_OP_GRU: if (PORT_HAS(PORT_OP_GRU)) port_gru_forward(bound); break;
     default: port_classifier_forward(bound); break;
     }
 }
 
-static void run_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate, int second) {
+static void run_input_gradient(const port_bound *bound, float *gradient, float *target, int accumulate, int second) {
     switch (bound->op->kind) {
     case PORT_OP_DEPTHWISE: port_depthwise_input_gradient(bound, gradient, target, accumulate); break;
     case PORT_OP_AVERAGE_POOL: port_average_pool_input_gradient(bound, gradient, target, accumulate); break;
@@ -158,11 +159,12 @@ static void run_input_gradient(const port_bound *bound, const float *gradient, f
     case PORT_OP_UPSAMPLE: if (PORT_HAS(PORT_OP_UPSAMPLE)) port_upsample_input_gradient(bound, gradient, target, accumulate); break;
     case PORT_OP_MULTIPLY:
     case PORT_OP_SCALE: if (PORT_HAS(PORT_OP_MULTIPLY) || PORT_HAS(PORT_OP_SCALE)) port_product_input_gradient(bound, gradient, target, accumulate, second); break;
+    case PORT_OP_GRU: if (PORT_HAS(PORT_OP_GRU)) port_gru_input_gradient(bound, gradient, target); break;
     default: port_conv_input_gradient(bound, gradient, target, accumulate); break;
     }
 }
 
-static void run_weight_update(const port_engine *engine, const port_step *step, const port_bound *bound, const float *gradient, port_update *update) {
+static void run_weight_update(const port_engine *engine, const port_step *step, const port_bound *bound, const float *gradient, const float *target, port_update *update) {
     float *groups = step->flags & PORT_STEP_CHOOSES ? place(engine, step->other) : 0;
     uint8_t rule = update->rule;
     if (rule == PORT_RULE_Q88 && !bound->low_bytes) update->rule = PORT_RULE_STOCHASTIC;
@@ -171,9 +173,18 @@ static void run_weight_update(const port_engine *engine, const port_step *step, 
         port_depthwise_weight_update(bound, gradient, groups, update);
     else if (HAS_GROUPED && (bound->op->kind == PORT_OP_GROUPED || bound->op->kind == PORT_OP_TRANSPOSED))
         port_grouped_weight_update(bound, gradient, groups, update);
+    else if (PORT_HAS(PORT_OP_GRU) && bound->op->kind == PORT_OP_GRU)
+        port_gru_weight_update(bound, gradient, target, update);
     else
         port_conv_weight_update(bound, gradient, groups, update);
     update->rule = rule;
+}
+
+static void run_bias_update(const port_bound *bound, const float *gradient, const float *target, port_update *update) {
+    if (PORT_HAS(PORT_OP_GRU) && bound->op->kind == PORT_OP_GRU)
+        port_gru_bias_update(bound, gradient, target, update);
+    else
+        port_bias_update(bound, gradient, update);
 }
 
 /* Every step kind except LOSS; FORWARD does not touch `update`. */
@@ -185,8 +196,8 @@ static void run_step(const port_engine *engine, const port_step *step, port_upda
     case PORT_STEP_FORWARD: run_op(&bound); break;
     case PORT_STEP_MASK: port_mask_gradient(&bound, gradient); break;
     case PORT_STEP_INPUT: run_input_gradient(&bound, gradient, target, accumulate, step->flags & PORT_STEP_SECOND); break;
-    case PORT_STEP_WEIGHT: run_weight_update(engine, step, &bound, gradient, update); break;
-    case PORT_STEP_BIAS: port_bias_update(&bound, gradient, update); break;
+    case PORT_STEP_WEIGHT: run_weight_update(engine, step, &bound, gradient, target, update); break;
+    case PORT_STEP_BIAS: run_bias_update(&bound, gradient, target, update); break;
     default: port_copy_gradient(&bound, gradient, target, accumulate); break;
     }
 }

@@ -25,6 +25,8 @@ enum port_op_kind {
     PORT_OP_MULTIPLY = 11,    /* in * other, of equal extents */
     PORT_OP_SCALE = 12,       /* in * other, which has one value a channel */
     PORT_OP_TRANSPOSED = 13,  /* transposed convolution, laid out as PORT_OP_GROUPED */
+    PORT_OP_GRU = 14,         /* states of a gated recurrent unit after each of out_h * out_w steps; in: the gates' inputs, 3 out_c a step;
+                                 weights [3 out_c][out_c], biases and scales of the state before; other_scale: the state's */
 };
 
 /* What a sample is compared with: a label, or a target for each output. */
@@ -41,7 +43,7 @@ typedef struct port_op {
     uint8_t add_shift;
     uint16_t in_h, in_w, in_c;
     uint16_t out_h, out_w, out_c;
-    uint16_t trained_rows;   /* output channels [0, trained_rows) have their weights in the parameters (depthwise: 0 or all) */
+    uint16_t trained_rows;   /* output channels [0, trained_rows) have their weights in the parameters (depthwise, GRU: 0 or all) */
     uint32_t weight_offset;  /* of the trained rows, in the parameters */
     uint32_t bias_offset;    /* int32[out_c] in the parameters, PORT_NONE: frozen */
     uint32_t q88_offset;     /* offset in the parameters of the trained rows' low bytes; PORT_NONE: none */
@@ -50,7 +52,7 @@ typedef struct port_op {
     /* real multiplier in_scale * weight_scale[o] / out_scale = multiplier[o] / 2^shift[o], 33 <= shift <= 62 */
     const int32_t *multiplier;
     const uint8_t *shift;
-    const float *weight_scale; /* [out_c] */
+    const float *weight_scale; /* [out_c]; [3 out_c] of PORT_OP_GRU */
     float in_scale, other_scale;
     int32_t add_in, add_other; /* residual add: (in - in_zero) * add_in + (other - other_zero) * add_other, >> add_shift;
                                   concat: each by itself; product: (in - in_zero) * (other - other_zero) * add_in / 2^add_shift */
@@ -95,7 +97,7 @@ typedef struct port_step {
     uint32_t in, other, out; /* the op's stored activations */
     uint32_t scratch;        /* int16 columns of the SIMD kernels (FORWARD; PORT_NONE: use the scalar kernel), fp32 sums */
     uint32_t gradient;       /* of the op's output */
-    uint32_t target;         /* gradient of the op's input (INPUT, COPY) */
+    uint32_t target;         /* gradient of the op's input (INPUT, COPY; of PORT_OP_GRU also WEIGHT and BIAS, which read it) */
     uint32_t parameters;     /* where byte 0 of the parameters would lie, if the op's are paged in; PORT_NONE: where they live */
 } port_step;
 

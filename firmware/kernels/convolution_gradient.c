@@ -255,12 +255,6 @@ void port_conv_weight_update(const port_bound *bound, const float *gradient, con
 
 /* ---- bias, of convolution, depthwise and classifier alike -------------------------------------------------------- */
 
-static int32_t within(int32_t bias) {
-    const int32_t limit = (int32_t)1 << 30;
-    return bias > limit ? limit : bias < -limit ? -limit : bias;
-}
-
-/* Bias is int32 at scale in_scale * weight_scale: finer than the weights, but the rule holds for it too. */
 void port_bias_update(const port_bound *bound, const float *gradient, port_update *update) {
     const port_op *op = bound->op;
     int32_t pixels = (bound->last - bound->first) * op->out_w;
@@ -272,12 +266,6 @@ void port_bias_update(const port_bound *bound, const float *gradient, port_updat
             bound->suspended[o] = sum;
             continue;
         }
-        uint32_t drawn = port_next_draw(update);
-        if (sum == 0.0f) continue;
-        float step = port_limit(port_step_size(update, op->in_scale * op->weight_scale[o]) * sum, 1.0e8f);
-        int32_t change = update->rule == PORT_RULE_STOCHASTIC ? port_floor(port_uniform(drawn) - step)
-                         : update->rule == PORT_RULE_TRUNCATE ? -(int32_t)step
-                                                              : -port_round_half_away(step);
-        bound->trained_bias[o] = within(within(bound->trained_bias[o]) + change); /* 2^30 + 10^8: no overflow */
+        port_apply_bias(update, bound, o, op->in_scale * op->weight_scale[o], sum);
     }
 }

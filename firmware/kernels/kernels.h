@@ -37,7 +37,7 @@ typedef struct port_bound {
     const int8_t *in;
     const int8_t *other;
     int8_t *out;      /* of the classifier: its float logits */
-    int16_t *scratch; /* null: the scalar kernel */
+    int16_t *scratch; /* null: the scalar kernel; of a recurrent unit: its state, fp32 */
     int8_t *trained;
     const int8_t *frozen;
     const int32_t *bias;
@@ -70,6 +70,7 @@ void port_table_forward(const port_bound *bound);
 void port_concat_forward(const port_bound *bound);
 void port_upsample_forward(const port_bound *bound);
 void port_product_forward(const port_bound *bound);
+void port_gru_forward(const port_bound *bound);
 
 #if PORT_SIMD
 void port_conv_forward_simd(const port_bound *bound);
@@ -82,6 +83,8 @@ float port_loss(const float *logits, uint16_t count, uint16_t label);
 /* Mean squared error of `count` outputs; the gradient replaces them. */
 float port_squared_error_gradient(float *outputs, const float *targets, uint16_t count);
 float port_squared_error(const float *outputs, const float *targets, uint16_t count);
+/* exp of x <= 0. */
+float port_exp_negative(float x);
 
 /* Backward, fp32 in the real domain. `gradient` belongs to the op's output [out_h][out_w][out_c], `target` to its input. */
 void port_mask_gradient(const port_bound *bound, float *gradient);
@@ -103,6 +106,11 @@ void port_conv_weight_update(const port_bound *bound, const float *gradient, con
 void port_depthwise_weight_update(const port_bound *bound, const float *gradient, const float *groups, port_update *update);
 void port_grouped_weight_update(const port_bound *bound, const float *gradient, const float *groups, port_update *update);
 void port_bias_update(const port_bound *bound, const float *gradient, port_update *update);
+
+/* Of a recurrent unit, in this order: the first leaves in `gradient` and `target` what the others read. */
+void port_gru_input_gradient(const port_bound *bound, float *gradient, float *target);
+void port_gru_weight_update(const port_bound *bound, const float *gradient, const float *target, port_update *update);
+void port_gru_bias_update(const port_bound *bound, const float *gradient, const float *target, port_update *update);
 
 #define PORT_GROUP 4
 #define PORT_CHOSEN (-1.0f)

@@ -11,7 +11,7 @@ static float power_of_two(int32_t exponent) { /* -126 .. 127 */
 }
 
 /* exp of x <= 0: x = k ln 2 + r, |r| <= ln 2 / 2, ln 2 in two parts (Cody and Waite), Taylor to r^6. */
-static float exp_negative(float x) {
+float port_exp_negative(float x) {
     if (!(x > -80.0f)) return 0.0f;
     int32_t k = (int32_t)(x * 1.44269504f - 0.5f);
     float r = x - (float)k * 0.693359375f;
@@ -51,14 +51,14 @@ static float largest(const float *logits, uint16_t count) {
 
 float port_loss(const float *logits, uint16_t count, uint16_t label) {
     float top = largest(logits, count), sum = 0.0f;
-    for (uint16_t i = 0; i < count; i++) sum += exp_negative(logits[i] - top);
+    for (uint16_t i = 0; i < count; i++) sum += port_exp_negative(logits[i] - top);
     return log_at_least_one(sum) - (logits[label] - top);
 }
 
 float port_loss_gradient(float *logits, uint16_t count, uint16_t label) {
     float top = largest(logits, count), of_label = logits[label] - top, sum = 0.0f;
     for (uint16_t i = 0; i < count; i++) {
-        logits[i] = exp_negative(logits[i] - top);
+        logits[i] = port_exp_negative(logits[i] - top);
         sum += logits[i];
     }
     float inverse = 1.0f / sum;

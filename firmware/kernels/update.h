@@ -46,4 +46,20 @@ static inline void port_apply_weight(port_update *update, const port_bound *boun
     *weight = port_clamp(value, -127, 127);
 }
 
+static inline int32_t port_within_bias(int32_t bias) {
+    const int32_t limit = (int32_t)1 << 30;
+    return bias > limit ? limit : bias < -limit ? -limit : bias;
+}
+
+/* Bias is int32 at `scale`, finer than the weights, but the rule holds for it too. `sum`: its gradient. */
+static inline void port_apply_bias(port_update *update, const port_bound *bound, int32_t at, float scale, float sum) {
+    uint32_t drawn = port_next_draw(update);
+    if (sum == 0.0f) return;
+    float step = port_limit(port_step_size(update, scale) * sum, 1.0e8f);
+    int32_t change = update->rule == PORT_RULE_STOCHASTIC ? port_floor(port_uniform(drawn) - step)
+                     : update->rule == PORT_RULE_TRUNCATE ? -(int32_t)step
+                                                          : -port_round_half_away(step);
+    bound->trained_bias[at] = port_within_bias(port_within_bias(bound->trained_bias[at]) + change); /* 2^30 + 10^8: no overflow */
+}
+
 #endif

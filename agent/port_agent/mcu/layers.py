@@ -24,7 +24,8 @@ class OpLayer(msgspec.Struct, frozen=True):
     """One op with weights: its layers in the module, the layout of its weights, and where it trains them.
 
     `layer`, `norm`: paths in the module; "" if there is none. The op's weight is the layer's, reshaped to `extents`,
-    with its axes in `order`, reshaped to `shape`. Offsets count bytes of the parameters; None: frozen.
+    with its axes in `order`, reshaped to `shape`. Offsets count bytes of the parameters; None: frozen. `part` ends the names
+    of weight and bias in layers that have several, such as `_hh_l0`.
     """
 
     name: str
@@ -40,6 +41,17 @@ class OpLayer(msgspec.Struct, frozen=True):
     weight_offset: int | None
     bias_offset: int | None
     low_offset: int | None
+    part: str = ""
+
+    @property
+    def weight(self) -> str:
+        """The name of its weight in the state_dict; for a batch norm by itself, that of the norm's."""
+        return f"{self.layer or self.norm}.weight{self.part}"
+
+    @property
+    def bias(self) -> str:
+        """The name of its bias in the state_dict; for a batch norm by itself, that of the norm's."""
+        return f"{self.layer or self.norm}.bias{self.part}"
 
     def along_channels(self, values: NDArray[Any]) -> NDArray[Any]:
         """Return one value per output channel so that it broadcasts over the op's weight."""
@@ -113,21 +125,21 @@ class LayerTables:
         """
         found: Arrays = {}
         for layer in self.layers:
-            place, shape = layer.layer or layer.norm, self._layer_shape(layer)
+            shape = self._layer_shape(layer)
             weight, bias = self.codes(layer, parameters)
             scale = self.arrays[f"{layer.name}/scale"]
             whole = np.floor(weight + np.float32(0.5))
-            found[f"{place}.weight"] = _placed(layer, whole.astype(np.int8), shape)
-            found[f"{place}.weight_scale"] = scale
-            found[f"{place}.bias"] = bias
-            found[f"{place}.bias_scale"] = layer.in_scale * scale.astype(np.float64)
+            found[layer.weight] = _placed(layer, whole.astype(np.int8), shape)
+            found[f"{layer.weight}_scale"] = scale
+            found[layer.bias] = bias
+            found[f"{layer.bias}_scale"] = layer.in_scale * scale.astype(np.float64)
             if layer.low_offset is not None:
                 low = ((weight - whole) * 256 + 128).astype(np.uint8)
-                found[f"{place}.weight_low"] = _placed(layer, low, shape)
+                found[f"{layer.weight}_low"] = _placed(layer, low, shape)
         return found
 
     def _layer_shape(self, layer: OpLayer) -> tuple[int, ...]:
-        name = f"{MODULE}{layer.layer}.weight"
+        name = MODULE + layer.weight
         return self.arrays[name].shape if layer.layer and name in self.arrays else ()
 
 
@@ -143,8 +155,8 @@ def _unfolded(
     A batch norm after a trained weight becomes one that only adds.
     """
     found: dict[str, NDArray[Any]] = {}
-    before = state.get(f"{layer.layer}.bias", np.zeros(1, np.float32)).astype(np.float64)
-    shift, place = bias, f"{layer.layer}.bias"
+    before = state.get(layer.bias, np.zeros(1, np.float32)).astype(np.float64)
+    shift, place = bias, layer.bias
     if layer.norm:
         deviation = np.sqrt(state[f"{layer.norm}.running_var"].astype(np.float64) + layer.norm_eps)
         mean = state[f"{layer.norm}.running_mean"].astype(np.float64)
@@ -162,5 +174,5 @@ def _unfolded(
     if place in state:  # a bias that the module does not have is not trained
         found[place] = shift
     if weight is not None and layer.layer:
-        found[f"{layer.layer}.weight"] = layer.to_layer(weight, state[f"{layer.layer}.weight"].shape)
+        found[layer.weight] = layer.to_layer(weight, state[layer.weight].shape)
     return {name: np.ascontiguousarray(values, np.float32) for name, values in found.items()}

@@ -43,8 +43,9 @@ def layer_of(model: "CompiledModel", op: "QuantizedOp") -> OpLayer:
     origin = source.origin or LayerOrigin("")
     return OpLayer(
         source.name, origin.layer, origin.norm, origin.norm_eps, origin.extents, origin.order,
-        () if op.weight is None else op.weight.shape, source.kind is OpKind.DEPTHWISE, float(op.inputs[0].scale),
+        () if op.weight is None else op.weight.shape, source.kind is OpKind.DEPTHWISE, float(op.read_scale),
         model.scheme.of(source.name).rows * row_bytes(source), slot.weight_offset, slot.bias_offset, slot.q88_offset,
+        origin.part,
     )  # fmt: skip
 
 
@@ -113,15 +114,14 @@ def _with_weights(op: "QuantizedOp", layer: OpLayer, given: Mapping[str, NDArray
 
 def _folded(layer: OpLayer, given: Mapping[str, NDArray[Any]]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Return weight and bias of an op as real numbers, from codes or a state_dict. Raises KeyError, ValueError."""
-    place = layer.layer or layer.norm
-    if f"{place}.weight_scale" in given:
-        codes = given[f"{place}.weight"].astype(np.float64)
-        if f"{place}.weight_low" in given:
-            codes = codes + (given[f"{place}.weight_low"].astype(np.float64) - 128) / 256
+    if f"{layer.weight}_scale" in given:
+        codes = given[layer.weight].astype(np.float64)
+        if f"{layer.weight}_low" in given:
+            codes = codes + (given[f"{layer.weight}_low"].astype(np.float64) - 128) / 256
         weight = layer.to_op(codes) if layer.layer else codes.reshape(layer.shape)
-        scale = layer.along_channels(given[f"{place}.weight_scale"].astype(np.float64))
-        return weight * scale, given[f"{place}.bias"].astype(np.float64) * given[f"{place}.bias_scale"]
-    bias = given.get(f"{layer.layer}.bias", np.zeros(1)).astype(np.float64)
+        scale = layer.along_channels(given[f"{layer.weight}_scale"].astype(np.float64))
+        return weight * scale, given[layer.bias].astype(np.float64) * given[f"{layer.bias}_scale"]
+    bias = (given.get(layer.bias, np.zeros(1)) if layer.layer else np.zeros(1)).astype(np.float64)
     gain = np.ones(1)
     if layer.norm:
         gain = 1 / np.sqrt(given[f"{layer.norm}.running_var"].astype(np.float64) + layer.norm_eps)
@@ -130,4 +130,4 @@ def _folded(layer: OpLayer, given: Mapping[str, NDArray[Any]]) -> tuple[NDArray[
         bias = (bias - mean) * gain + given.get(f"{layer.norm}.bias", np.zeros(1)).astype(np.float64)
     if not layer.layer:
         return gain.reshape(layer.shape), bias
-    return layer.to_op(given[f"{layer.layer}.weight"].astype(np.float64)) * layer.along_channels(gain), bias
+    return layer.to_op(given[layer.weight].astype(np.float64)) * layer.along_channels(gain), bias

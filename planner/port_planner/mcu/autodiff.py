@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from enum import IntEnum
 
 from port_planner.base.errors import PortError
-from port_planner.mcu.ir import PRODUCTS, WEIGHTED, Clamp, Graph, KernelCall, McuCompileError, OpKind
+from port_planner.mcu.ir import PRODUCTS, UNDIVIDED, WEIGHTED, Clamp, Graph, KernelCall, McuCompileError, OpKind
 
 
 class StepKind(IntEnum):
@@ -124,10 +124,9 @@ def last_layers(graph: Graph, count: int, ratio: float = 1.0, biases: int | None
 def rows_at(op: KernelCall, ratio: float) -> int:
     """Return the number of output channels that a ratio stands for.
 
-    A depthwise layer is trained as a whole or not at all.
+    A depthwise layer and a recurrent one are trained as a whole or not at all.
     """
-    channels = op.out_shape.channels
-    return channels if op.kind is OpKind.DEPTHWISE else min(channels, max(1, round(channels * ratio)))
+    return op.rows if op.kind in UNDIVIDED else min(op.rows, max(1, round(op.rows * ratio)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,25 +243,31 @@ def reads(graph: Graph, step: Step) -> tuple[str, ...]:
             return op.inputs
         case StepKind.LOSS:
             return (op.name,)
-        case StepKind.MASK:
-            return (step.gradient, op.name)
-        case StepKind.WEIGHT | StepKind.WEIGHT_GRADIENT:
-            return (step.gradient, op.inputs[0])
         case StepKind.WEIGHT_UPDATE | StepKind.BIAS_UPDATE:
             return (step.gradient,)
+    inputs = tuple(op.inputs[position] for position in stored_inputs(op, step))
+    output = (op.name,) if reads_output(op, step) else ()
     extra = (step.target,) if step.accumulate else ()
-    return (step.gradient, *(op.inputs[position] for position in stored_inputs(op, step)), *extra)
+    if op.kind is OpKind.GRU and step.kind is not StepKind.INPUT:
+        extra = (gradient_of(op.inputs[0]),)
+    return (step.gradient, *inputs, *output, *extra)
 
 
 def stored_inputs(op: KernelCall, step: Step) -> tuple[int, ...]:
     """Return the positions of the op's inputs whose values a backward step reads."""
     if step.kind in (StepKind.WEIGHT, StepKind.WEIGHT_GRADIENT):
-        return (0,)
+        return () if op.kind is OpKind.GRU else (0,)
     if step.kind is not StepKind.INPUT:
         return ()
     if op.kind in PRODUCTS:
         return (0 if step.second else 1,)
-    return (0,) if op.kind in (OpKind.MAX_POOL, OpKind.TABLE) else ()
+    return (0,) if op.kind in (OpKind.MAX_POOL, OpKind.TABLE, OpKind.GRU) else ()
+
+
+def reads_output(op: KernelCall, step: Step) -> bool:
+    """Return whether a backward step reads the values of the op's output: a mask, or the states of a recurrent layer."""
+    recurrent = (StepKind.INPUT, StepKind.WEIGHT, StepKind.WEIGHT_GRADIENT)
+    return step.kind is StepKind.MASK or (op.kind is OpKind.GRU and step.kind in recurrent)
 
 
 def writes(graph: Graph, step: Step) -> tuple[str, ...]:
@@ -271,7 +276,10 @@ def writes(graph: Graph, step: Step) -> tuple[str, ...]:
         return (step.op,)
     if step.kind is StepKind.MASK:
         return (step.gradient,)
-    return (step.target,) if step.target else ()
+    if step.kind in (StepKind.WEIGHT, StepKind.BIAS):
+        return ()
+    through_time = step.kind is StepKind.INPUT and graph.op(step.op).kind is OpKind.GRU
+    return (*((step.gradient,) if through_time else ()), *((step.target,) if step.target else ()))
 
 
 def forward_program(graph: Graph) -> SampleProgram:
@@ -296,7 +304,7 @@ def differentiate(graph: Graph) -> SampleProgram:
 def _gradients(graph: Graph, op: KernelCall) -> list[Step]:
     dy = gradient_of(op.name)
     steps = []
-    saturates = op.kind in WEIGHTED | PRODUCTS | {OpKind.ADD} and not op.fixed
+    saturates = op.kind in (WEIGHTED | PRODUCTS | {OpKind.ADD}) - {OpKind.GRU} and not op.fixed
     if op.kind is not OpKind.CLASSIFIER and (saturates or op.clamp is not Clamp.NONE):
         steps.append(Step(StepKind.MASK, op.name, dy))
     kind = StepKind.COPY if op.kind is OpKind.ADD else StepKind.INPUT
@@ -366,11 +374,17 @@ def _check_scheme(graph: Graph, scheme: SparseScheme) -> None:
                 name, "the scheme trains a layer that the model does not have", f"choose from {', '.join(layers)}"
             )
         _refuse_untrained(layers[name], update)
-        channels = layers[name].out_shape.channels
-        legal = (0, channels) if layers[name].kind is OpKind.DEPTHWISE else range(channels + 1)
+        channels = layers[name].rows
+        legal = (0, channels) if layers[name].kind in UNDIVIDED else range(channels + 1)
         if update.rows not in legal:
             raise McuCompileError(
-                name, f"cannot train {update.rows} of {channels} channels", "use 0 to all (depthwise: 0 or all)"
+                name,
+                f"cannot train {update.rows} of {channels} channels",
+                "use 0 to all (depthwise and recurrent: 0 or all)",
+            )
+        if layers[name].kind is OpKind.GRU and update.rows and scheme.chosen is not None:
+            raise McuCompileError(
+                name, "a dynamic update chooses channels, and a recurrent layer has gates", "leave its weights out"
             )
 
 
@@ -395,8 +409,9 @@ def fuse_updates(program: SampleProgram) -> SampleProgram:
     for step in program.steps:
         if step.kind in (StepKind.WEIGHT_UPDATE, StepKind.BIAS_UPDATE):
             continue
-        kind = fused.get(step.kind)
-        steps.append(step if kind is None else Step(kind, step.op, step.gradient))
+        kind, op = fused.get(step.kind), program.graph.op(step.op)
+        through_time = gradient_of(op.inputs[0]) if op.kind is OpKind.GRU else ""
+        steps.append(step if kind is None else Step(kind, step.op, step.gradient, through_time))
     return SampleProgram(program.graph, tuple(steps))
 
 

@@ -194,7 +194,8 @@ class _Builder:
 
     def _step(self, index: int) -> Unit:
         step = self.program.steps[index]
-        scratch = aligned(scratch_bytes(self.graph.op(step.op))) if self._uses_scratch(step.kind) else 0
+        forward = step.kind is StepKind.FORWARD
+        scratch = aligned(scratch_bytes(self.graph.op(step.op), self.simd)) if forward else 0
         if step.kind is StepKind.WEIGHT and self.scheme.chosen is not None:
             scratch = board_tensor_bytes(self.graph, f"norm:{step.op}", self.scheme)
         seconds = self.costs.seconds(self.graph, step, self.scheme)
@@ -204,7 +205,7 @@ class _Builder:
         read, written = group_tensors(self.program, group)
         made = group_rows(self.program, group, {name: name for name in (*read, *written)}, self.simd)
         sums = {row.scratch for row in made.rows if row.suspends}
-        scratch = max((scratch_bytes(self.graph.op(row.op)) for row in made.rows if row.again and self.simd), default=0)
+        scratch = max((scratch_bytes(self.graph.op(row.op), self.simd) for row in made.rows if row.again), default=0)
         own = sum(made.sizes.values()) + aligned(scratch)
         own += sum(aligned(board_tensor_bytes(self.graph, name, self.scheme)) for name in sums)
         steps = range(group.start, group.stop)
@@ -279,9 +280,6 @@ class _Builder:
             joules += unit.seconds * self.costs.watts
             yield Stage(f"{step.kind.name} {step.op}", unit.seconds + seconds, joules, unit.workspace_bytes)
 
-    def _uses_scratch(self, kind: StepKind) -> bool:
-        return self.simd and kind is StepKind.FORWARD
-
     def tensor(self, name: str) -> Tensor:
         accesses, written = tuple(self.accesses[name]), tuple(self.writes.get(name, ()))
         if is_parameters(name):
@@ -309,5 +307,5 @@ class _Builder:
         if self._trained(name):
             inputs.append((self.index[parameter_name(name)], 0 if self.pages_parameters else -1))
         seconds = self.costs.seconds(self.graph, step, self.scheme)
-        scratch = aligned(scratch_bytes(op)) if self.simd else 0
+        scratch = aligned(scratch_bytes(op, self.simd))
         return Rematerialization(seconds, seconds * self.costs.watts, tuple(inputs), scratch)

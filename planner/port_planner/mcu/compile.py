@@ -12,11 +12,11 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from port_planner.mcu.autodiff import SparseScheme, full_scheme
+from port_planner.mcu.autodiff import SparseScheme, StepKind, full_scheme
 from port_planner.mcu.choose_plan import FitOptions, FittedMemory
 from port_planner.mcu.emit import GeneratedModel, emit_model
 from port_planner.mcu.frontend import import_module
-from port_planner.mcu.ir import Loss, McuCompileError
+from port_planner.mcu.ir import Loss, McuCompileError, OpKind
 from port_planner.mcu.low_bytes import fit_low_bytes
 from port_planner.mcu.memory import MemoryPlan, plan_memory
 from port_planner.mcu.quantize import Int8Array, QuantizedGraph, quantize
@@ -43,7 +43,9 @@ class CompiledModel:
     @property
     def simd(self) -> bool:
         """Whether the arena has the scratch that the DSP kernels need."""
-        return any(row.scratch for row in self.memory.rows)
+        graph = self.quantized.graph
+        forward = (row for row in self.memory.rows if row.kind is StepKind.FORWARD)
+        return any(row.scratch and graph.op(row.op).kind is OpKind.CONV for row in forward)
 
     @property
     def q88(self) -> bool:

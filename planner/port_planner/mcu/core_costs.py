@@ -20,8 +20,9 @@ Kernel = tuple[StepKind, OpKind | None, str]
 
 ANY_OP = frozenset({StepKind.MASK, StepKind.BIAS, StepKind.COPY, StepKind.LOSS})
 
-NARROW, STRIDED = "narrow", "strided"
-"""Forms: convolutions whose input channels are not a multiple of four; depthwise convolutions with a stride."""
+NARROW, STRIDED, GATED = "narrow", "strided", "gated"
+"""Forms: convolutions whose input channels are not a multiple of four; depthwise convolutions with a stride; what a recurrent
+unit's gates cost for each value of its output, besides the products."""
 
 
 def kernel_of(graph: Graph, step: Step) -> Kernel:
@@ -37,10 +38,12 @@ def kernel_of(graph: Graph, step: Step) -> Kernel:
 def work_of(graph: Graph, step: Step, scheme: SparseScheme) -> int:
     """Return a step's work: multiply-accumulates of weighted layers, window elements of poolings, else elements."""
     op = graph.op(step.op)
+    if step.kind is StepKind.BIAS:
+        return op.out_shape.height * op.out_shape.width * op.rows
     if step.kind in ANY_OP:
         return op.out_shape.elements
     if step.kind is StepKind.WEIGHT:
-        return op.macs * scheme.of(op.name).rows * scheme.chosen_parts // (256 * op.out_shape.channels)
+        return op.macs * scheme.of(op.name).rows * scheme.chosen_parts // (256 * op.rows)
     return op.macs if op.kind in WEIGHTED else _elements(op)
 
 
@@ -75,7 +78,8 @@ M4F = _counts(
         (StepKind.INPUT, OpKind.CONCAT): 3.9, (StepKind.FORWARD, OpKind.UPSAMPLE): 16.7,
         (StepKind.INPUT, OpKind.UPSAMPLE): 7.8, (StepKind.FORWARD, OpKind.MULTIPLY): 40.6,
         (StepKind.INPUT, OpKind.MULTIPLY): 32.2, (StepKind.FORWARD, OpKind.SCALE): 41.2,
-        (StepKind.INPUT, OpKind.SCALE): 31.5,
+        (StepKind.INPUT, OpKind.SCALE): 31.5, (StepKind.FORWARD, OpKind.GRU): 5.4,
+        (StepKind.INPUT, OpKind.GRU): 13.4, (StepKind.WEIGHT, OpKind.GRU): 16.7,
         (StepKind.INPUT, OpKind.MAX_POOL): 23.9, (StepKind.WEIGHT, OpKind.CONV): 5.2,
         (StepKind.WEIGHT, OpKind.CLASSIFIER): 66.3, (StepKind.WEIGHT, OpKind.DEPTHWISE): 23.1,
         (StepKind.MASK, None): 8.1, (StepKind.BIAS, None): 6.8, (StepKind.COPY, None): 7.1, (StepKind.LOSS, None): 78.6,
@@ -83,12 +87,14 @@ M4F = _counts(
     {
         (StepKind.FORWARD, OpKind.CONV, NARROW): 3.5, (StepKind.WEIGHT, OpKind.CONV, NARROW): 18.0,
         (StepKind.INPUT, OpKind.DEPTHWISE, STRIDED): 29.5,
+        (StepKind.FORWARD, OpKind.GRU, GATED): 355.0, (StepKind.INPUT, OpKind.GRU, GATED): 421.0,
     },
 )  # fmt: skip
 """On the emulated Cortex-M4F with its DSP kernels, random weights.
 
 Counted on the camera network and MobileNetV2-w0.35. Max pooling is counted on the tests' network of every layer, and
-groups to products on their network of joins, transposed convolutions on that of transposed ones.
+groups to products on their network of joins, transposed convolutions on that of transposed ones. Recurrent units are
+counted on layers of 8 to 32 values and 10 steps.
 """
 
 M0 = _counts(
@@ -106,7 +112,8 @@ M0 = _counts(
         (StepKind.INPUT, OpKind.CONCAT): 7.5, (StepKind.FORWARD, OpKind.UPSAMPLE): 24.3,
         (StepKind.INPUT, OpKind.UPSAMPLE): 75.0, (StepKind.FORWARD, OpKind.MULTIPLY): 96.2,
         (StepKind.INPUT, OpKind.MULTIPLY): 373.7, (StepKind.FORWARD, OpKind.SCALE): 114.9,
-        (StepKind.INPUT, OpKind.SCALE): 385.2,
+        (StepKind.INPUT, OpKind.SCALE): 385.2, (StepKind.FORWARD, OpKind.GRU): 5.4,
+        (StepKind.INPUT, OpKind.GRU): 216.4, (StepKind.WEIGHT, OpKind.GRU): 280.0,
         (StepKind.INPUT, OpKind.MAX_POOL): 44.3, (StepKind.WEIGHT, OpKind.CONV): 167.2,
         (StepKind.WEIGHT, OpKind.CLASSIFIER): 757.0, (StepKind.WEIGHT, OpKind.DEPTHWISE): 170.3,
         (StepKind.MASK, None): 10.8, (StepKind.BIAS, None): 105.8, (StepKind.COPY, None): 7.3,
@@ -115,12 +122,14 @@ M0 = _counts(
     {
         (StepKind.FORWARD, OpKind.CONV, NARROW): 29.4, (StepKind.WEIGHT, OpKind.CONV, NARROW): 126.0,
         (StepKind.INPUT, OpKind.DEPTHWISE, STRIDED): 255.9,
+        (StepKind.FORWARD, OpKind.GRU, GATED): 10282.0, (StepKind.INPUT, OpKind.GRU, GATED): 11808.0,
     },
 )  # fmt: skip
 """On the emulated Cortex-M0. Without an FPU, the backward part costs 30 times as much per multiply-accumulate as on an M4F.
 
 Counted on the digits network. Poolings and residuals are counted on a small residual network, and groups to products on
-the tests' network of joins with 8x6 pixels, transposed convolutions on that of transposed ones. Zero gradients are skipped, so counts vary by a tenth between samples.
+the tests' network of joins with 8x6 pixels, transposed convolutions on that of transposed ones. Recurrent units are
+counted on layers of 8 to 32 values and 10 steps. Zero gradients are skipped, so counts vary by a tenth between samples.
 """
 
 _BY_BOARD = {"mkr1000": M0, "nrf52840": M4F}
@@ -143,7 +152,10 @@ class CoreCosts:
 
     def step_instructions(self, graph: Graph, step: Step, scheme: SparseScheme) -> float:
         """Return the estimated instructions of one step."""
-        return self.instructions[kernel_of(graph, step)] * work_of(graph, step, scheme)
+        op, counted = graph.op(step.op), self.instructions[kernel_of(graph, step)] * work_of(graph, step, scheme)
+        if op.kind is OpKind.GRU and step.kind in (StepKind.FORWARD, StepKind.INPUT):
+            counted += self.instructions[step.kind, op.kind, GATED] * op.out_shape.elements
+        return counted
 
     def seconds(self, graph: Graph, step: Step, scheme: SparseScheme) -> float:
         """Return the estimated seconds of one step."""

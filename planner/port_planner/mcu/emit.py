@@ -197,7 +197,7 @@ def _op(op: QuantizedOp, memory: MemoryPlan, update: LayerUpdate, passed: bool) 
     source, label = op.op, _identifier(op)
     slot = memory.parameters.slots.get(source.name)
     other = source.inputs[1] if len(source.inputs) > 1 else None
-    weighted = op.weight is not None
+    weighted, state = op.weight is not None, source.kind is OpKind.GRU
     frozen = weighted and op.weight is not None and op.weight.size > update.rows * row_bytes(source)
     fields: list[tuple[str, object]] = [
         ("kind", _KIND_NAMES[source.kind]),
@@ -229,7 +229,7 @@ def _op(op: QuantizedOp, memory: MemoryPlan, update: LayerUpdate, passed: bool) 
         ("shift", f"shift_{label}" if op.shift is not None else 0),
         ("weight_scale", f"scale_{label}" if weighted else 0),
         ("in_scale", _number(op.inputs[0].scale)),
-        ("other_scale", _number(op.inputs[1].scale) if other else 0),
+        ("other_scale", _number(op.inputs[1].scale if other else op.output.scale) if other or state else 0),
         ("add_in", op.add_multipliers[0]),
         ("add_other", op.add_multipliers[1]),
         ("groups", source.groups),

@@ -7,6 +7,7 @@ MobileNetV2 blocks of MCUNet and torchvision are imported unchanged. The graph i
 
 from __future__ import annotations
 
+import operator
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -40,6 +41,7 @@ from port_planner.mcu.module_trace import (
     run_nodes,
     trace_module,
 )
+from port_planner.mcu.recurrent import recurrent_ops, unsupported_gru
 from port_planner.mcu.selections import choosing_ops, identity_layer, image_layer, read_choice
 from port_planner.mcu.torch_axes import GRAPH_AXES, TorchAxes, extent
 
@@ -76,16 +78,16 @@ def import_module(
 ) -> Graph:
     """Return the float graph of a module in eval mode, compared with the module on `samples` (None: on noise).
 
-    `input_shape`: of one sample, [C, H, W] or [C, W]. A softmax at the end is left out if `loss` contains one.
+    `input_shape`: of one sample, [C, H, W] or [C, W], or [steps, features] that a GRU reads. A softmax at the end is left out if `loss` contains one.
 
     Raises McuCompileError, with the layer and the remedy, for anything that the firmware has no kernel for, and if the
     graph computes something else than the module.
     """
-    seen = TorchAxes.of(_sample_shape(input_shape), GRAPH_AXES if len(input_shape) == 3 else "CW"[: len(input_shape)])
     noise = torch.randn(_NOISE_SAMPLES, *input_shape, generator=torch.Generator().manual_seed(1))
     samples = noise if samples is None else samples
     with evaluating(module):
         traced = trace_module(module, name)
+        seen = _sample_axes(traced, tuple(input_shape))
         importer = _Importer(traced, seen, run_nodes(traced, noise), loss)
         state = {
             key: _array(value) if value.is_floating_point() else value.numpy(force=True).copy()
@@ -97,6 +99,15 @@ def import_module(
         lasting = importer.lasting()
         refuse_difference(module, traced, graph, lasting, samples)
         return trained_as_module(module, graph, lasting[cast(fx.Node, importer.logits)], bool(notes), samples)
+
+
+def _sample_axes(traced: fx.GraphModule, extents: tuple[int, ...]) -> TorchAxes:
+    """Return the axes of a sample; [steps, features] of a recurrent layer are an image of one channel."""
+    readers = next((list(node.users) for node in traced.graph.nodes if node.op == "placeholder"), [])
+    modules = [traced.get_submodule(str(node.target)) for node in readers if node.op == "call_module"]
+    if len(extents) == 2 and any(isinstance(module, nn.GRU) for module in modules):
+        return TorchAxes.of(_sample_shape((1, *extents)), "HW")
+    return TorchAxes.of(_sample_shape(extents), GRAPH_AXES if len(extents) == 3 else "CW"[: len(extents)])
 
 
 def _sample_shape(extents: Sequence[int]) -> Shape:
@@ -155,6 +166,8 @@ class _Importer:
             self.logits = logits_node(self.end)
         self.owners: dict[int, tuple[str, object]] = {}
         """The op with the weights of a module or parameter, by its identity; holding the object keeps the identity unique."""
+        self.sequences: dict[fx.Node, NodeValue] = {}
+        """The states of recurrent layers after each step: by the layer's node, and by that of its last state."""
 
     def run(self) -> tuple[KernelCall, ...]:
         for node in self.traced.graph.nodes:
@@ -164,6 +177,8 @@ class _Importer:
                 self._stand_for(node, NodeValue(INPUT, self.input))
             elif node.op == "output":
                 return self._finish(node)
+            elif self._is_recurrent(node):
+                self._recurrent(node)
             elif not isinstance(self.results[node], torch.Tensor):
                 self._refuse_several(node)  # other results are sizes, which only views use as arguments
             elif node is self.end and node is not self.logits:
@@ -188,6 +203,8 @@ class _Importer:
     def _finish(self, node: fx.Node) -> tuple[KernelCall, ...]:
         if not isinstance(node.args[0], fx.Node) or self.logits is None:
             raise McuCompileError("output", "not a single tensor", "return the logits only")
+        if self.logits not in self.values:
+            raise McuCompileError("output", f"{self.logits} is not a tensor [N, ...]", "return the logits only")
         value = self.values[self.logits]
         if not self._is_linear(value):
             self._refuse_end(value)
@@ -292,7 +309,8 @@ class _Importer:
     def _refuse_derived(node: fx.Node, module: nn.Module) -> None:
         """Raise McuCompileError for a weight that is computed from other parameters: a board would train a different one."""
         own = dict(module.named_parameters(recurse=False))
-        if isinstance(getattr(module, "weight", None), torch.Tensor) and "weight" not in own:
+        names = ("weight", "weight_ih_l0", "weight_hh_l0")
+        if any(isinstance(getattr(module, name, None), torch.Tensor) and name not in own for name in names):
             raise McuCompileError(
                 node_place(node),
                 "its weight is made of other parameters (weight or spectral norm, pruning, a parametrization)",
@@ -387,10 +405,11 @@ class _Importer:
     # -- layers -----------------------------------------------------------------------------------------------------
 
     def _append(self, node: fx.Node, op: KernelCall, axes: Sequence[str]) -> NodeValue:
-        """Add an op under its node's name; to torch, its result has these axes of the graph."""
+        """Add an op under its node's name, followed by its own; to torch, its result has these axes of the graph."""
         if op.out_shape.height < 1 or op.out_shape.width < 1:
             raise McuCompileError(node_place(node), f"output {op.out_shape} is empty", "feed a larger input")
         label = re.sub(r"\W", "_", str(node.target), flags=re.ASCII) if node.op == "call_module" else node.name
+        label += op.name
         name, number = label, 2
         while name in self.ops or name == INPUT:
             name, number = f"{label}_{number}", number + 1
@@ -486,7 +505,8 @@ class _Importer:
         if norm.affine:
             shift = shift + norm.bias.detach().double().numpy()
         op = self.ops.get(value.tensor)
-        if op is None or op.origin is None or op.origin.norm or op.clamp is not Clamp.NONE or not self._alone(node):
+        folds = op is not None and op.kind is not OpKind.GRU and op.clamp is Clamp.NONE
+        if op is None or op.origin is None or op.origin.norm or not folds or not self._alone(node):
             origin = LayerOrigin("", norm=str(node.target), norm_eps=norm.eps)
             weight, bias = scale.astype(np.float32)[None, None], shift.astype(np.float32)
             op = KernelCall(
@@ -520,6 +540,64 @@ class _Importer:
         )  # fmt: skip
         return self._own(self._append(node, op, (*others, "C")), linear, linear.weight)
 
+    # -- recurrent layers -------------------------------------------------------------------------------------------
+
+    def _is_recurrent(self, node: fx.Node) -> bool:
+        """Return whether a node is a recurrent layer, or reads its results: a tuple, and a tensor with the batch second."""
+        if node.op == "call_module" and isinstance(self.modules[str(node.target)], nn.GRU):
+            return True
+        return node.op != "output" and any(source in self.sequences for source in node.all_input_nodes)
+
+    def _recurrent(self, node: fx.Node) -> None:
+        source = next((each for each in node.all_input_nodes if each in self.sequences), None)
+        if source is None:
+            self.sequences[node] = self._gated(node, self._source(node))
+        elif isinstance(self.results[source], torch.Tensor):
+            self._stand_for(node, self._last_state(node, source))
+        elif node.target is operator.getitem and node.args[1] in (0, -2):
+            self._stand_for(node, self.sequences[source])
+        elif node.target is operator.getitem and node.args[1] in (1, -1):
+            self.sequences[node] = self.sequences[source]
+        else:
+            raise McuCompileError(
+                node_place(node), "reads both results of a recurrent layer", "take one: y, h = gru(x)"
+            )
+
+    def _last_state(self, node: fx.Node, source: fx.Node) -> NodeValue:
+        """Return what a call makes of the last state, whose axes are [1, N, C]: a view whose first axis is the batch."""
+        states = self.sequences[source]
+        probe = torch.linspace(-1, 1, _NOISE_SAMPLES * states.shape.channels).reshape(1, _NOISE_SAMPLES, -1)
+        found = self._call(node, {source: probe}) if node.all_input_nodes == [source] else None
+        if not isinstance(found, torch.Tensor) or found.numel() != probe.numel():
+            found = probe
+        batch, *extents = found.shape
+        last = self._choose(node, states, lambda sequence: sequence[:, -1])
+        seen = last.seen.reshaped(extents)
+        if batch != _NOISE_SAMPLES or seen is None or not torch.equal(found.flatten(), probe.flatten()):
+            raise McuCompileError(
+                node_place(node), "reads the last state of a recurrent layer as [1, N, C]", "take h[-1] first"
+            )
+        return NodeValue(last.tensor, seen)
+
+    def _gated(self, node: fx.Node, value: NodeValue) -> NodeValue:
+        gru = cast(nn.GRU, self.modules[str(node.target)])
+        self._refuse_derived(node, gru)
+        refused = unsupported_gru(gru)
+        if len(node.all_input_nodes) > 1:
+            refused = "a first state of its own", "let it begin with zeros"
+        if refused is not None:
+            raise McuCompileError(node_place(node), *refused)
+        made = recurrent_ops(gru, str(node.target), value.seen, value.tensor)
+        if made is None:
+            raise McuCompileError(
+                node_place(node),
+                f"its input {list(value.seen.extents)} is not [N, steps, features] with steps along an axis of the data",
+                "give it x.transpose(1, 2) of [N, C, W]",
+            )
+        gates, unit = made
+        inputs = self._own(self._append(node, gates, "WC"), gru.weight_ih_l0).tensor
+        return self._own(self._append(node, replace(unit, inputs=(inputs,)), "WC"), gru.weight_hh_l0)
+
     # -- what is folded into the op before --------------------------------------------------------------------------
 
     def _alone(self, node: fx.Node) -> bool:
@@ -542,7 +620,7 @@ class _Importer:
         op = self.ops.get(value.tensor)
         if op is not None and op.clamp in (clamp, Clamp.RELU6):
             return value
-        if op is None or not self._alone(node):
+        if op is None or op.kind is OpKind.GRU or not self._alone(node):
             pool = KernelCall("", OpKind.MAX_POOL, (value.tensor,), value.shape, value.shape, clamp=clamp)
             return self._append(node, pool, value.seen.axes)
         self._rewrite(replace(op, clamp=clamp))

@@ -265,7 +265,7 @@ class HostEngine:
         update, image = self.model.scheme.of(layer), self.parameters
         found = b""
         if slot.bias_offset is not None:
-            found += image[slot.bias_offset :][: 4 * op.out_shape.channels]
+            found += image[slot.bias_offset :][: 4 * op.rows]
         if slot.weight_offset is not None:
             found += image[slot.weight_offset :][: update.rows * row_bytes(op)]
         return found

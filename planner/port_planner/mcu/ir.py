@@ -50,6 +50,7 @@ class OpKind(IntEnum):
     MULTIPLY = 11
     SCALE = 12
     TRANSPOSED = 13
+    GRU = 14
 
 
 class Loss(Enum):
@@ -61,9 +62,13 @@ class Loss(Enum):
     """The mean of the squared differences; a sample has a target for each output."""
 
 
-WEIGHTED = frozenset({OpKind.CONV, OpKind.DEPTHWISE, OpKind.CLASSIFIER, OpKind.GROUPED, OpKind.TRANSPOSED})
+WEIGHTED = frozenset({OpKind.CONV, OpKind.DEPTHWISE, OpKind.CLASSIFIER, OpKind.GROUPED, OpKind.TRANSPOSED, OpKind.GRU})
 PRODUCTS = frozenset({OpKind.MULTIPLY, OpKind.SCALE})
 TWO_INPUTS = frozenset({OpKind.ADD, OpKind.CONCAT}) | PRODUCTS
+UNDIVIDED = frozenset({OpKind.DEPTHWISE, OpKind.GRU})
+"""Kinds whose weights are trained as a whole or not at all."""
+GATES = 3
+"""The gates of a recurrent unit, in torch's order: reset, update, new."""
 
 
 class Clamp(Enum):
@@ -95,8 +100,9 @@ class LayerOrigin:
     """Where the weights of an op come from in the module: paths of its layers, named as in a state_dict.
 
     The op's weight is the layer's, reshaped to `extents`, with its axes in `order`, times the scale of the batch norm that is
-    folded in. A batch norm by itself has no `layer`. `trains_weight`, `trains_bias`: whether the module itself trains them.
-    It does if it has such parameters, they require gradients, and gradients reach them.
+    folded in. A batch norm by itself has no `layer`. `part` ends the names of weight and bias in layers that have several, such
+    as `_hh_l0`. `trains_weight`, `trains_bias`: whether the module itself trains them. It does if it has such parameters, they
+    require gradients, and gradients reach them.
     """
 
     layer: str
@@ -104,8 +110,19 @@ class LayerOrigin:
     order: tuple[int, ...] = ()
     norm: str = ""
     norm_eps: float = 0.0
+    part: str = ""
     trains_weight: bool = True
     trains_bias: bool = True
+
+    @property
+    def weight(self) -> str:
+        """The name of the layer's weight in the state_dict."""
+        return f"{self.layer}.weight{self.part}"
+
+    @property
+    def bias(self) -> str:
+        """The name of the layer's bias in the state_dict."""
+        return f"{self.layer}.bias{self.part}"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -116,7 +133,8 @@ class KernelCall:
 
     `weight` is [out][kernel_h][kernel_w][in] (classifier: [out][1][1][in]; of groups, in / groups) or, depthwise,
     [kernel_h][kernel_w][channel]. `function`: the function in a table. `fixed`: the weights, 1 or 0, only select and are never
-    trained.
+    trained. A gated recurrent unit reads the gates' inputs of each step, [height x width][3 channels], and has the weights
+    of the state before it.
     """
 
     name: str
@@ -147,8 +165,15 @@ class KernelCall:
 
     @property
     def fan_in(self) -> int:
-        """The input channels that one output channel of a weighted op reads."""
+        """The channels that one row of weights reads."""
+        if self.kind is OpKind.GRU:
+            return self.out_shape.channels
         return 1 if self.kind is OpKind.DEPTHWISE else self.in_shape.channels // self.groups
+
+    @property
+    def rows(self) -> int:
+        """The rows of weights, each with a scale and a bias: one for each output channel, and one for each gate of it."""
+        return self.out_shape.channels * (GATES if self.kind is OpKind.GRU else 1)
 
     @property
     def macs(self) -> int:
@@ -156,7 +181,9 @@ class KernelCall:
         if self.kind is OpKind.TRANSPOSED:
             taps = self.kernel[0] * self.kernel[1]
             return self.in_shape.elements * taps * (self.out_shape.channels // self.groups)
-        return self.out_shape.elements * self.kernel[0] * self.kernel[1] * self.fan_in if self.kind in WEIGHTED else 0
+        if self.kind not in WEIGHTED:
+            return 0
+        return self.out_shape.height * self.out_shape.width * self.rows * self.kernel[0] * self.kernel[1] * self.fan_in
 
     @property
     def weight_count(self) -> int:
@@ -219,13 +246,18 @@ class Graph:
 
 
 def row_bytes(op: KernelCall) -> int:
-    """Return the bytes of one output channel's weights."""
-    return op.weight_count // op.out_shape.channels
+    """Return the bytes of one row of weights."""
+    return op.weight_count // op.rows
 
 
-def scratch_bytes(op: KernelCall) -> int:
-    """Return the scratch of the SIMD convolution: two im2col columns of int16, padded to four channels."""
-    if op.kind is not OpKind.CONV:
+def scratch_bytes(op: KernelCall, simd: bool = True) -> int:
+    """Return the scratch of an op's forward kernel.
+
+    A SIMD convolution has two im2col columns of int16, padded to four channels; a recurrent unit its state in fp32.
+    """
+    if op.kind is OpKind.GRU:
+        return 4 * op.out_shape.channels
+    if op.kind is not OpKind.CONV or not simd:
         return 0
     return 2 * 2 * (-(-row_bytes(op) // 4) * 4)
 
@@ -261,7 +293,7 @@ def _verify_op(op: KernelCall, known: dict[str, Shape]) -> None:
     if max(op.in_shape.channels, op.out_shape.channels, op.in_shape.height, op.in_shape.width) > 65535:
         raise McuCompileError(op.name, f"extent of {op.in_shape} over 65535", "pool before the linear layer")
     if max(*op.kernel, *op.stride, *op.padding, *op.dilation) > 255:
-        raise McuCompileError(op.name, f"kernel {op.kernel} over 255", "use a smaller kernel")
+        raise McuCompileError(op.name, f"kernel {op.kernel} over 255", "use a smaller kernel, or pool before it")
     reach = op.kernel[0] * op.kernel[1] * op.fan_in
     if op.kind in WEIGHTED and reach > 32768:
         raise McuCompileError(op.name, f"{reach} products in one sum can overflow 32 bits", "narrow the layer")

@@ -140,7 +140,7 @@ def board_tensor_bytes(graph: Graph, tensor: str, scheme: SparseScheme) -> int:
         return scratch_bytes(op)
     if kind == "norm":
         return 4 * -(-scheme.of(name).rows // CHANNEL_GROUP)
-    return 4 * (scheme.of(name).rows * row_bytes(op) if kind == "dw" else op.out_shape.channels)
+    return 4 * (scheme.of(name).rows * row_bytes(op) if kind == "dw" else op.rows)
 
 
 def mse_target_bytes(graph: Graph) -> int:
@@ -198,7 +198,7 @@ def buffers_of(program: SampleProgram, scheme: SparseScheme, simd: bool = True) 
     steps = []
     for step in program.steps:
         touched = [home(graph, name) for name in (*reads(graph, step), *writes(graph, step))]
-        if simd and step.kind is StepKind.FORWARD and scratch_bytes(graph.op(step.op)):
+        if step.kind is StepKind.FORWARD and scratch_bytes(graph.op(step.op), simd):
             touched.append(scratch_of(step.op))
         steps.append(touched)
     return _lifetimes(graph, [step.kind for step in program.steps], steps, scheme, {})
@@ -227,7 +227,7 @@ def parameter_layout(graph: Graph, scheme: SparseScheme) -> ParameterLayout:
     for op, update in trained:
         if update.bias:
             bias_offsets[op.name] = bias_at
-            bias_at += 4 * op.out_shape.channels
+            bias_at += 4 * op.rows
     for op, update in trained:
         if update.rows:
             weight_offsets[op.name] = bias_at + weight_at
@@ -246,7 +246,7 @@ def parameter_layout(graph: Graph, scheme: SparseScheme) -> ParameterLayout:
 def parameter_block_bytes(op: KernelCall, update: LayerUpdate) -> int:
     """Return the bytes of all trained parameters of a layer."""
     weights = update.rows * row_bytes(op) * (2 if update.q88 else 1)
-    return aligned((4 * op.out_shape.channels if update.bias else 0) + weights)
+    return aligned((4 * op.rows if update.bias else 0) + weights)
 
 
 def paged_layout(graph: Graph, scheme: SparseScheme) -> ParameterLayout:
@@ -256,7 +256,7 @@ def paged_layout(graph: Graph, scheme: SparseScheme) -> ParameterLayout:
     at = bias_bytes = weight_bytes = 0
     for op in graph.weighted():
         update = scheme.of(op.name)
-        bias, weight = 4 * op.out_shape.channels * update.bias, update.rows * row_bytes(op)
+        bias, weight = 4 * op.rows * update.bias, update.rows * row_bytes(op)
         slots[op.name] = ParameterSlot(
             at if bias else None, at + bias if weight else None, at + bias + weight if update.q88 else None
         )

@@ -60,7 +60,7 @@ def _notes(ops: Sequence[KernelCall], wanted: Gradients) -> tuple[str, ...]:
     """Return notes on what the module does not train, and on what it trains but a board does not."""
     origins = [op.origin for op in ops if op.origin]
     frozen = [origin.layer or origin.norm for origin in origins if not (origin.trains_weight or origin.trains_bias)]
-    known = {f"{place}.{what}" for o in origins for place in (o.layer, o.norm) for what in ("weight", "bias")}
+    known = {name for o in origins for name in (o.weight, o.bias, f"{o.norm}.weight", f"{o.norm}.bias")}
     sentences = {
         "not trained, because the module does not train them": dict.fromkeys(frozen),
         "trained by the module, but not on a board": dict.fromkeys(name for name in wanted if name not in known),
@@ -111,8 +111,9 @@ def _marked(op: KernelCall, wanted: Gradients) -> KernelCall:
     origin = op.origin
     if origin is None:
         return op
-    biases = {f"{place}.bias" for place in (origin.layer, origin.norm) if place}
-    weight = f"{origin.layer or origin.norm}.weight"
+    biases = {origin.bias} if origin.layer else set()
+    biases |= {f"{origin.norm}.bias"} if origin.norm else set()
+    weight = origin.weight if origin.layer else f"{origin.norm}.weight"
     return replace(op, origin=replace(origin, trains_weight=weight in wanted, trains_bias=bool(biases & wanted.keys())))
 
 
@@ -161,7 +162,7 @@ def _layer_gradients(
     scaled = laid * (scale if op.kind is OpKind.DEPTHWISE else scale[:, None, None, None])
     moved = scaled.reshape([origin.extents[axis] for axis in origin.order])
     back = moved.permute([int(axis) for axis in np.argsort(origin.order)])
-    return found | {f"{origin.layer}.weight": back, f"{origin.layer}.bias": bias * scale}
+    return found | {origin.weight: back, origin.bias: bias * scale}
 
 
 __all__ = ["trained_as_module"]

@@ -30,6 +30,7 @@ from port_planner.mcu.ir import (
     McuCompileError,
     OpKind,
 )
+from port_planner.mcu.recurrent import recurrent_states
 
 Int8Array = NDArray[np.int8]
 Int32Array = NDArray[np.int32]
@@ -46,6 +47,10 @@ class QuantizedTensor:
 
     scale: np.float32
     zero: int
+
+
+STATE = QuantizedTensor(np.float32(1 / 127), 0)
+"""The format of a recurrent unit's state, which lies between -1 and 1 whatever it learns."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,6 +75,11 @@ class QuantizedOp:
     table: Int8Array | None = None
     slope: FloatArray | None = None
     low: NDArray[np.uint8] | None = None
+
+    @property
+    def read_scale(self) -> np.float32:
+        """The scale of what the weights multiply: the input, or the state before."""
+        return self.output.scale if self.op.kind is OpKind.GRU else self.inputs[0].scale
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -112,9 +122,10 @@ def torch_weight(op: KernelCall, weight: NDArray[np.generic]) -> torch.Tensor:
 
 def flat_input(op: KernelCall, tensor: torch.Tensor) -> torch.Tensor:
     """Return an op's input [N, C, H, W] as the op sees it: linear layers read [H, W, C] as channels."""
-    if (tensor.shape[2], tensor.shape[3]) == (op.in_shape.height, op.in_shape.width):
+    shape = op.in_shape
+    if tensor.shape[2:] == (shape.height, shape.width):
         return tensor
-    return tensor.permute(0, 2, 3, 1).reshape(len(tensor), -1, 1, 1)
+    return tensor.permute(0, 2, 3, 1).reshape(-1, shape.height, shape.width, shape.channels).permute(0, 3, 1, 2)
 
 
 def float_op(
@@ -127,7 +138,8 @@ def float_op(
     if weights is None:
         weight, bias = weights_of(op)
         weights = torch_weight(op, weight).to(data.dtype), torch.from_numpy(bias).to(data.dtype)
-    return _clamped(op.clamp, convolved(op, data, *weights))
+    run = recurrent_states if op.kind is OpKind.GRU else convolved
+    return _clamped(op.clamp, run(op, data, *weights))
 
 
 def convolved(op: KernelCall, data: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
@@ -249,6 +261,8 @@ def _quantize_op(
         return _quantize_sum(op, inputs, output)
     if op.kind in PRODUCTS:
         return _quantize_product(op, inputs, output)
+    if op.kind is OpKind.GRU:
+        output = STATE
     return _quantize_weighted(op, inputs[0], output, min(headroom, WEIGHT_HEADROOM) if op.trains_weight else 1.0)
 
 
@@ -314,18 +328,17 @@ def _quantize_weighted(
     op: KernelCall, source: QuantizedTensor, output: QuantizedTensor, headroom: float
 ) -> QuantizedOp:
     weight, bias = weights_of(op)
-    by_channel = np.moveaxis(weight, -1, 0).reshape(op.out_shape.channels, -1)
+    by_channel = np.moveaxis(weight, -1, 0).reshape(op.rows, -1)
     if op.kind is not OpKind.DEPTHWISE:
-        by_channel = weight.reshape(op.out_shape.channels, -1)
-    least = np.maximum(
-        np.abs(bias) / (float(source.scale) * BIAS_LIMIT), SMALLEST_SCALE
-    )  # the bias must be representable
+        by_channel = weight.reshape(op.rows, -1)
+    read = float((output if op.kind is OpKind.GRU else source).scale)
+    least = np.maximum(np.abs(bias) / (read * BIAS_LIMIT), SMALLEST_SCALE)  # the bias must be representable
     scale = np.maximum(np.abs(by_channel).max(axis=1) * (headroom / 127.0), least).astype(np.float32)
     divisor = scale if op.kind is OpKind.DEPTHWISE else scale[:, None, None, None]
     quantized = np.clip(np.round(weight / divisor), -127, 127).astype(np.int8)
-    sums = float(source.scale) * scale.astype(np.float64)
+    sums = read * scale.astype(np.float64)
     whole_bias = np.clip(np.round(bias / sums), -BIAS_LIMIT, BIAS_LIMIT).astype(np.int32)
-    if op.kind is OpKind.CLASSIFIER:
+    if op.kind in (OpKind.CLASSIFIER, OpKind.GRU):
         return QuantizedOp(op, (source,), output, -128, 127, quantized, whole_bias, scale)
     output = _representable(output, float(sums.max()))
     multiplier, shift = requantisation(sums / float(output.scale))
@@ -377,7 +390,7 @@ def _real_weights(op: QuantizedOp) -> tuple[torch.Tensor, torch.Tensor] | None:
         return None
     scale = torch.from_numpy(op.weight_scale.astype(np.float64))
     weight = torch_weight(op.op, op.weight).double() * scale.view(-1, 1, 1, 1)
-    return weight, torch.from_numpy(op.bias).double() * scale * float(op.inputs[0].scale)
+    return weight, torch.from_numpy(op.bias).double() * scale * float(op.read_scale)
 
 
 def logits_error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:

@@ -84,7 +84,7 @@ def layer_figures(
 def _parameter_bytes(model: CompiledModel, op: QuantizedOp) -> int:
     update = model.scheme.of(op.op.name)
     weights = update.rows * row_bytes(op.op) * (2 if update.q88 else 1)
-    return weights + 4 * op.op.out_shape.channels * update.bias
+    return weights + 4 * op.op.rows * update.bias
 
 
 def _flash_bytes(op: QuantizedOp) -> int:

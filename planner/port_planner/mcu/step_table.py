@@ -20,6 +20,7 @@ from port_planner.mcu.autodiff import (
     TableRow,
     gradient_of,
     reads,
+    reads_output,
     stored_inputs,
     writes,
 )
@@ -205,9 +206,9 @@ class _Residencies:
             step.op,
             source=places.get(0, ""),
             other=f"norm:{step.op}" if self._chooses(step) else places.get(1, ""),
-            output=self._found(step.op) if step.kind is StepKind.MASK else "",
+            output=self._found(step.op) if reads_output(op, step) else "",
             gradient=self._found(step.gradient),
-            target=self._found(step.target) if step.kind in (StepKind.INPUT, StepKind.COPY) else "",
+            target=self._found(step.target) if step.target and step.kind is not StepKind.LOSS else "",
             accumulate=step.accumulate,
             second=step.second,
             parameters=self._parameters(step.op) if step.kind in PARAMETER_USERS else "",
@@ -219,7 +220,7 @@ class _Residencies:
     def _forward(self, op: KernelCall, again: bool) -> TableRow:
         inputs = [self._found(name) for name in op.inputs]
         name = self._new(op.name)
-        scratch = f"s:{name}" if self.simd and scratch_bytes(op) else ""
+        scratch = f"s:{name}" if scratch_bytes(op, self.simd) else ""
         return TableRow(
             StepKind.FORWARD,
             op.name,
@@ -360,7 +361,7 @@ def _operands(graph: Graph, row: TableRow, step: Step) -> dict[str, str]:
         found[op.inputs[0]] = row.source
     if row.kind is StepKind.INPUT and row.other:
         found[op.inputs[1]] = row.other
-    if row.kind is StepKind.MASK:
+    if row.output:
         found[row.op] = row.output
     return found
 

@@ -193,7 +193,7 @@ class _Writer:
             yield self._input(self.ops[0], tile, tile.target)
 
     def _forward(self, op: KernelCall, tile: _Tile) -> TableRow:
-        scratch = f"s:{op.name}" if self.simd and scratch_bytes(op) else ""
+        scratch = f"s:{op.name}" if scratch_bytes(op, self.simd) else ""
         lines = Lines(self._line(op.inputs[0], tile), tile.again[op.name][0])
         return TableRow(
             StepKind.FORWARD, op.name, self._activation(op.inputs[0]), output=tile_of(op.name), scratch=scratch,

@@ -93,6 +93,7 @@ def test_a_stream_and_features_may_lack_axes(tmp_path: Path) -> None:
     for form, shapes in (
         (InputFormat(6, 1, 4, 0.5, 0), [(6, 4), (6, 1, 4)]),
         (InputFormat(24, 1, 1, 0.5, 0), [(24,), (24, 1), (24, 1, 1)]),
+        (InputFormat(1, 4, 6, 0.5, 0), [(4, 6), (1, 4, 6)]),
     ):
         write_manifest(folder, form, ())
         for shape in shapes:

@@ -15,7 +15,7 @@ from port_planner.mcu import CompiledModel, compile_model
 from port_planner.mcu.autodiff import LayerUpdate, SparseScheme
 from port_planner.mcu.emit import parameter_image
 from port_planner.mcu.quantize import run_float
-from tests.planner.mcu.networks import transposed
+from tests.planner.mcu.networks import Build, recurrent, transposed
 
 
 class Layers(nn.Module):
@@ -82,9 +82,10 @@ def test_the_module_computes_with_the_weights_of_the_board(scheme: SparseScheme 
         assert parameter_image(again.quantized, again.memory, again.scheme) == parameters
 
 
-def test_transposed_convolutions_come_back(tmp_path: Path) -> None:
-    """In groups, with a batch norm behind, and along one axis of an image."""
-    module, data = transposed()
+@pytest.mark.parametrize("build", [transposed, recurrent])
+def test_layers_of_other_layouts_and_names_come_back(build: Build, tmp_path: Path) -> None:
+    """Transposed in groups, with a batch norm behind, and along one axis of an image; the gates of recurrent layers."""
+    module, data = build(12)
     model = compile_model(module, data)
     parameters, table = learnt(model), tables(model, tmp_path)
     state = table.state_dict(parameters)

@@ -15,10 +15,10 @@ PROGRAM = """
 import sys
 import numpy as np
 from port_planner.mcu import HostEngine, UpdateOptions, UpdateRounding, compile_model
-from tests.planner.mcu.networks import NETWORKS
+from tests.planner.mcu.networks import BUILDS
 
 name, *flags = sys.argv[1:]
-module, data = NETWORKS[name]()
+module, data = BUILDS[name]()
 model = compile_model(module, data, name=name, q88=True)
 engine = HostEngine(model, ("-fsanitize=address,undefined", "-fno-sanitize-recover=all", *flags))
 samples, size = model.quantize_input(data), len(engine.parameters)
@@ -43,7 +43,7 @@ print(tried)
 @pytest.mark.long
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler")
 @pytest.mark.parametrize("flags", [(), ("-DPORT_SIMD_EMULATE",)], ids=["scalar", "simd"])
-@pytest.mark.parametrize("name", ["every_layer", "hidden_linear", "stream"])
+@pytest.mark.parametrize("name", ["every_layer", "hidden_linear", "stream", "recurrent"])
 def test_extreme_parameters_are_defined(name: str, flags: tuple[str, ...], survived: Survived) -> None:
     files = [
         subprocess.check_output(["cc", f"-print-file-name=lib{n}.so"], text=True).strip() for n in ("asan", "ubsan")

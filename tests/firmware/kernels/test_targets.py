@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,9 +39,7 @@ from port_planner.mcu.ir import Graph, OpKind
 from port_planner.mcu.page_costs import PageMedium
 from port_planner.mcu.schemes.contributions import backward_macs
 from port_planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2
-from tests.planner.mcu.networks import every_layer, hidden_linear, joins, settled, transposed
-
-Build = Callable[[int], tuple[torch.nn.Module, np.ndarray]]
+from tests.planner.mcu.networks import Build, every_layer, hidden_linear, joins, recurrent, settled, transposed
 
 pytestmark = pytest.mark.skipif(missing_tools(counting=True) is not None, reason=str(missing_tools(counting=True)))
 
@@ -90,8 +87,8 @@ def test_every_core_trains_to_the_hosts_bits(core: Core, rule: UpdateRounding, t
 
 @pytest.mark.process
 @pytest.mark.parametrize("core", [Core.M4F, Core.M0])
-@pytest.mark.parametrize("build", [joins, transposed])
-def test_groups_functions_and_joins_train_to_the_hosts_bits(build: Build, core: Core, tmp_path: Path) -> None:
+@pytest.mark.parametrize("build", [joins, transposed, recurrent])
+def test_newer_layers_train_to_the_hosts_bits(build: Build, core: Core, tmp_path: Path) -> None:
     module, data = build(5)
     model = compile_model(module, data[:, :, :8, :6], q88=True)
     inputs, labels = model.quantize_input(data[:, :, :8, :6]), np.arange(5) % 4

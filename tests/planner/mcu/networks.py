@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 import torch.nn.functional as F
@@ -9,6 +11,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from port_planner.mcu.zoo import StreamNet, conv
+
+Build = Callable[[int], tuple[nn.Module, NDArray[np.float32]]]
 
 
 class EveryLayer(nn.Module):
@@ -123,6 +127,22 @@ class Transposed(nn.Module):
         return self.head(self.decoder(code.view(-1, 5, 2, 3)).tanh().flatten(1))
 
 
+class Recurrent(nn.Module):
+    """Gated recurrent units, over the columns of an image and over states; the mean of the states, and the last."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Conv2d(2, 3, 3, 2, 1)
+        self.columns, self.states = nn.GRU(12, 7, batch_first=True), nn.GRU(7, 5, batch_first=True)
+        self.head = nn.Linear(12, 4)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x).relu().permute(0, 3, 1, 2).flatten(2)
+        states, _ = self.columns(x)
+        _, last = self.states(states.relu())
+        return self.head(torch.cat([states.mean(1), last[-1]], 1))
+
+
 def settled(module: nn.Module, data: NDArray[np.float32]) -> nn.Module:
     """Return the module in eval mode with batch norm statistics of the data."""
     module.train()
@@ -174,6 +194,12 @@ def transposed(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
     return settled(Transposed(), data), data
 
 
+def recurrent(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
+    torch.manual_seed(10)
+    data = np.random.default_rng(10).normal(size=(count, 2, 8, 9)).astype(np.float32)
+    return Recurrent().eval(), data
+
+
 def bars() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
     """Noise, and in every other sample a bright left half; a network that has learnt nothing yet can learn it."""
     labels = np.arange(60) % 2
@@ -183,4 +209,10 @@ def bars() -> tuple[NDArray[np.float32], NDArray[np.int64]]:
 
 
 NETWORKS = {"every_layer": every_layer, "hidden_linear": hidden_linear, "stream": stream}
-BUILDS = NETWORKS | {"readers": readers, "joins": joins, "choices": choices, "transposed": transposed}
+BUILDS = NETWORKS | {
+    "readers": readers,
+    "joins": joins,
+    "choices": choices,
+    "transposed": transposed,
+    "recurrent": recurrent,
+}

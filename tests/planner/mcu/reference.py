@@ -64,6 +64,8 @@ def _forward(op: QuantizedOp, inputs: list[torch.Tensor]) -> torch.Tensor:
         return _function(op, inputs[0])
     if kind in PRODUCTS:
         return _product(op, inputs[0], inputs[1])
+    if kind is OpKind.GRU:
+        return _states(op, inputs[0])
     sums = _sums(op, inputs[0])
     if kind is OpKind.CLASSIFIER:
         return sums[:, :, 0, 0]
@@ -85,6 +87,25 @@ def _sums(op: QuantizedOp, data: torch.Tensor) -> torch.Tensor:
     weight = torch_weight(op.op, _present(op, op.weight)).double()
     bias = torch.from_numpy(_present(op, op.bias).astype(np.int64)).view(1, -1, 1, 1)
     return convolved(op.op, centred, weight, None).long() + bias
+
+
+def _states(op: QuantizedOp, data: torch.Tensor) -> torch.Tensor:
+    """Integer products with the codes of the state before; the rest in float64, with exact exponentials."""
+    weight = torch_weight(op.op, _present(op, op.weight)).flatten(1).long()
+    bias = torch.from_numpy(_present(op, op.bias).astype(np.int64))
+    unit = torch.from_numpy(_present(op, op.weight_scale).astype(np.float64)) * float(op.output.scale)
+    given = (data - op.inputs[0].zero).double() * float(op.inputs[0].scale)
+    codes = torch.zeros(len(data), op.op.out_shape.channels, dtype=torch.int64)
+    state, found = codes.double(), []
+    for step in given.flatten(2).unbind(2):
+        reset, update, new = step.chunk(3, 1)
+        of_reset, of_update, of_new = ((codes @ weight.T + bias).double() * unit).chunk(3, 1)
+        candidate = torch.tanh(new + torch.sigmoid(reset + of_reset) * of_new)
+        gate = torch.sigmoid(update + of_update)
+        state = (1 - gate) * candidate + gate * state
+        codes = (state / float(op.output.scale) + 0.5).floor().clamp(-128, 127).long()
+        found.append(codes)
+    return torch.stack(found, 2)[:, :, None]
 
 
 def _average_pool(op: QuantizedOp, data: torch.Tensor) -> torch.Tensor:

@@ -108,7 +108,7 @@ def real_gradients(
             loss.backward()
             break
         stored = integers[op.op.name]
-        saturates = op.op.kind in (*WEIGHTED, *PRODUCTS, OpKind.ADD) and not op.op.fixed
+        saturates = op.op.kind in {*WEIGHTED, *PRODUCTS, OpKind.ADD} - {OpKind.GRU} and not op.op.fixed
         if saturates or op.op.clamp.value[0] is not None:
             value = value * ((stored > op.out_min) & (stored < op.out_max)).double()
         tensors[op.op.name] = value + ((stored - op.output.zero).double() * float(op.output.scale) - value).detach()
@@ -144,9 +144,27 @@ def _real(
     assert op.weight is not None and op.weight_scale is not None and op.bias is not None
     scale = torch.from_numpy(op.weight_scale.astype(np.float64))
     weight = (torch_weight(op.op, op.weight).double() * scale.view(-1, 1, 1, 1)).requires_grad_()
-    bias = (torch.from_numpy(op.bias).double() * scale * float(op.inputs[0].scale)).requires_grad_()
+    bias = (torch.from_numpy(op.bias).double() * scale * float(op.read_scale)).requires_grad_()
     leaves[op.op.name] = (weight, bias)
+    if op.op.kind is OpKind.GRU:
+        return _states(op, inputs[0], weight.flatten(1), bias)
     return convolved(op.op, flat_input(op.op, inputs[0]), weight, bias)
+
+
+def _states(op: QuantizedOp, data: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """A gated recurrent unit; derivatives read the codes of the state, as the products do."""
+    scale, found = float(op.output.scale), []
+    state = rounded = torch.zeros(len(data), op.op.out_shape.channels, dtype=torch.float64)
+    for step in data.flatten(2).unbind(2):
+        reset, update, new = step.chunk(3, 1)
+        of_reset, of_update, of_new = F.linear(rounded, weight, bias).chunk(3, 1)
+        candidate = torch.tanh(new + torch.sigmoid(reset + of_reset) * of_new)
+        gate = torch.sigmoid(update + of_update)
+        lost = gate.detach() * (state - rounded).detach()
+        state = (1 - gate) * candidate + gate * rounded + lost
+        rounded = state + ((state / scale + 0.5).floor().clamp(-128, 127) * scale - state).detach()
+        found.append(state)
+    return torch.stack(found, 2)[:, :, None]
 
 
 @pytest.mark.process
@@ -215,17 +233,15 @@ def compare_step(
             continue
         slot = layout.slots[op.op.name]
         assert op.weight_scale is not None and slot.bias_offset is not None
-        count = op.op.out_shape.channels * row_bytes(op.op)
+        count = op.op.rows * row_bytes(op.op)
         moved = _q88(before, slot, count) - _q88(after, slot, count)
         scale = op.weight_scale if op.op.kind is OpKind.DEPTHWISE else op.weight_scale[:, None, None, None]
         wanted = rate * _layout(op, gradients[op.op.name][0]) / scale
         clipped = np.abs(_q88(after, slot, count)) >= 126.9
         error = np.abs(moved - wanted.reshape(-1))[~clipped]
         assert error.max() <= 0.5 / 256 * 1.001 + 1e-4 * np.abs(wanted).max(), op.op.name
-        bias_moved = _int32(before, slot.bias_offset, op.op.out_shape.channels) - _int32(
-            after, slot.bias_offset, op.op.out_shape.channels
-        )
-        bias_wanted = rate * gradients[op.op.name][1] / (op.weight_scale.astype(np.float64) * op.inputs[0].scale)
+        bias_moved = _int32(before, slot.bias_offset, op.op.rows) - _int32(after, slot.bias_offset, op.op.rows)
+        bias_wanted = rate * gradients[op.op.name][1] / (op.weight_scale.astype(np.float64) * op.read_scale)
         assert np.abs(bias_moved - bias_wanted).max() <= 0.5 + 1e-4 * np.abs(bias_wanted).max(), op.op.name
         compared += int(np.count_nonzero(wanted))
     assert compared > 100

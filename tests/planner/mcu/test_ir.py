@@ -102,4 +102,5 @@ def test_the_numbers_of_kernels_are_those_of_the_firmware() -> None:
         "MULTIPLY": 11,
         "SCALE": 12,
         "TRANSPOSED": 13,
+        "GRU": 14,
     }

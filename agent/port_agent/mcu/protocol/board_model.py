@@ -33,11 +33,12 @@ class InputFormat:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes a sample may have: whole, and without the axes behind the channels that a stream or features lack."""
+        """The shapes a sample may have: whole, and without the axes that a stream, features or a single channel lack."""
         whole = (self.channels, self.height, self.width)
         stream = ((self.channels, self.width),) if self.height == 1 else ()
         features = ((self.channels,),) if self.height == self.width == 1 else ()
-        return whole, *stream, *features
+        single = ((self.height, self.width),) if self.channels == 1 < self.height else ()
+        return whole, *stream, *features, *single
 
     @property
     def limits(self) -> tuple[float, float]:

@@ -253,7 +253,7 @@ def choice_problem(table: ContributionTable, needs: Needs) -> tuple[ChoiceProble
 
 
 def _bias_bytes(graph: Graph, depth: int) -> int:
-    return sum(4 * op.out_shape.channels for op in graph.weighted()[-depth:] if op.trains_bias)
+    return sum(4 * op.rows for op in graph.weighted()[-depth:] if op.trains_bias)
 
 
 def _arena_bound(graph: Graph, scheme: SparseScheme, simd: bool) -> int:
@@ -272,5 +272,5 @@ def backward_macs(graph: Graph, scheme: SparseScheme) -> int:
         if step.kind is StepKind.INPUT:
             total += op.macs
         elif step.kind is StepKind.WEIGHT:
-            total += op.macs * scheme.of(op.name).rows // op.out_shape.channels
+            total += op.macs * scheme.of(op.name).rows // op.rows
     return total

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from port_planner.mcu.autodiff import SparseScheme, last_layers
-from port_planner.mcu.ir import Graph, OpKind, row_bytes
+from port_planner.mcu.ir import UNDIVIDED, Graph, row_bytes
 from port_planner.mcu.schemes.contributions import (
     DRAWS,
     ContributionTable,
@@ -92,7 +92,7 @@ def _filled(graph: Graph, table: ContributionTable, scheme: SparseScheme, needs:
     gaining = sorted((c for c in best if c.gain > 0), key=lambda c: -c.gain / (c.rows * row_bytes(graph.op(c.layer))))
     for contribution in gaining:
         now, op = scheme.of(contribution.layer), graph.op(contribution.layer)
-        smallest = op.out_shape.channels if op.kind is OpKind.DEPTHWISE else 1
+        smallest = op.rows if op.kind in UNDIVIDED else 1
         for rows in range(contribution.rows, max(now.rows, smallest - 1), -1):
             updates = {**scheme.updates, op.name: replace(now, rows=rows)}
             larger = SparseScheme({o.name: updates[o.name] for o in graph.weighted() if o.name in updates})

@@ -13,12 +13,21 @@ from port_planner.ir.run_op import fill_all, flatten
 from port_planner.ir.torch_device import device_name, synchronize
 from port_planner.ir.torch_operators import dtype, function_of
 from port_planner.operators import base_name, operator_of, overload_name
+from port_planner.operators.row import ArgumentCheck
 
 _DRAWN = 65521
 """How many made-up numbers are drawn before they repeat: a prime, so that no two rows of a matrix are equal."""
 
 _TRIED_ROWS = 2
 """How many rows are used to test whether an operator runs on a part: a single row would match any operands."""
+
+_NEVER_CUT = (
+    ArgumentCheck.LSTM,
+    ArgumentCheck.CTC_LOSS,
+    ArgumentCheck.EMBEDDING_BAG,
+    ArgumentCheck.EMBEDDING_BAG_BACKWARD,
+)
+"""Their operands hold sizes of others, or places in them: on some of the rows these operators would read and write out of bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +79,7 @@ class Call:
 
         Returns the call itself if it runs on no fraction.
         """
-        if self.need_bytes <= limit_bytes:
+        if self.need_bytes <= limit_bytes or operator_of(self.op.name).check in _NEVER_CUT:
             return self
         fattest = max(
             (self.graph.values[v] for v in (*operands(self.op), *self.op.outputs) if v is not None), key=_bytes

@@ -54,6 +54,17 @@ def test_what_does_not_run_on_fewer_rows_runs_whole(graph: StepGraph) -> None:
         assert whole.within(limit) is whole
 
 
+def test_what_a_kernel_left_for_its_backward_pass_is_never_cut() -> None:
+    """An LSTM's workspace has one dimension: a part of it would have too few bytes for the rows that the kernel knows of."""
+    model = nn.LSTM(64, 128, batch_first=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    graph = capture_step(model, lambda m, x: m(x)[0].square().mean(), optimizer, (torch.randn(8, 16, 64),)).graphs[
+        "step"
+    ]
+    backward = call_of(graph, "mkldnn_rnn_layer_backward")
+    assert backward.within(backward.need_bytes / 2) is backward
+
+
 @pytest.mark.slow
 def test_such_an_operator_costs_as_many_times_more_which_is_not_kept(
     graph: StepGraph, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

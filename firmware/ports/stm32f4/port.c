@@ -1,7 +1,9 @@
-/* STM32F405/407 (Cortex-M4F): USART1 on PA9 and PA10, where the ROM boot loader listens too; QEMU's netduinoplus2.
+/* STM32F405/407 and F446 (Cortex-M4F): USART1 on PA9 and PA10, where the ROM boot loader listens too, or USART2 on PA2 and
+ * PA3, which a Nucleo's ST-LINK passes on over USB (UM1724); QEMU's netduinoplus2.
  *
- * Source: ST RM0090 rev 19: RCC 7, GPIO 8, FLASH 3, USART 30, IWDG 21; memory map DS8626. 96 MHz from the internal
- * oscillator: within its 1 % the UART needs no crystal. QEMU has neither RCC nor flash controller, so waits end. */
+ * Source: ST RM0090 rev 19: RCC 7, GPIO 8, FLASH 3, USART 30, IWDG 21; memory map DS8626. The F446's (RM0390) are the same
+ * here. 96 MHz from the internal oscillator: within its 1 % the UART needs no crystal. QEMU has neither RCC nor flash
+ * controller, so waits end. */
 #include <string.h>
 
 #include "cortexm.h"
@@ -11,35 +13,46 @@
 #define RCC_PLL REGISTER(0x40023804u)
 #define RCC_CONFIG REGISTER(0x40023808u)
 #define RCC_AHB1 REGISTER(0x40023830u)
+#define RCC_APB1 REGISTER(0x40023840u)
 #define RCC_APB2 REGISTER(0x40023844u)
 #define RCC_STATUS REGISTER(0x40023874u)
 #define PLL_ON (1u << 24)
 #define PLL_READY (1u << 25)
-#define PLL_96_MHZ (16u | 192u << 6 | 0u << 16 | 4u << 24) /* 16 MHz / 16 * 192 / 2 */
+/* 16 MHz / 16 * 192 / 2; the top bits, a divisor of the F446 that may not be 0, are as after a reset */
+#define PLL_96_MHZ (16u | 192u << 6 | 0u << 16 | 4u << 24 | 2u << 28)
 #define CONFIG_PLL (2u | 5u << 10 | 4u << 13)              /* APB1 a quarter, APB2 half of the core clock */
 #define CONFIG_USED (3u << 2)
 #define CONFIG_USES_PLL (2u << 2)
 #define AHB1_PORT_A 1u
+#define APB1_USART2 (1u << 17)
 #define APB2_USART1 (1u << 4)
 #define STATUS_WATCHDOG (1u << 29)
 #define STATUS_CLEAR (1u << 24)
 #define PATIENCE 100000u
 
 #define CORE_HZ 96000000u
-#define USART_HZ (CORE_HZ / 2u)
 #define BAUD 115200u
 
 #define PORT_A_MODE REGISTER(0x40020000u)
 #define PORT_A_PULL REGISTER(0x4002000Cu)
-#define PORT_A_FUNCTION_HIGH REGISTER(0x40020024u)
-#define FUNCTION_USART1 7u
+#define PORT_A_FUNCTION(pin) REGISTER(0x40020020u + 4u * ((pin) / 8u))
+#define FUNCTION_USART 7u
+
+#if PORT_USART == 2
+#define USART 0x40004400u
+#define USART_HZ (CORE_HZ / 4u)
+#define PIN_TX 2u
+#define PIN_RX 3u
+#else
+#define USART 0x40011000u
+#define USART_HZ (CORE_HZ / 2u)
 #define PIN_TX 9u
 #define PIN_RX 10u
-
-#define USART_STATUS REGISTER(0x40011000u)
-#define USART_DATA REGISTER(0x40011004u)
-#define USART_BAUD REGISTER(0x40011008u)
-#define USART_CONTROL REGISTER(0x4001100Cu)
+#endif
+#define USART_STATUS REGISTER(USART)
+#define USART_DATA REGISTER(USART + 4u)
+#define USART_BAUD REGISTER(USART + 8u)
+#define USART_CONTROL REGISTER(USART + 12u)
 #define STATUS_OVERRUN (1u << 3)
 #define STATUS_RECEIVED (1u << 5)
 #define STATUS_EMPTY (1u << 7)
@@ -102,12 +115,18 @@ static void start_clocks(void)
     RCC_CONFIG = CONFIG_PLL;
     wait_for(0x40023808u, CONFIG_USED, CONFIG_USES_PLL);
     RCC_AHB1 |= AHB1_PORT_A;
+#if PORT_USART == 2
+    RCC_APB1 |= APB1_USART2;
+#else
     RCC_APB2 |= APB2_USART1;
+#endif
 }
 
 static void use_pin(uint32_t pin)
 {
-    PORT_A_FUNCTION_HIGH = (PORT_A_FUNCTION_HIGH & ~(0xFu << 4u * (pin - 8u))) | FUNCTION_USART1 << 4u * (pin - 8u);
+    uint32_t shift = 4u * (pin % 8u);
+
+    PORT_A_FUNCTION(pin) = (PORT_A_FUNCTION(pin) & ~(0xFu << shift)) | FUNCTION_USART << shift;
     PORT_A_MODE = (PORT_A_MODE & ~(3u << 2u * pin)) | 2u << 2u * pin;
     PORT_A_PULL = (PORT_A_PULL & ~(3u << 2u * pin)) | 1u << 2u * pin; /* an open line must not look like data */
 }

@@ -134,7 +134,10 @@ _SAMD21 = replace(
 )  # fmt: skip
 _STM32F4 = replace(
     _LARGE, port="stm32f4", cpu=M4F, ram_bytes=128 * KIB, flash_origin=0x0800_0000, page_bytes=128 * KIB,
-    interrupts=82, uart_interrupt=37, defines={"PORT_EMULATED": 0},
+    interrupts=82, uart_interrupt=37, defines={"PORT_EMULATED": 0, "PORT_USART": 1},
+)  # fmt: skip
+_NUCLEO_F446 = replace(
+    _STM32F4, flash_bytes=512 * KIB, interrupts=97, uart_interrupt=38, defines={"PORT_EMULATED": 0, "PORT_USART": 2},
 )  # fmt: skip
 
 
@@ -180,11 +183,21 @@ BOARDS: tuple[FirmwareBoard, ...] = (
     ),
     replace(
         _STM32F4, name="qemu-stm32f4", title="simulated STM32F405 (Cortex-M4F), 128 KiB RAM, 1 MiB flash",
-        methods=(FlashMethod.NONE,), machine=Machine("netduinoplus2"), has_storage=False, defines={"PORT_EMULATED": 1},
+        methods=(FlashMethod.NONE,), machine=Machine("netduinoplus2"), has_storage=False,
+        defines={"PORT_EMULATED": 1, "PORT_USART": 1},
+    ),
+    replace(
+        _NUCLEO_F446, name="qemu-nucleo-f446re", title="simulated Nucleo-F446RE, its serial port on an STM32F405",
+        methods=(FlashMethod.NONE,), machine=Machine("netduinoplus2", ("-serial", "null")), has_storage=False,
+        defines={"PORT_EMULATED": 1, "PORT_USART": 2},
     ),
     replace(
         _STM32F4, name="stm32f405", title="STM32F405 or F407 with a serial adapter on PA9 and PA10 (Cortex-M4F)",
         methods=(FlashMethod.STM32LOADER, FlashMethod.PYOCD), probe_target="stm32f407vg",
+    ),
+    replace(
+        _NUCLEO_F446, name="nucleo-f446re", title="ST Nucleo-F446RE (Cortex-M4F), over its ST-LINK's USB",
+        usb=(UsbId(0x0483, 0x374B), UsbId(0x0483, 0x3752)), methods=(FlashMethod.PYOCD,), probe_target="stm32f446retx",
     ),
     replace(
         _NRF51, name="microbit", title="BBC micro:bit v1 (nRF51822, Cortex-M0)", usb=(UsbId(0x0D28, 0x0204),),

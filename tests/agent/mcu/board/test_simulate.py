@@ -57,6 +57,7 @@ def train(firmware: Firmware, folder: Path, steps: int) -> tuple[bytes, float, D
         ("qemu-m4f", 200),
         ("qemu-m0", 200),
         ("qemu-stm32f4", 100),
+        ("qemu-nucleo-f446re", 100),
         *(
             pytest.param(f"qemu-{core}", 1000, marks=pytest.mark.long)
             for core in ("m4f", "m7f", "m3", "m0", "m0-32k", "stm32f4")

@@ -47,7 +47,7 @@ _LIGHTNINGS_LOOP = (
     "on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step", "on_before_zero_grad",
     "optimizer_zero_grad", "lr_scheduler_step", "on_train_batch_end", "on_train_epoch_end",
 )  # fmt: skip
-"""What a Lightning Trainer calls of a module before and between its training steps."""
+"""Methods that a Lightning Trainer calls on a module before and between its training steps."""
 _LIGHTNINGS_DATA = ("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer")
 _LIGHTNINGS_PROGRESS = ("current_epoch", "global_step")
 _OF_ANY_OBJECT = frozenset(("__new__", "__repr__", "__getattribute__", "__getnewargs__", "__sizeof__", "__doc__"))

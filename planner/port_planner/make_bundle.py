@@ -143,7 +143,7 @@ class CapturedJob:
     reordered: tuple[str, ...] = ()
     """Operators that do not give the same bits each time on the job's device."""
     files: Mapping[str, FileRange] = field(default_factory=dict)
-    """What stays in the files that the job loaded it from, of `tensors`."""
+    """Tensors of `tensors` that stay in the files that the job loaded them from, with their place there."""
     tapes: Mapping[tuple[int, int], Tape] = field(default_factory=dict)
     """Recordings of full batches, by their bucket and number of rows, that were not compared with others yet: with the first steps that are followed."""
     blocks: Mapping[str, WeightBlocks] = field(default_factory=dict)

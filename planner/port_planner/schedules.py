@@ -24,7 +24,7 @@ from port_planner.torch_compat.modes import OperatorMode, pytree
 from port_planner.torch_compat.optimizers import note_step
 
 Schedule = tuple[tuple[Mapping[str, Any], ...], ...]
-"""For each update and parameter group, the hyperparameters that change over the updates."""
+"""Hyperparameters that change over the updates, for each update and parameter group."""
 
 _REMEDY = (
     "a bundle's schedule is a table made before training: let it depend on the count of updates alone, or train with "

@@ -108,9 +108,10 @@ class _Imports:
         self._before = [vars(module) for name, module in sys.modules.items() if name not in ("__main__", _MAIN)]
         self._known = set(map(id, self._before))
         self._others: dict[str, dict[str, types.ModuleType]] = {}
-        """For each name the script has imported: the modules that are not in `sys.modules` now, ours unless we import."""
+        """Modules that are not in `sys.modules` now, for each name that the script has imported: ours, unless we
+        import."""
         self._inside = dict.fromkeys(rivals, 0)
-        """How many of our imports, in all threads, have our module in `sys.modules` now."""
+        """Number of our imports, in all threads, that have our module in `sys.modules` now."""
         self._lock = threading.Lock()
         self._thread = threading.local()
 

@@ -26,7 +26,7 @@ from port_planner.schedules import difference, step_watched
 from port_planner.torch_compat.optimizers import note_step
 
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What code may raise that asks a tensor for contents."""
+"""Exceptions that code may raise if it asks a tensor for contents."""
 
 
 @dataclass(slots=True)

@@ -31,9 +31,10 @@ class Backend(Protocol):
     kind: str
     """One of `port_planner.ir.device_kinds`."""
     addressable: bool
-    """Whether the page thread may read and write its memory by address; else pages pass through the host's."""
+    """Whether the page thread may read and write the device's memory by address; otherwise pages pass through host
+    memory."""
     unified: bool
-    """Whether its memory is the host's own, so that one budget is for both."""
+    """Whether the device uses the host's memory, so that one budget covers both."""
 
     def allocate(self, nbytes: int) -> torch.Tensor:
         """Return at least `nbytes` bytes of the device's memory; raises torch.OutOfMemoryError if the cap forbids it."""

@@ -17,7 +17,7 @@ from port_planner.base.direct_io import BLOCK
 BUFFERS = 2
 
 address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
-"""torch's own method, past the one that a followed program's pointers are seen by."""
+"""Torch's own method; the pointers of an intercepted program are observed by another one."""
 
 
 class Staging:
@@ -27,7 +27,7 @@ class Staging:
         self.backend, self.piece_bytes, self.shares = backend, piece_bytes, shares
         self.buffers = [backend.allocate_host(piece_bytes) for _ in range(BUFFERS)]
         self.emptied: list[Event] = [DONE] * BUFFERS
-        """Per buffer: when the device has read its contents."""
+        """Event for each buffer that occurs when the device has read its contents."""
         self._turn = 0
         self._pages: torch.Tensor | None = None
         self.copies = HostCopies(backend)
@@ -75,7 +75,7 @@ class DeviceSide:
         self._host: torch.Tensor | None = None
         """The bytes themselves, if the host moves them without copies."""
         self.landed: Event = DONE
-        """When the last delivered part is on the device."""
+        """Event that occurs when the last delivered part is on the device."""
 
     def reach(self) -> bool:
         """Let the host move the bytes in place, if possible; return whether they are aligned for direct file access.

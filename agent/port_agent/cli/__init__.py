@@ -83,7 +83,7 @@ a microcontroller, emulated or on a serial port:
 
 `port-agent COMMAND --help` explains a command; `port-agent --help-all` lists all of them.
 """
-"""What people do most. `--help-all` has every command."""
+"""Help with the most frequent commands; `--help-all` lists every command."""
 
 
 class _ShortHelp(argparse.Action):

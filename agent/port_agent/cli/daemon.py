@@ -38,7 +38,7 @@ _NOT_NOW_S = 2 * 3600.0
 _DOCTOR_PATIENCE_S = 600.0
 """Twice the time that the doctor may need on a slow board for torch, a GPU, flash and sensors."""
 _MAX_BOARDS = 64
-"""Most simulated boards of one job; each is a process."""
+"""Largest number of simulated boards of one job; each is a process."""
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

@@ -28,7 +28,7 @@ _SEVERITY = {"error": ("✗", "red"), "warning": ("!", "yellow"), "info": ("·",
 _TB = 1e12
 _PEERS_SHOWN = 5
 _UNWRAPPED_COLUMNS = 400
-"""More than an entry of the timeline takes."""
+"""Columns at which nothing is wrapped: more than an entry of the timeline takes."""
 _VERDICT = {"good": ("✓", "green"), "note": ("·", "yellow"), "bad": ("✗", "red")}
 
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 TRANSFER = "transfer"
 """Name of the transfer of a storage between two devices; it is listed with the device that receives it."""
 BITWISE, REORDERED = "same bits", "reordered"
-"""How the results of a variant compare with those of the recorded operator; tiles whose bits differ are not used here."""
+"""Comparison of a variant's results with those of the recorded operator; tiles whose bits differ are not used here."""
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

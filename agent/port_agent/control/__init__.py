@@ -1,4 +1,4 @@
 """The control socket's wire: HTTP, its client, and the metrics text."""
 
 PATIENCE_S = 30.0
-"""What an answer of the agent is waited for."""
+"""Seconds to wait for an answer of the agent."""

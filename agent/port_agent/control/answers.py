@@ -32,7 +32,7 @@ class JobSummary:
     eta_s: float | None
     submitted_at: float
     owner: str | None = None
-    """Whose process it is, of an attached program."""
+    """User whose process an attached program is; None for other jobs."""
     on: str | None = None
     """The paired device that has it."""
     guest_of: str | None = None
@@ -70,7 +70,7 @@ class RunStatus:
     kind: str
     phase: str
     requested: str
-    """What the supervisor last asked of the worker: train, pause or leave."""
+    """Last request of the supervisor to the worker: train, pause or leave."""
     pid: int
     step: int
     total_steps: int | None
@@ -87,7 +87,7 @@ class RunStatus:
     waits_for: str | None = None
     """Why it cannot continue although it may: for example, its board is missing."""
     owner: str | None = None
-    """Whose process it is, of an attached program."""
+    """User whose process an attached program is; None for other jobs."""
     step_written_bytes: int | None = None
     """Bytes that a step writes to flash, by its plan."""
     planned_device_bytes: int | None = None
@@ -107,9 +107,9 @@ class FlashLife:
     """Share of its life used, by its own registers; None if it does not report it."""
     left_bytes: int
     bytes_per_day: float
-    """What the agent writes a day, over yesterday and today."""
+    """Bytes that the agent writes per day, averaged over yesterday and today."""
     years_left: float | None
-    """At that rate; None while nothing is written."""
+    """Years until the medium is worn out at that rate; None while nothing is written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,10 +159,10 @@ class AgentStatus:
     flash_written_today_bytes: int
     flash_budget_bytes: int
     flash_life: FlashLife | None
-    """None for a medium that writing does not wear out."""
+    """Estimated life of the flash; None for a medium that writing does not wear out."""
     next_window: float | None
     sleep: str
-    """Whether sleep is held off, or why not."""
+    """Whether the agent prevents sleep, or the reason why it does not."""
     usual_day_s: float | None
     """Seconds of training on an average day; None until a day was observed."""
     energy: Row | None

@@ -20,7 +20,7 @@ from port_planner.base.errors import ExitCode, PortError
 DEFAULT_RUNTIME_DIR = Path("/run/port-agent")
 _CHUNK_BYTES = 1 << 16
 _SUBMITTED_AGAIN = 2
-"""How often a submission without an answer is repeated."""
+"""Number of times that a submission without an answer is repeated."""
 
 
 class ControlError(PortError):

@@ -20,13 +20,13 @@ from port_planner.base.errors import PortError
 
 SOCKET_NAME = "control.sock"
 HEADER_LIMIT_BYTES = 16384
-"""curl sends 100 bytes; this only bounds what a mistaken client can make us keep."""
+"""Largest size of a request's headers: curl sends 100 bytes; this only bounds what a mistaken client can make us keep."""
 JSON_LIMIT_BYTES = 1 << 20
 """A request's JSON is a job description."""
 IDLE_TIMEOUT_S = 60.0
 _CHUNK_BYTES = 1 << 16
 _LENGTH = "[0-9]{1,18}"
-"""What a file can be long, in ASCII: Python's numbers also know others."""
+"""Pattern of a file's length in ASCII digits; Python's `int` also accepts other digits."""
 
 _REASONS = {
     101: "Switching Protocols",

@@ -26,7 +26,7 @@ _RETRY_S = 0.05
 class _Connection:
     transport: asyncio.Transport | None = None
     is_waiting: bool = False
-    """Whether it waits for the client's next request, or for data that nobody reads."""
+    """Whether the connection waits for the client's next request, or for data that nobody reads."""
 
 
 class Listener:

@@ -33,7 +33,7 @@ WISHES: Mapping[str, tuple[str, Mapping[str, object]]] = {
 """The page's actions, and the agent's requests for them."""
 RUN_NOW = re.compile(r"/api/run-now/(\d{1,18})")
 ENERGY = "/api/energy"
-"""What it may ask of the ledger."""
+"""Path at which the page requests figures of the ledger."""
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; img-src data:; "
     "frame-ancestors 'none'; base-uri 'none'",
@@ -139,7 +139,7 @@ class _PageServer(ThreadingHTTPServer):
 
 class _Handler(BaseHTTPRequestHandler):
     dashboard: Dashboard
-    """Whose requests it answers; set by `_handler`."""
+    """Dashboard that answers the requests; set by `_handler`."""
     server_version = "port-agent"
     sys_version = ""
     default_request_version = "HTTP/1.0"  # also the answer to a line that names none has a status

@@ -10,7 +10,7 @@ from port_agent.energy.attribution.timeline import Interval
 _MIN_SAMPLES = 20
 _MAX_SAMPLES = 240
 IDLE_LOAD = 0.10
-"""Below this share of busy processor time the machine counts as idle, unless a better signal exists."""
+"""Share of busy processor time below which the machine counts as idle, unless a better signal exists."""
 
 
 class IdleBaseline:

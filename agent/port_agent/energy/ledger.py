@@ -32,7 +32,8 @@ SCHEMA_VERSION = 2
 READABLE_VERSIONS = (1, SCHEMA_VERSION)
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 KEEP_S = {MINUTE_S: 2 * DAY_S, HOUR_S: 62 * DAY_S, DAY_S: 3660 * DAY_S}
-"""How long roll-ups live: 2 days of minutes are at most 35,000 rows of one job's phases, ten years of days 40,000."""
+"""Seconds that roll-ups are kept, by period: 2 days of minutes are at most 35,000 rows of one job's phases, ten years
+of days 40,000."""
 KEEP_ROWS = {"step": 20_000, "gap": 2_000, "event": 2_000, "epoch": 20_000, "wear": 4_000}
 STEP_ROW_S = 5.0
 """Steps shorter than this share a row, or a day of 20 ms steps would be 4 million rows."""

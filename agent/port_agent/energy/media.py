@@ -11,17 +11,16 @@ _JOULES_PER_KWH = 3.6e6
 _GB = 1e9
 
 ASSUMED_PRICE_PER_KWH = 0.30
-"""If `energy.price_per_kwh` is not set: the price for households in Europe (Eurostat nrg_pc_204, 2024: 0.28 to 0.29
-EUR).
-"""
+"""Price of a kWh if `energy.price_per_kwh` is not set: that of households in Europe (Eurostat nrg_pc_204, 2024: 0.28 to
+0.29 EUR)."""
 
 ASSUMED_BYTES = 32 * 10**9
 """Size of a medium that does not report it: that of the card sold with most boards."""
 
 
 _PRICE_PER_GB = {MediumKind.SD: 0.25, MediumKind.EMMC: 0.40, MediumKind.USB: 0.25, MediumKind.SSD: 0.12}
-"""What a new one costs, in the currency of the electricity: a 32 GB card 8, a 64 GB eMMC module 25, a 256 GB SSD 30 (street
-prices of 2025). A disk that turns and compressed RAM are not worn out by writing."""
+"""Price of a new medium per GB, in the currency of the electricity: a 32 GB card 8, a 64 GB eMMC module 25, a 256 GB
+SSD 30 (street prices of 2025). Hard disks and compressed RAM are not worn out by writing."""
 
 
 @dataclass(frozen=True, slots=True)

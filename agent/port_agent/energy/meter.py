@@ -35,11 +35,11 @@ from port_agent.system.clock import slept_s
 from port_agent.worker.protocol import Event, PlanSwitched, StepDone, WorkerPaused, WorkerReady, WorkerResumed
 
 IDLE_PERIOD_S = 30.0
-"""How often an idle machine is sampled."""
+"""Seconds between samples of an idle machine."""
 _SLEPT_S = 1.0
 """Shorter suspensions cannot be distinguished from the difference between reading two clocks."""
 _FIRST_FLUSH_S = 30.0
-"""When the ledger is first written after a start, so that there is something to show."""
+"""Seconds after a start until the ledger is first written, so that there is something to show."""
 _MAX_EVENTS = 100
 """Events kept for `take_events`; the ledger has all of them."""
 _OWN_WRITER = "agent"
@@ -74,7 +74,7 @@ class MeterSnapshot:
     """Measured over planned seconds, over the last steps; None without a plan."""
     energy_drift: float | None
     total_joules: float
-    """Since the agent started, without gaps."""
+    """Joules since the agent started, without gaps."""
     gap_seconds: float
 
     def as_dict(self) -> dict[str, object]:

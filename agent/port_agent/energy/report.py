@@ -62,7 +62,7 @@ class Amount:
     seconds: float
     gross_joules: float
     net_joules: float | None
-    """Above the idle baseline; None if that was not known for all of it."""
+    """Joules above the idle baseline; None if that was not known for all of it."""
     unmeasured_s: float
     steps: int | None = None
     cost: float | None = None
@@ -182,7 +182,7 @@ class EnergyReport:
     baselines_watts: Mapping[str, float]
     flash_used_life: float | None
     labels: Mapping[str, str]
-    """How people know the jobs, by the names in this report."""
+    """Names under which people know the jobs, by the names in this report."""
     sources: tuple[SourceLine, ...]
     """The sources of the figures, and what they cover."""
     gpu: tuple[GpuAmount, ...] = ()

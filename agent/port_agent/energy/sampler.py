@@ -8,7 +8,7 @@ from port_agent.energy.sources.base import Kind, PowerSource, SourceError, Sourc
 from port_agent.energy.sources.registry import SourceChoice
 
 _RETRY_S = 60.0
-"""How often sources are looked for again while the one in use fails."""
+"""Seconds between searches for another source while the one in use fails."""
 
 
 class Sampler:

@@ -18,7 +18,8 @@ ASSUMED_CYCLES = 600
 capacity, such as 150 TB of 250 GB). The daily budget of the policy assumes the same (deploy/config.toml).
 """
 _LIFE_STEPS = {0: None, **{step: step * 0.1 for step in range(1, 11)}, 11: 1.0}
-"""eMMC 5 life_time estimate: 0x01 means 0 % to 10 % used, 0x0b past its life (JEDEC JESD84-B51, 7.4.22)."""
+"""Share of life used by eMMC 5's life_time estimate: 0x01 means 0 % to 10 %, 0x0b past its life (JEDEC JESD84-B51,
+7.4.22)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +29,7 @@ class WearOutlook:
     bytes_per_day: float
     endurance_bytes: int | None
     years_left: float | None
-    """None when nothing is written or the endurance is not known."""
+    """Years until the medium is worn out; None if nothing is written or the endurance is not known."""
     assumed: bool = False
     """Whether the endurance is the device's size times `ASSUMED_CYCLES`."""
 

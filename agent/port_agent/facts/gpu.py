@@ -11,13 +11,13 @@ from port_planner.ir.device_kinds import CUDA
 
 SENSOR = "gpu"
 _NODES = ("nvidia0", "nvhost-gpu", "nvmap")
-"""Below /dev: of a card, and of the GPU in a Jetson before and since L4T R36."""
+"""Device files below /dev of a card, and of the GPU in a Jetson before and since L4T R36."""
 _JETSON_GPU = re.compile(r"\.(gpu|ga10b|gv11b|gp10b|gm20b)$|^gpu\.")
-"""How a Jetson's GPU is called below /sys/class/devfreq: Orin, Xavier, TX2, Nano."""
+"""Names of a Jetson's GPU below /sys/class/devfreq: Orin, Xavier, TX2, Nano."""
 QUERY = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
 """Query for nvidia-smi."""
 _CARDS = "bus/pci/drivers/nvidia"
-"""Below /sys: a folder for each card that the driver has, by its PCI address."""
+"""Folder below /sys with a folder for each card that the driver has, by its PCI address."""
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 

@@ -71,7 +71,7 @@ class LinuxPlatform:
         self._terminals, self._inputs, self._sessions = idle.InputMonitor(), idle.InputMonitor(), idle.InputMonitor()
         self._idle_hint: bool | None = None
         self.hint_works = False
-        """Whether logind was ever seen to say yes: under some desktops it never does."""
+        """Whether logind ever reported that the system is idle: under some desktops it never does."""
         self._metered = Answer.UNKNOWN
         self._throttle: ThrottleReading | None = None
         self._slow_temperature_c: float | None = None

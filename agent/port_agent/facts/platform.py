@@ -12,7 +12,7 @@ NO_INHIBITOR = "systemd-inhibit does not exist here, or sensors.sysfs_root names
 """Why `Platform.awake_command` returns none."""
 
 COMMAND_TIMEOUT_S = 5.0
-"""vcgencmd, busctl, pmset and ioreg answer in milliseconds; past this they hang."""
+"""Seconds after which a command counts as hanging; vcgencmd, busctl, pmset and ioreg answer in milliseconds."""
 
 COMMAND_OUTPUT_LIMIT_BYTES = 1 << 20
 
@@ -45,9 +45,9 @@ class Platform(Protocol):
 
     refresh_every_s: float
     hint_works: bool
-    """Whether the system's own idle hint was ever yes, so that its no counts; kept over restarts of the agent."""
+    """Whether the system's own idle hint was ever true, so that its "no" counts; kept over restarts of the agent."""
     tree: Tree
-    """Whose files `read` reads: it may hang in one of them (`facts/sensor_thread`)."""
+    """Tree with the files that `read` reads; it may hang in one of them (`facts/sensor_thread`)."""
 
     def read(self, options: SensorOptions, own: OwnUse, now_s: float) -> Facts:
         """Return the facts of this moment; fast (files only), never raises for a dead sensor."""

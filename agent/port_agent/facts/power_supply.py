@@ -25,13 +25,13 @@ _HELD = ("charging", "full", "not charging")
 """Status values of a battery that is not drained."""
 
 CHARGED_PERCENT, CHARGED_S = 1.0, 60.0
-"""How much a level must rise, and for how long, to prove a charger that no supply shows."""
+"""Rise of the level (percent) and its duration (s) that prove a charger which no supply reports."""
 
 UPS_REST_AMPERES = 0.02
 """A battery that rests shows some mA either way; the smallest board draws 50."""
 
 _UPS_BOARD = Path("ups")
-"""What its chip is to a tree: no file of it."""
+"""Name of the UPS's chip in questions to a device tree; it has no file there."""
 
 _LEVELS = {"full": 100.0, "high": 80.0, "normal": 50.0, "low": 15.0, "critical": 3.0}
 """Approximate percent for gauges that only give a capacity level word."""

@@ -80,7 +80,7 @@ class Facts:
     throttle: ThrottleReading = field(default=ThrottleReading(Answer.UNKNOWN))
     free_disk_bytes: int | None = None
     free_inodes: int | None = None
-    """How many more files fit on the state directory's disk; None if it does not count them."""
+    """Number of files that can still be created on the state directory's disk; None if it has no limit."""
     available_memory_bytes: int | None = None
     total_memory_bytes: int | None = None
     memory_pressure_percent: float | None = None

@@ -14,7 +14,7 @@ from pathlib import Path
 
 NOTIFIER, SEAT = "ext_idle_notifier_v1", "wl_seat"
 IDLE_AFTER_S = 1.0
-"""After so long without input the compositor reports that nobody uses the session."""
+"""Seconds without input after which the compositor reports that nobody uses the session."""
 _PATIENCE_S = 5.0
 _DISPLAY, _REGISTRY, _LISTED, _SEAT, _NOTIFIER, _NOTIFICATION = range(1, 7)
 """The objects of this connection: the protocol numbers the first, and the client the others."""

@@ -77,7 +77,7 @@ class _Device:
         self._tensors, self._ledger = tensors, ledger
         self._message = sha256_of(self._folder / MESSAGE_FILE)
         self.contributed = ""
-        """How the weights trained here are in the reply."""
+        """Form in which the reply contains the weights trained here."""
 
     def train(self, message: Message, context: Context) -> Message:
         """Return the trained weights for a message, after recording what they spend of privacy."""

@@ -37,7 +37,7 @@ class PeerGrid(Grid):
         self._run = Run.create_empty(run_id)
         self._nodes, self._goal, self._folder, self.check = tuple(nodes), goal, folder, check
         self._reports: queue.Queue[ReplyReport | None] = queue.Queue()
-        """None at the end: the process that delivers messages is gone."""
+        """Reports of replies; None at the end: the process that delivers messages is gone."""
         self._sent = 0
         self.lost: dict[int, str] = {}
         """Devices without an acceptable reply, and why."""

@@ -25,7 +25,7 @@ MODEL_FILE = "model.safetensors"
 For a fine-tuning, only until its worker has made the adapter's directory from it.
 """
 CONTEXT_FILE = "context"
-"""What Flower's modifiers keep from one message of a round to the next."""
+"""Name of the file with the state that Flower's modifiers keep between the messages of a round."""
 LEADER_FOLDER = "leader"
 """Folder in a job's directory, with files of a federation that this device leads."""
 MESSAGES_FOLDER = "messages"
@@ -100,13 +100,13 @@ class StrategySettings(msgspec.Struct, frozen=True, kw_only=True):
     strategy: ServerStrategy = ServerStrategy.FEDAVG
     rate: Annotated[float, msgspec.Meta(gt=0.0, le=1e3)] = 1.0
     momentum: _Factor = 0.9
-    """For FedAvgM."""
+    """Server momentum of FedAvgM."""
     betas: tuple[_Factor, _Factor] = (0.9, 0.99)
-    """For FedAdam."""
+    """Decay rates of FedAdam's two moments."""
     tau: Annotated[float, msgspec.Meta(gt=0.0, le=1e3)] = 1e-3
-    """For FedAdam: added to the root of its second moment."""
+    """Number that FedAdam adds to the root of its second moment."""
     proximal_mu: Annotated[float, msgspec.Meta(ge=0.0, le=1e9)] = 0.0
-    """For FedProx: the factor that all devices' jobs have."""
+    """Factor of FedProx's term, the same in all devices' jobs."""
 
 
 class FederationSettings(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,7 +123,7 @@ class FederationSettings(msgspec.Struct, frozen=True, kw_only=True):
     clip: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0
     noise: Annotated[float, msgspec.Meta(ge=0.0, le=MAX_NOISE)] = 0.0
     epsilon_budget: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] | None = None
-    """What each device's data may have spent over its life, this federation's rounds among it."""
+    """Epsilon that each device's data may have spent over its life, including this federation's rounds."""
     secure: bool = False
     server: StrategySettings = StrategySettings()
 
@@ -187,9 +187,9 @@ class ClientEnded(msgspec.Struct, frozen=True, kw_only=True):
     """What a client made of a message, for its owner's history."""
 
     trains_first: bool = False
-    """It wrote the initial weights, and no reply yet."""
+    """Whether the device wrote the initial weights, but no reply yet."""
     contributed: str = ""
-    """How the weights trained here are in its reply; "": they are not."""
+    """Form in which the reply contains the weights trained here; "": it does not."""
     refused: str = ""
     """Why its reply has nothing but this."""
 

@@ -74,9 +74,9 @@ class PrivacySpent(msgspec.Struct, frozen=True):
 
     inverse_square_noise: float = 0.0
     rounds: int = 0
-    """With noise."""
+    """Number of rounds with noise."""
     bare: int = 0
-    """Without."""
+    """Number of rounds without noise."""
     last: str = ""
     """The hash of the message that was answered last: answered again, it counts once."""
 

@@ -19,7 +19,8 @@ _MAX_SAMPLES = 1 << 40
 _MAX_LOSS = float.fromhex("0x1.fffffep+127")
 """The largest 32-bit number."""
 _FARTHEST = 2.0**20
-"""How many times as large as the median one device's change or count may be: of the others, hardly a bit would be in the average."""
+"""Largest change or count of one device, as a multiple of the median; beyond it, hardly a bit of the others would be in
+the average."""
 _FEWEST_COMPARED = 3
 
 

@@ -17,7 +17,7 @@ from port_planner.base.errors import ExitCode, PortError
 _UNREADABLE = (DecodeError, ValueError, TypeError, KeyError, AttributeError)
 """Exceptions that Flower raises for foreign protocol buffers."""
 UNREADABLE_ARRAY = (ValueError, TypeError, EOFError, OSError, SyntaxError, TokenError)
-"""What reading an array raises; numpy reads its header as Python."""
+"""Exceptions that reading an array may raise; numpy parses its header as Python."""
 
 
 class FlowerMessageError(PortError):

@@ -26,13 +26,13 @@ class TrainRequest:
     steps: int | None = None
     """Batches instead of epochs."""
     out: Path | None = None
-    """Where the trained weights are written (safetensors); None: they stay in the state."""
+    """File for the trained weights (safetensors); None: they stay in the state."""
     state_dir: Path | None = None
     """Directory of checkpoints; None: next to the bundle, NAME.state."""
     page_dirs: tuple[Path, ...] = ()
     """A directory on each medium that was planned for, in that order; none: `state_dir`."""
     plan: int = 0
-    """Which plan of the bundle, counted from 0."""
+    """Number of the plan in the bundle, from 0."""
     verified_steps: int = 0
     """Number of first steps whose losses must equal plain PyTorch's."""
     checkpoint_every: int = 1

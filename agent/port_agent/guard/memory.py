@@ -18,7 +18,7 @@ INTERFACE_VERSION = 4
 SMALLEST_BLOCK_BYTES = 64 << 10
 """Tensors of this size and larger are guarded, unless the budget is tiny."""
 _SMALLEST_SHARE = 64
-"""Under a tiny budget smaller tensors are guarded, too: those of at least this fraction of it."""
+"""Divisor of a small budget: tensors of at least this part of it are guarded, even if they are smaller than usual."""
 _UNLIMITED = 2**64 - 1
 _PENDING_CALL = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _PAGE = os.sysconf("SC_PAGE_SIZE")

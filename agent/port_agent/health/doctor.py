@@ -40,15 +40,17 @@ from port_planner.ir.arithmetic import FLOAT32_INSTEAD
 from port_planner.ir.device_kinds import BACKEND_GROUP
 
 FLASH_TEST_BYTES = 16 << 20
-"""Enough to exceed an SD card's buffer, yet negligible wear: a 4 GB card survives this a million times."""
+"""Bytes of the flash test: they exceed an SD card's buffer with negligible wear; a 4 GB card survives the test a
+million times."""
 SLOW_WRITE_BYTES_PER_S = 5 << 20
-"""Below this a checkpoint of 50 MB takes ten seconds."""
+"""Bytes per second below which flash counts as slow: a checkpoint of 50 MB then takes ten seconds."""
 
 
 PROBE_BYTES, PROBE_SHARE = 64 << 20, 0.5
 """Device memory that `port_agent.backend.examine` takes, and the share of it that must appear in a count."""
 _EXAMINE_PATIENCE_S = 300.0
-"""torch alone takes ten seconds on a Pi, and the first use of a GPU longer; it starts three times for each device."""
+"""Longest duration of the examination in seconds: torch alone takes ten on a Pi, and the first use of a GPU longer; it
+starts three times for each device."""
 _TORCH_REPORT = "port_agent.health.torch_report"
 
 

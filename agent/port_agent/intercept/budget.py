@@ -41,7 +41,7 @@ from port_planner.base.units import SizeError, parse_bytes, parse_duration, show
 
 _SMALLEST_FRACTION = 64
 _SMALLEST_OF_ALL_BYTES = 256
-"""Under a tiny budget smaller storages are followed, too: from a 64th of it, but not below this."""
+"""Smallest storage that is intercepted under a small budget, from a 64th of the budget."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,9 +49,9 @@ class DeviceBounds:
     """What is kept of a device's memory; one of the two is given."""
 
     ram_bytes: int | None
-    """What the process takes there, context and libraries included."""
+    """Bytes that the process may take on the GPU, context and libraries included."""
     tensor_bytes: int | None
-    """What its tensors take, whatever else it does."""
+    """Bytes that tensors may take on the GPU; the rest of the process is not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,7 +216,7 @@ class BudgetOptions(TypedDict, total=False):
     writes_per_step: str | int | None
     """Largest number of bytes that a planned step writes, such as "100M"."""
     wear_joules: float | None
-    """What a written byte wears off the medium, as the energy that buys as much; None: as the kind of medium below `page_dir` has it."""
+    """Wear of a written byte, in joules that cost as much; None: that of the kind of medium below `page_dir`."""
 
 
 def budget(
@@ -374,7 +374,7 @@ class _Running:
             limit = self._process.tensor_bytes()
         self._residency = Residency(self.table, backing, limit)
         self._limit_at_end: float | None = None
-        """What was in force until `stop`; None: it is still in force."""
+        """Limit that was in force until `stop`; None: it is still in force."""
         if self._process is not None:
             self._residency.before_mapping = self._process.make_way
         wear = wear_joules_per_byte(page_dir) if wear_joules is None else wear_joules

@@ -23,7 +23,8 @@ NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{_NAME_LENGTH - 1}}}")
 """Job names become directory names of the inbox."""
 
 MAX_STEPS = 2**53
-"""Most steps, epochs and steps between checkpoints: the largest whole number that every JSON reader represents exactly."""
+"""Largest number of steps, epochs and steps between checkpoints: the largest whole number that every JSON reader
+represents exactly."""
 
 
 def name_like(text: str) -> str:
@@ -62,7 +63,7 @@ class JobState(IntEnum):
     """Waits after a failure."""
     FINISHED = 6
     FAILED = 7
-    """Given up; `reason` says why."""
+    """The job was given up; `reason` says why."""
     CANCELLED = 8
     AWAY = 9
     """A paired device has it; it runs nowhere else."""
@@ -89,9 +90,9 @@ class Migratable(Enum):
 
     NEVER = "never"
     SOONEST = "soonest"
-    """Where it is done first."""
+    """The device that finishes the job first."""
     CHEAPEST = "cheapest"
-    """On the device that uses the fewest joules."""
+    """The device that uses the fewest joules."""
 
 
 class AwayPhase(Enum):
@@ -102,7 +103,7 @@ class AwayPhase(Enum):
     THERE = "there"
     """The other device has it, or may have it: only its answer, or the user's force, brings the job back."""
     CLOSING = "closing"
-    """It is back; the other device is still to forget it."""
+    """The job is back; the other device still has to forget it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,15 +146,15 @@ class FederationTerms:
     leader: str = ""
     """The id of the paired device that may lead it besides this one; "" for none."""
     leader_name: str = ""
-    """How that device was called when the job was submitted."""
+    """Name of that device when the job was submitted."""
     require_secure: bool = False
-    """Whether it contributes to masked sums only."""
+    """Whether the job contributes only to masked sums."""
     require_clip: float | None = None
     """The largest norm that its change may have on its way; None: any."""
     epsilon_budget: float | None = None
-    """What its data may spend over its life; None: any."""
+    """Epsilon that the job's data may spend over its life; None: no limit."""
     max_rounds: int | None = None
-    """How many rounds it trains at most; None: as many as are led."""
+    """Largest number of rounds that the job trains; None: no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +177,7 @@ class JobSpec:
     """Trains a round when the device that leads a federation of this name, by its `terms`, asks, and only then."""
     terms: FederationTerms = FederationTerms()
     page_dirs: tuple[str, ...] = ()
-    """Where pages go, a directory on each medium that the bundle was planned for; without, below the job's own."""
+    """Directories for pages, one on each medium that the bundle was planned for; empty: the job's own directory."""
     arguments: tuple[str, ...] = ()
     """Passed on to the worker as they are (microcontroller jobs)."""
     owner: str | None = None

@@ -20,7 +20,7 @@ _NARROW_HEADER_BYTES = 16
 _PAIR_HEADER_BYTES = 8
 _BITMAP_ITEM_BYTES = (1, 2, 4, 8)
 _MAX_ITEMS = 2**48
-"""More than any address space holds; keeps every size below 2**63."""
+"""Largest number of items: more than any address space holds; keeps every size below 2**63."""
 _UNSUITABLE_BECAUSE = {
     Codec.BITS: "a byte is neither 0 nor 1",
     Codec.PAIR: "a third value is among them",
@@ -82,7 +82,7 @@ class Layout:
     item_bytes: int = 4
     """Size of an item for BITMAP; the other codecs have theirs fixed."""
     interval: tuple[float, float] = (0.0, 0.0)
-    """For INSIDE: the numbers between which an item's bit is set."""
+    """Interval of the codec INSIDE: an item's bit is set if the item lies in it."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.count < _MAX_ITEMS:

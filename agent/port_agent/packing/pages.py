@@ -26,7 +26,7 @@ from port_agent.packing.quantized import Quantization, QuantizedMatrix, decode, 
 from port_planner.ir.costs import Codec
 
 ITEM_BYTES = (2, 4)
-"""bfloat16, float16 and float32: of wider items the exponent is too small a part."""
+"""Bytes of the items that are packed (bfloat16, float16, float32); the exponent is too small a part of wider items."""
 
 _HEADER_BYTES = 4
 _SCALE_BYTES = 4

@@ -24,7 +24,7 @@ MIN_FREE_BYTES = 16 << 20
 """A medium with less free space than this is rejected at the start."""
 
 _PERSISTENT_TEMPORARY = Path("/var/tmp")
-"""On a disk, where /tmp may be in RAM (Filesystem Hierarchy Standard 3.0, 5.15)."""
+"""Directory on a disk even if /tmp is in RAM (Filesystem Hierarchy Standard 3.0, 5.15)."""
 
 
 def default_page_dir() -> Path:

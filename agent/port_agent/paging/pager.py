@@ -42,7 +42,7 @@ BURST = 4 * CHUNK
 
 
 ZEROS = -1
-"""In `Slot.packed_bytes`: the chunk is nothing but zeros, as a new optimizer's state is, and is not on the medium at all."""
+"""Mark in `Slot.packed_bytes`: the chunk is all zeros, like a new optimizer's state, and is not on the medium at all."""
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
@@ -215,7 +215,7 @@ class Transfer:
     keep: Any
     device: "DeviceSide | None" = None
     landed: "Event | None" = None
-    """When what was read is on the device."""
+    """Event that occurs when the read bytes are on the device."""
     error: Exception | None = None
     finished: threading.Event = field(default_factory=threading.Event)
 

@@ -14,7 +14,7 @@ from port_agent.peers.state import PublicState
 FORMAT = "1"
 """Number of the format of the keys below; others are ignored, so keys can be added."""
 NAME_LIMIT, BOARD_LIMIT, VERSION_LIMIT = 40, 60, 20
-"""Most characters: what fits on a line of a table."""
+"""Largest number of characters: what fits on a line of a table."""
 TEXT_LIMIT_BYTES = 512
 """Ours has 250 at most; more is not read."""
 _STRING_LIMIT_BYTES = 255
@@ -32,7 +32,7 @@ class Announcement:
     protocol: int = 0
     """The newest version of its protocol for paired devices; 0 for an agent without pairing."""
     pairing_port: int = 0
-    """Where it shows a code now; 0 while it shows none."""
+    """Port at which the device shows a code now; 0 while it shows none."""
 
 
 class AnnouncementError(ValueError):

@@ -33,9 +33,9 @@ from port_agent.peers.state import PublicState
 
 TYPE = "_port-agent._tcp.local."
 LOOK_S = 60.0
-"""How often to check for other network interfaces, and to try again after a failure."""
+"""Seconds between checks for other network interfaces, and before another attempt after a failure."""
 NO_NETWORK_LOOK_S = 10.0
-"""How often to check while there is none: at boot the agent starts before the network."""
+"""Seconds between checks while there is no network: at boot the agent starts before it."""
 ANNOUNCE_EVERY_S = 15.0
 """A state is announced no sooner than this after the last; RFC 6762, section 8.4 allows ten updates a minute."""
 ADDRESS_LIMIT = 4
@@ -76,7 +76,7 @@ class Discovery:
         self.on_received: Callable[[], None] = lambda: None
         """Called after announcements were received."""
         self.interfaces: tuple[Interface, ...] = ()
-        """Where it announces and listens now."""
+        """Interfaces on which the device announces itself and listens now."""
 
     @property
     def own(self) -> Announcement:

@@ -84,19 +84,19 @@ class TaskState(StrEnum):
     """The state of a message on a device."""
 
     READY = "ready"
-    """It would take part."""
+    """The device would take part."""
     REFUSED = "refused"
-    """It does not take part now, for the given reason."""
+    """The device does not take part now, for the given reason."""
     RECEIVING = "receiving"
-    """It has the first `size` bytes of the message."""
+    """The device has the first `size` bytes of the message."""
     WORKING = "working"
-    """It has the message, but no reply yet."""
+    """The device has the message, but no reply yet."""
     DONE = "done"
     """The reply has `size` bytes, of which `data` is a part."""
     FAILED = "failed"
     """There will be no reply, for the given reason."""
     UNKNOWN = "unknown"
-    """It has no such message; it may be sent again."""
+    """The device has no such message; it may be sent again."""
 
 
 class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
@@ -109,7 +109,7 @@ class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
     sha256: Sha256 | None = None
     """Hash of the complete reply; None from a device whose agent is older."""
     jobs: Annotated[tuple[_JOB, ...], msgspec.Meta(max_length=MAX_MEMBERSHIPS)] = ()
-    """Those that the leader may lead."""
+    """Jobs that the leader may lead."""
 
 
 FEDERATION_REQUESTS: "PeerCodec[Request]" = PeerCodec(Request, FederationMessageError, "not a request of a federation")

@@ -11,7 +11,7 @@ from port_planner.base.errors import PortError
 _CERTIFICATE_BYTES = 4000
 _HOST_LIMIT = 255
 _MOST = 100
-"""As many devices as may be paired."""
+"""Largest number of introduced devices, which is that of paired ones."""
 
 
 class IntroductionError(PortError):
@@ -30,7 +30,7 @@ class Introduced(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    """Where it was last met, a hint."""
+    """Address at which the device was last met; a hint."""
 
 
 class Introductions(msgspec.Struct, frozen=True):

@@ -27,7 +27,7 @@ _SIZE = Annotated[int, msgspec.Meta(ge=0, le=_MAX_FILE_BYTES)]
 _COUNT = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
 _PACE = Annotated[float, msgspec.Meta(gt=0.0, le=_MAX_PACE)]
 _PATH = Annotated[str, msgspec.Meta(max_length=_PATH_LIMIT, pattern=r"^([^/\x00.][^/\x00]*)(/[^/\x00.][^/\x00]*)*\Z")]
-"""Below the job's directory; no part begins with a dot, so none leads out of it."""
+"""Path below the job's directory; no part begins with a dot, so none leads out of it."""
 
 
 class MigrationMessageError(PortError):
@@ -124,21 +124,21 @@ class MigrationState(StrEnum):
     """The state of a job on a device."""
 
     WELCOME = "welcome"
-    """It would take it now."""
+    """The device would take the job now."""
     REFUSED = "refused"
-    """It does not take it, for the given reason."""
+    """The device does not take the job, for the given reason."""
     RECEIVING = "receiving"
-    """It has the files before `file`, and `offset` bytes of that one; a number past the last: all."""
+    """The device has all files before number `file`, and `offset` bytes of that one; a number past the last: all files."""
     WORKING = "working"
     """The job is in line there."""
     STOPPING = "stopping"
     """The job's worker is leaving."""
     STOPPED = "stopped"
-    """It will not train there any more; `files` are its checkpoint."""
+    """The job will not train there any more; `files` are its checkpoint."""
     FAILED = "failed"
-    """It failed there; `files` are its checkpoint."""
+    """The job failed there; `files` are its checkpoint."""
     DONE = "done"
-    """It is trained; `files` is its result."""
+    """The job is trained; `files` is its result."""
     PART = "part"
     """`data` is the requested part."""
     CLOSED = "closed"

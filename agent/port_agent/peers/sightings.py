@@ -5,16 +5,15 @@ from dataclasses import dataclass, replace
 from port_agent.peers.announcement import Announcement, AnnouncementError, from_text
 
 TTL_S = 120
-"""How long an announcement holds; the usual time of a host's records in mDNS (RFC 6762, section 10)."""
+"""Seconds that an announcement is valid; the usual time of a host's records in mDNS (RFC 6762, section 10)."""
 GONE_S = 150.0
 """A device that was not seen for this long is gone: after four queries without an answer."""
 FORGET_S = 1800.0
-"""Until then it is queried ever more rarely, so that a switch that was off for a while does not remove anybody for
-good.
-"""
+"""Seconds until an agent is forgotten; until then it is queried ever more rarely, so that a switch that was off for a
+while removes nobody."""
 QUERY_INTERVAL_S = 15.0
 LIMIT = 100
-"""Most agents; a flood of made-up ones costs no more memory than this, and real ones stay."""
+"""Largest number of agents; a flood of made-up ones costs no more memory than this, and real ones stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,9 +24,9 @@ class Peer:
     addresses: tuple[str, ...]
     received_s: float
     query_s: float
-    """When to ask whether it is still there."""
+    """Time at which to ask whether the device is still there, in monotonic seconds."""
     port: int = 0
-    """Where it listens for paired devices; 0 while it is paired with none."""
+    """Port at which the device listens for paired devices; 0 while it is paired with none."""
 
 
 class Sightings:

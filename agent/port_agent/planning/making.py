@@ -58,17 +58,17 @@ class PlanReport:
     measured_device_bytes: int
     """Peak of a device's own memory in the dry run."""
     sparse: "SparseJob | None"
-    """What is trained, if that was to be chosen."""
+    """Chosen set of trained weights, if `--sparse-update` was requested."""
     step_s_by_threads: Mapping[int, float]
     """Seconds of a step's operators, by the numbers of threads tried."""
     left_whole: tuple[str, ...]
     """Operators whose tiles did not give the same bits, and where that showed."""
     stages: Mapping[str, StageTime]
-    """What each of `STAGES` took."""
+    """Time that each of `STAGES` took."""
     peers: tuple[str, ...]
-    """What paired devices did for it, and why no more."""
+    """Contributions of paired devices to the plan, and why there were no more."""
     step_s_by_device: Mapping[str, float]
-    """Where operators were divided, seconds of a step's by the kinds of devices that run them all."""
+    """Seconds of a step, by the kinds of devices that run it, if operators were divided between devices."""
     device_watts: "DeviceWatts | None"
     """The watts of a device other than the CPU, if a meter measures them."""
     epochs: int

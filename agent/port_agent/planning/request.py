@@ -36,7 +36,7 @@ class PlanRequest:
     place: str | None = None
     """A device other than the CPU, or teams of its threads (`cpu:1,cpu:4`), to divide operators among."""
     threads: int | None = None
-    """Per operator."""
+    """Threads per operator."""
     board: str | None = None
     """A board that is not here, to which costs measured here are scaled."""
     page_dirs: tuple[Path, ...] = ()
@@ -52,7 +52,7 @@ class PlanRequest:
     config: Path | None = None
     """A settings file whose `[energy]` gives watts and prices; None: the system's, if it exists."""
     deadline_at: float | None = None
-    """When training must be done, in seconds since 1970."""
+    """Time by which training must be done, in seconds since 1970."""
     charging: tuple[time, time] | None = None
     """The hours in which it trains; None: all day."""
     epochs: int | None = None
@@ -77,6 +77,6 @@ class PlanRequest:
     solve_on: str | None = None
     """A paired device that solves, or `any`."""
     runtime_dir: Path | None = None
-    """Where the control socket of the agent is that knows paired devices; None: of the system's, or of this user's."""
+    """Directory of the control socket of the agent that knows paired devices; None: the system's, or this user's."""
     write_model: Path | None = None
-    """Where to write the planning model in the LP format."""
+    """File for the planning model in the LP format."""

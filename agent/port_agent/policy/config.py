@@ -48,17 +48,18 @@ class AgentOptions:
     peer_name: str = ""
     """Name shown to other agents; if empty, it is made from the device id, which reveals nothing about its owner."""
     peer_port: int = 9478
-    """Where paired devices call; listened at only while a device is paired."""
+    """Port for calls of paired devices; open only while a device is paired."""
     pairing_port: int = 9479
     """Listened at only while a code is shown."""
     static_peers: tuple[tuple[str, int], ...] = ()
-    """Where to call for paired devices that multicast does not reach."""
+    """Addresses of paired devices that multicast does not reach."""
     share_with_peers: bool = False
     """Whether costs and plans made here are shared with paired devices, and theirs are requested."""
     solve_for_peers: bool = False
     """Whether plans are solved for paired devices, while the policy would let this one train."""
     take_jobs: bool = False
-    """Whether paired devices' jobs are trained here, while the policy allows training and there is no own work."""
+    """Whether jobs of paired devices are trained here, while the policy allows training and this device has no job of
+    its own."""
     introducer: str = ""
     """The paired device that introduces others to this one, which are trusted then; empty: none."""
     introduces: bool = False

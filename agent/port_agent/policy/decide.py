@@ -97,13 +97,13 @@ class Policy:
     flash_write_budget_bytes_per_day: int = 16384 * MIB
     """A 32 GB card of 1000 write cycles lasts five years at this rate."""
     keep_in_memory_for_s: float = 0.0
-    """How long a paused worker keeps its memory before it must leave."""
+    """Seconds that a paused worker keeps its memory before it must leave."""
     min_pause_s: float = 60.0
-    """After a stop, training starts again no sooner than this: the bound on flapping."""
+    """Least seconds between a stop and the next start, so that training does not start and stop all the time."""
     memory_pressure_percent: float = 20.0
     """PSI above which a running job goes to a smaller plan."""
     keep_awake: bool = True
-    """Whether sleep is held off while a job may run on external power."""
+    """Whether sleep is prevented while a job may run on external power."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +113,7 @@ class Now:
     monotonic_s: float
     local: datetime
     clock_is_set: bool = True
-    """Whether `local` may be right: a clock that was never set shows a date before this program."""
+    """Whether `local` may be right: a clock that was never set shows a date before this program was released."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class Memory:
     stopped_at_s: float | None = None
     idle_since_s: float | None = None
     idle_known_at_s: float | None = None
-    """When a signal last reported that the device is idle."""
+    """Time of the last signal that the device is idle, in monotonic seconds."""
     held: frozenset[str] = frozenset()
 
 
@@ -150,7 +150,8 @@ BATTERY_MARGIN_PERCENT = 5.0
 MIN_FREE_INODES = 64
 """A run creates about a dozen files; a disk without inodes rejects new ones however many bytes are free."""
 SPACE_MARGIN = 1.25
-"""After free disk or memory fell below its minimum, it must rise to this multiple before training resumes."""
+"""Multiple of the minimum to which free disk or memory must rise, after it fell below the minimum, before training
+resumes."""
 
 
 HEAT_IGNORED_C = 120.0
@@ -158,7 +159,7 @@ HEAT_IGNORED_C = 120.0
 PRESENCE_SENSORS = ("cpu load", "pressure", "terminals", "input", "sessions", "logind", "gpu")
 
 SILENCE_S = 60.0
-"""How long all signals may be silent before it is unknown whether the device is idle."""
+"""Longest silence of all signals, in seconds; after it, nobody knows whether the device is idle."""
 
 
 def decide(facts: Facts, policy: Policy, now: Now, memory: Memory = Memory()) -> PolicyDecision:

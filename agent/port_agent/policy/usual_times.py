@@ -12,11 +12,11 @@ from port_agent.system.clock import local_time
 _DAYS, _HOURS = 7, 24
 _HOUR_S = 3600.0
 _REMEMBERED_S = 4 * _HOUR_S
-"""For each hour of the week the last four weeks weigh most; older ones fade as new ones arrive."""
+"""Seconds that are remembered for each hour of the week: the last four weeks weigh most, older ones fade."""
 _PRIOR_S = 2 * _HOUR_S
 """Observation after which an hour of the week weighs as much as the same hour of the other days."""
 _KNOWN_AFTER_S = 86400.0
-"""Before a day was watched nothing is promised."""
+"""Seconds of observation before anything is predicted: a day."""
 _LONGEST_GAP_S = 7 * 86400.0
 """A machine that was off could not train; times more than a week ago say nothing about what is usual."""
 _LONGEST_FORECAST = timedelta(days=5 * 365)

@@ -24,7 +24,7 @@ _MOVED_ELEMENTS = 8 << 20
 _CHUNK = 1 << 20
 _FILE_CHUNKS = 64
 _WRITES_PER_S = 50
-"""Most MiB written per second: calibration takes 0.5 GB of a fast medium's life and less of a slow one's."""
+"""Largest number of MiB written per second: calibration takes 0.5 GB of a fast medium's life and less of a slow one's."""
 
 
 class Threads:

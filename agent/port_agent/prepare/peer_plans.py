@@ -61,11 +61,11 @@ class PeerPlans:
     def __init__(self, line: PeerLine, *, shares: bool, solves: bool) -> None:
         self._line, self._shares, self._solves = line, shares, solves
         self._asks = shares
-        """Whether plans are requested: no longer, once nobody answers promptly."""
+        """Whether plans are still requested: no longer, once no device answers promptly."""
         self._notes: dict[str, None] = {}
         """Notes, each reported once, in order."""
         self._solved: dict[str, int] = {}
-        """How many plans each device solved."""
+        """Number of plans that each device solved."""
 
     def report(self) -> list[str]:
         """Return what paired devices did, and why they did no more."""

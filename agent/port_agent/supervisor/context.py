@@ -53,9 +53,9 @@ class DaemonSeams:
     waiting_look_s: float = 2.0
     training_look_s: float = 1.0
     offer_every_s: float = 15.0
-    """How often jobs that may move are offered to paired devices."""
+    """Seconds between offers of movable jobs to paired devices."""
     away_look_s: float = 2.0
-    """How often a paired device is asked for the state of a job there."""
+    """Seconds between questions to a paired device about the state of a job there."""
 
 
 @dataclass(slots=True)
@@ -90,7 +90,7 @@ class DaemonContext:
     run_now: RunNow | None = None
     """The job that the user wants to run now; None: they run in line, when the policy lets them."""
     retry_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """When a job's backoff ends, by job id: the count of its failures it belongs to, and the monotonic time."""
+    """End of a job's backoff, by job id: the number of failures that it belongs to, and the monotonic time in seconds."""
     without_board: dict[int, frozenset[str]] = field(default_factory=dict)
     """Jobs whose board is missing, by id, with the serial devices that were present when this was found."""
 

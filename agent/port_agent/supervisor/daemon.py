@@ -68,12 +68,12 @@ if TYPE_CHECKING:
     from port_agent.supervisor.migrations import Migrations
 
 IDLE_LOOK_S = 30.0
-"""How often to look while there is nothing to do: often enough for health items and `status`."""
+"""Seconds between looks while there is nothing to do: often enough for health items and `status`."""
 STOP_PATIENCE_S = LAST_COMMIT_S + 2.0
 """Well below TimeoutStopSec of the unit."""
 _STORE_RETRY_S = 10.0
 _TIMES_WRITTEN_S = 3600.0
-"""How often the usual times are written: a power cut loses an hour of what was learnt."""
+"""Seconds between writes of the usual times: a power cut loses an hour of what was learnt."""
 _DISK_THREADS = 2
 """One for the store and one for uploads and the doctor; each thread costs memory."""
 

@@ -21,7 +21,7 @@ BOARD_PATIENCE_S = 300.0
 in.
 """
 WARM_MARGIN_C = 7.0
-"""When the temperature is this close below the limit, the plan with the least power is used."""
+"""Degrees below the temperature limit at which the plan with the least power is used."""
 
 
 class Dispatcher:
@@ -34,11 +34,9 @@ class Dispatcher:
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
         self._fitting: dict[int, tuple[tuple[int | None, int | None, frozenset[str] | None], bool]] = {}
-        """For each job id, the memory limit, the job's ceiling and the devices for which its start was checked, and the
-        result.
-        """
+        """Start checks by job id: memory limit, the job's ceiling, devices, and whether the job fits."""
         self._least: dict[int, tuple[int | None, float]] = {}
-        """For each job id, the ceiling for which its least memory was determined, and the result."""
+        """Least memory by job id: the ceiling that it was determined for, and the result."""
 
     def act(self, decision: PolicyDecision) -> None:
         """Do what `decision` and the state of the jobs require; called at every look."""

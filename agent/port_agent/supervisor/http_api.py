@@ -62,9 +62,10 @@ _SHARED = r"/v1/shared/(costs|plan)/([0-9a-f]{64})"
 _TOKEN = re.compile(rf"[0-9a-f]{{{2 * _TOKEN_BYTES}}}")
 
 MAX_CLIENTS = 48
-"""At once: commands, pages and followed logs of a few users. Each holds up to 40 kB and a descriptor."""
+"""Largest number of connections at once: commands, pages and followed logs of a few users. Each holds up to 40 kB and a
+descriptor."""
 _GONE_S = 0.5
-"""How often to check whether the client still waits for another device's answer: Ctrl-C ends the solver there."""
+"""Seconds between checks whether the client still waits for another device's answer: Ctrl-C ends the solver there."""
 MAX_SCRAPERS = 8
 """Connections to the metrics port, which every user of this machine may open."""
 

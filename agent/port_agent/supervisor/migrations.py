@@ -56,7 +56,7 @@ from port_planner.base.errors import PortError
 from port_planner.base.units import format_bytes
 
 RETRY_S = 5.0
-"""After a device could not be reached, or the disk rejected a write."""
+"""Seconds before another attempt after a device could not be reached, or the disk rejected a write."""
 REFUSED_S = 600.0
 """A device that refused a job, or gave it up, is not offered it again for so long."""
 RECALL_IF_IDLE_S = 600.0
@@ -83,7 +83,7 @@ class Migrations:
         self._refused_until_s: dict[tuple[int, str], float] = {}
         """Time until which a device's refusal of a job counts, by job and device (monotonic s)."""
         self._idle_since_s: dict[int, float] = {}
-        """When a job was last seen to train there, by job."""
+        """Time at which a job was last seen to train there, by job."""
         self._staying: set[int] = set()
         """Jobs for which it was reported why they cannot move."""
 

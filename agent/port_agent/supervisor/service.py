@@ -60,7 +60,7 @@ BUNDLE_NAME = "bundle.port"
 MAX_UPLOADS = 16
 """Uploads on disk until a job takes them, for at most an hour."""
 _FLUSH_PATIENCE_S = 5.0
-"""How long a report waits for the newest figures to be on disk."""
+"""Seconds that a report waits for the newest figures to be on disk."""
 _FOLLOW_POLL_S = 0.5
 _HISTORY_SHOWN = 50
 _DAY_S = 86400.0

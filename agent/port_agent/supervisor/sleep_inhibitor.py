@@ -16,7 +16,7 @@ from port_agent.policy.decide import Policy, PolicyDecision, device_in_use
 HOLDER = ("sh", "-c", "echo held; exec cat >/dev/null")
 """Says that the lock was granted, and keeps it until its standard input ends."""
 RETRY_S = 600.0
-"""After a refusal: it takes an administrator to change it."""
+"""Seconds before another attempt after a refusal: it takes an administrator to change it."""
 _PATIENCE_S = 10.0
 _PASSING = frozenset({"hot", "throttled", "settling"})
 """Conditions that pass in minutes, by themselves: a machine that slept meanwhile would not wake when they have."""

@@ -14,7 +14,7 @@ from typing import BinaryIO, Self
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 _REGULAR_FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-"""Without blocking: opening a pipe would otherwise wait until somebody writes."""
+"""Flags for opening a regular file, without blocking: opening a pipe would otherwise wait until somebody writes."""
 _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
@@ -26,7 +26,7 @@ class DirectoryHandle:
 
     def __init__(self, path: Path, descriptor: int) -> None:
         self.path = path
-        """For messages: the directory may have another name by now."""
+        """Path for messages; the directory may have another name by now."""
         self.descriptor = descriptor
 
     @classmethod

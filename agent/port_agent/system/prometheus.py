@@ -16,7 +16,7 @@ class MetricFamily:
     """One metric with its samples: labels and value. Without samples it is left out."""
 
     name: str
-    """Without the program's prefix."""
+    """Name without the program's prefix."""
     kind: Literal["gauge", "counter"]
     meaning: str
     """A sentence."""

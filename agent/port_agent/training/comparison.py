@@ -18,7 +18,7 @@ from port_planner.ir.device_kinds import CPU
 from port_planner.ir.torch_device import device_name, generator_states
 
 _SAYS_LITTLE = ("DEFAULT", "NO AVX")
-"""torch's name for the vectors of every Arm core without SVE, whatever kernels it has."""
+"""Torch's names for vectors that do not determine the kernels: every Arm core without SVE has the same."""
 _BLAS = re.compile(r"BLAS_INFO=(\w+)")
 
 Pieces = Callable[[str], Iterable[memoryview]]

@@ -34,9 +34,8 @@ from port_planner.ir.run_op import flatten
 from port_planner.ir.torch_operators import shaped_by_contents
 
 KEPT_BYTES = 1 << 20
-"""Most bytes changed in place by forward and backward (running statistics) that are copied for `undo`; ResNet-50 has
-0.4 MB.
-"""
+"""Largest number of bytes changed in place by forward and backward (running statistics) that are copied for `undo`;
+ResNet-50 has 0.4 MB."""
 
 _PHASES = {Code.RERUN: "recompute", Code.PACK: "pack", Code.UNPACK: "unpack"}
 """Phases of instructions that are not operators of the recorded step, by the names of step events."""
@@ -47,7 +46,7 @@ unless one alone takes three milliseconds.
 """
 
 _PATIENCE_S = 0.02
-"""How often a wait for an update checks whether the step is to pause."""
+"""Seconds between checks whether the step is to pause, while it waits for an update."""
 
 
 @dataclass(slots=True)

@@ -30,9 +30,8 @@ class Programs:
         self._made: dict[tuple[int, str], Program] = {}
         self._drifts: dict[str, PackingDrift] = {}
         self._sizes: dict[str, dict[tuple[int, int], int | None]] = {}
-        """For each graph, measured sizes of packed forms that exceed the planned ones, or are much smaller
-        (`with_packed_sizes`).
-        """
+        """Measured sizes of packed forms that exceed the planned ones, or are much smaller, by graph
+        (`with_packed_sizes`)."""
 
     def of(self, name: str) -> Program:
         """Return the program of one graph under the current plan; a plan over its budget is rejected here.

@@ -40,9 +40,9 @@ class StepValues:
         if backend is not None:
             self._backends[backend.kind] = backend
         self.env: list[torch.Tensor | None] = [None] * len(graph.values)
-        """Per value: its tensor, once an operator asked for it."""
+        """Tensor of each value, once an operator asked for it."""
         self.base: list[torch.Tensor | None] = [None] * len(graph.storages)
-        """Per storage: a tensor on it while it is resident."""
+        """Tensor on each storage while that is resident."""
         self.scalars: Sequence[float | int] = ()
         """The optimizer's numbers for this step."""
         self._values_of: list[list[int]] = [[] for _ in graph.storages]

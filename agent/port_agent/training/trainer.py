@@ -67,7 +67,7 @@ _PRUNED_DIMENSIONS = 2
 """Fewest dimensions of pruned weights: biases and norms are few, and each matters."""
 
 _KNOWN_SPEED_BYTES = 16 << 20
-"""After this many bytes, the page thread's writes show the medium's speed."""
+"""Bytes after which the page thread's writes show the medium's speed."""
 
 
 @dataclass(slots=True)
@@ -85,7 +85,7 @@ class StepEvent:
     """Part of it that the operators take, recomputation included."""
     planned_joules: float | None = None
     paging: PagerStats = field(default_factory=PagerStats)
-    """What the page thread did during the step, including errors in the pages that were read."""
+    """Work of the page thread during the step, including errors in the pages that were read."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Control:
         self._work: TakeWork | None = None
         self.leaving = self.stopping = False
         self.leave_within_s = 0.0
-        """How long a last commit may take."""
+        """Seconds that a last commit may take."""
 
     def handle(self, command: Command) -> None:
         """Handle a command of the supervisor."""

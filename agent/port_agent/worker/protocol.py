@@ -17,7 +17,7 @@ VERSION = 1
 MAX_LINE_BYTES = 1 << 20
 """Longer than any message; a peer that sends more without a newline is broken."""
 COSTS_IN_A_LINE = 1000
-"""Most costs of `PackingProbed` in a line, 200 bytes each."""
+"""Largest number of costs of `PackingProbed` in a line, 200 bytes each."""
 
 
 class ProtocolError(PortError):
@@ -28,13 +28,13 @@ class FailureCause(StrEnum):
     """What a failure means for the job."""
 
     OUT_OF_MEMORY = "out-of-memory"
-    """It outgrew its plan: the next run uses a smaller one."""
+    """The job outgrew its plan: the next run uses a smaller one."""
     IMPOSSIBLE = "impossible"
-    """It can never run as it is."""
+    """The job can never run as it is."""
     DIVERGED = "diverged"
     """The training's numbers became NaN or infinite: the same steps would give the same again."""
     OTHER = "failed"
-    """It may be tried again."""
+    """The job may be tried again."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True):
@@ -144,7 +144,7 @@ class WorkerPaused(_EventMessage, frozen=True, kw_only=True, tag="paused", omit_
 
     step: int
     operator: str | None = None
-    """For an attached program: the operator that was running when it was told, which ended `waited_s` later."""
+    """Operator that was running when an attached program was asked, which ended `waited_s` later."""
     waited_s: float = 0.0
 
 
@@ -221,7 +221,7 @@ class ResumeTraining(_CommandMessage, frozen=True, kw_only=True, tag="resume", o
     """Go on after a pause."""
 
     cpu_percent: float = 100.0
-    """For an attached program: its share of all CPUs; workers are limited by their cgroups."""
+    """Share of all CPUs that an attached program may take, in percent; workers are limited by their cgroups."""
 
 
 class ReleaseMemory(_CommandMessage, frozen=True, kw_only=True, tag="release"):

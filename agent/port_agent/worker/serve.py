@@ -21,7 +21,7 @@ _CAUSES: Mapping[int, FailureCause] = {
     ExitCode.IMPOSSIBLE: FailureCause.IMPOSSIBLE,
     ExitCode.DIVERGED: FailureCause.DIVERGED,
 }
-"""What an error's exit code means for the job."""
+"""Meaning of an error's exit code for the job."""
 
 _OUT_OF_MEMORY = (
     "can't allocate memory",  # c10's CPU allocator

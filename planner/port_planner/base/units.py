@@ -16,7 +16,7 @@ for _power, _letter in enumerate("KMGT", start=1):
 _MIN_UNITS = 64
 """A size is shown in whole units from this many units on."""
 LARGEST_BYTES = 2**63 - 1
-"""What a file offset and a database column hold."""
+"""Largest number that a file offset and a database column hold."""
 LONGEST_S = 3660 * 86400
 """Ten years: anything longer is a typing error, and calendars end."""
 

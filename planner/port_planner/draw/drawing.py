@@ -34,7 +34,7 @@ _RETURNS = {
     Action.PACK: Shade.KEEP,
     Action.PACK_PAGE: Shade.PAGE_IN,
 }
-"""How a tensor that returns is drawn."""
+"""Shade in which a returning tensor is drawn, by action."""
 
 
 @dataclass(frozen=True, slots=True)

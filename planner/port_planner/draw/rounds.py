@@ -16,7 +16,7 @@ class RoundMark:
     seconds: float
     loss: float | None
     devices: tuple[str, ...]
-    """Those in the average."""
+    """Devices in the average."""
     lost: dict[str, str]
     """The devices that were asked but are not in it, with the reasons."""
     abandoned: str = ""

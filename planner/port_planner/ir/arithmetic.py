@@ -7,7 +7,7 @@ PRODUCTS = ("matmul", "conv", "rnn")
 """Kinds of operators whose float32 factors oneDNN may round."""
 
 FLOAT32_INSTEAD = "compute in float32 where memory allows (dtype=torch.float32; `finetune --compute float32`)"
-"""What to do where the processor multiplies numbers of 16 bits in software."""
+"""Remedy where the processor multiplies 16-bit numbers in software."""
 
 
 class Arithmetic(NamedTuple):

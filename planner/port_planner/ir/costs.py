@@ -59,10 +59,8 @@ class Flash:
     endurance_bytes: PositiveFigure | None = None
     wear_joules_per_byte: Figure = 0.0
     capacity_bytes: Count | None = None
-    """For the host's memory as target of a device with its own memory: the maximum bytes of pages at once.
-
-    None: a medium.
-    """
+    """Largest number of bytes of pages at once, if the target is the host's memory for a device with its own; None: a
+    medium."""
     packs_pages: bool = False
     """Whether floating-point pages are packed on it.
 

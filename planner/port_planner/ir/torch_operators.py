@@ -49,7 +49,7 @@ RECURRENT = "aten::mkldnn_rnn_layer"
 _WITH_WORKSPACE = 4
 """The number of tensors such a layer returns; the last is for its backward pass."""
 MAX_REPEATS = 2**48
-"""More than any address space holds, and far below overflow of a 64-bit sum."""
+"""Largest number of repeats: more than any address space holds, and far below overflow of a 64-bit sum."""
 
 
 def resolve(name: str) -> Callable[..., Any]:

@@ -11,7 +11,7 @@ import msgspec
 from port_planner.ir.costs import DeviceCosts
 
 PLANNING_MODULE = "port_planner.search.traced_plan"
-"""What the process that plans runs."""
+"""Module that the planning process runs."""
 
 GREEDY_BYTES = 56 << 20
 SEARCH_BYTES = 144 << 20

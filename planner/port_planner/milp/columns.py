@@ -35,13 +35,14 @@ class Breadth:
     inputs: bool = True
     """Rematerializations need their inputs; without this and with window 0, the model is a small relaxation of all others."""
     sources: bool = False
-    """For bounds without `inputs`: rematerializations need their inputs somewhere in their gap."""
+    """Whether rematerializations need their inputs somewhere in their gap; for bounds without `inputs`."""
     exact_stages: bool = False
     """Free intermediates within a stage after their last use, instead of holding all of a stage together."""
     timeless: bool = False
     """Transfers only as a whole: their sum against the step's length. The result is still a valid bound."""
     optimistic: bool = False
-    """For bounds: a rematerialization costs only its own share, and a stage needs no more than its fullest operator."""
+    """Whether a rematerialization costs only its own share, and a stage needs no more than its fullest operator; for
+    bounds."""
 
 
 @dataclass(slots=True)

@@ -121,7 +121,7 @@ class SolverRun:
     values: Vector | None
     seconds: float
     reduced_costs: Vector | None = None
-    """For a relaxed run: the cost of raising each column from its bound."""
+    """Cost of raising each column from its bound, in a relaxed run."""
     iterations: int = 0
     """Iterations of the simplex method in total."""
 

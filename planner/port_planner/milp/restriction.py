@@ -17,7 +17,7 @@ TOLERANCE = 1e-9
 """Largest amount by which a row may be missed, in the model's units: rounding in its sum. HiGHS allows 1e-6."""
 
 BROKEN = 1e-6
-"""How far a bound of an integral column may be from a whole number, as in HiGHS."""
+"""Largest distance of an integral column's bound from a whole number, as in HiGHS."""
 
 _BLOCK = 1 << 18
 """Entries at a time, out of millions, most of them decided: copies of all of them took 90 MiB."""

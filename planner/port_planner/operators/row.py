@@ -146,11 +146,11 @@ class Operator:
     allowed: bool = True
     """A bundle may call it, with any arguments. Other operators occur only in programs under `exec`."""
     cuda_only: bool = False
-    """On CUDA, torch uses it for a model in place of the CPU's operator; elsewhere it has no kernel."""
+    """Whether torch uses the operator only on CUDA, in place of the CPU's; elsewhere it has no kernel."""
     check: ArgumentCheck | None = None
     """The check of its arguments before a bundle calls it, because its kernel makes none."""
     checks_only: bool = False
-    """It has no result, and raises an error if a condition does not hold."""
+    """Whether the operator only checks: it has no result, and raises an error if a condition does not hold."""
 
     hidden_writes: tuple[int, ...] = ()
     """Arguments that it writes although the schema does not say so: running statistics."""
@@ -160,7 +160,8 @@ class Operator:
     whole_view: bool = False
     """A view of its whole operand that does not ask for the storage."""
     copies: bool = False
-    """It copies its operand, whose file is hardly read again: weights are converted this way when they are loaded."""
+    """Whether the operator copies its operand, whose file is hardly read again: weights are converted this way when
+    they are loaded."""
     indices: tuple[int, int] | None = None
     """The argument, or number, whose size bounds its indices, and the argument with the indices."""
     index_list: bool = False
@@ -183,32 +184,29 @@ class Operator:
     cost: Cost = Cost.BYTES
 
     cut: TileRule | None = None
-    """How it runs in tiles with the same bits."""
+    """Rule by which the operator runs in tiles with the same bits."""
     cut_of_sum: TileRule | None = None
-    """How it runs in tiles of `cut` operands each, whose results are added up.
-
-    Outputs that are shorter along the dimension are such sums.
-    """
+    """Rule by which the operator runs in tiles of `cut` operands each, whose results are added up. Outputs that are
+    shorter along the dimension are such sums."""
     sliced: tuple[str, ...] = ()
     """Overloads that compute each element only from those at the same place, and may be part of a sliced update."""
     in_vectors: tuple[str, ...] = ()
     """More overloads that compute floating-point numbers elementwise, in vectors from the start of a thread's share."""
     row_operands: int = 0
-    """How many leading operands have independent rows, along the dimension that the argument after them names."""
+    """Number of leading operands with independent rows, along the dimension that the argument after them names."""
     in_place: bool = False
-    """It may write its result over its operand: its variant with a trailing _ does."""
+    """Whether the operator may write its result over its operand, as its variant with a trailing _ does."""
     commutes: tuple[str, ...] = ()
     """Overloads that may take their two tensors in either order."""
     over_lists: bool = False
-    """It loops over lists of tensors, as do all whose names begin with `_foreach_`, and those with a `fused_update`."""
+    """Whether the operator loops over lists of tensors, as do all whose names begin with `_foreach_`, and those with a
+    `fused_update`."""
     fused_update: bool = False
-    """It updates lists of tensors in one kernel, as optimizers' `fused=True` does.
-
-    It only reads the steps, though its schema says otherwise.
-    """
+    """Whether the operator updates lists of tensors in one kernel, as optimizers' `fused=True` does. It only reads the
+    steps, though its schema says otherwise."""
 
     repeatable: bool = True
-    """It gives the same bits for the same operands, unless torch's tags say otherwise."""
+    """Whether the operator gives the same bits for the same operands, unless torch's tags say otherwise."""
     draws_by_shape: tuple[str, ...] = ()
     """Overloads that draw as many random numbers whatever their operands hold.
 
@@ -221,5 +219,5 @@ class Operator:
     """Whether the tangent has other last digits under a dispatch mode, found by comparing torch's own samples of all
     functions."""
     reordered_on_cuda: str = ""
-    """Where it is documented that its bits differ from run to run on CUDA."""
+    """Reference to the documentation that its bits differ from run to run on CUDA."""
     reordered_on_mps: str = ""

@@ -29,9 +29,9 @@ PAIRS = "pairs of levels"
 """Name of the table that a byte of two codes is looked up in, shared by all weights of a graph."""
 _PAIRS_SHAPE = (256, 2)
 _PARTS = ("codes", "scales")
-"""What a quantized weight is stored as: storages with its name plus one of these."""
+"""Suffixes of the storages that hold a quantized weight."""
 _IN_16_BITS = " in 16 bits"
-"""What follows the name of a weight in the name of the storage that holds its numbers in 16 bits."""
+"""Suffix of the storage that holds a weight's numbers in 16 bits."""
 _EMBEDDING = "aten::embedding"
 
 

@@ -329,7 +329,7 @@ class _GraphMerger:
         self._storage_of: list[dict[int, int]] = [{} for _ in graphs]
         self._value_of: list[dict[int, int]] = [{} for _ in graphs]
         self._becomes = _summed_where_made(graphs[0])
-        """For the first micro-batch, the gradient in which its sum continues, by the sum's storage."""
+        """Gradient in which the first micro-batch's sum continues, by the sum's storage."""
         self._anew: dict[int, int] = {}
         """Storages of a micro-batch that were recomputed in the current tile, by their originals."""
 

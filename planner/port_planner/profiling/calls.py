@@ -16,10 +16,10 @@ from port_planner.operators import base_name, operator_of, overload_name
 from port_planner.operators.row import ArgumentCheck
 
 _DRAWN = 65521
-"""How many made-up numbers are drawn before they repeat: a prime, so that no two rows of a matrix are equal."""
+"""Number of made-up numbers before they repeat: a prime, so that no two rows of a matrix are equal."""
 
 _TRIED_ROWS = 2
-"""How many rows are used to test whether an operator runs on a part: a single row would match any operands."""
+"""Number of rows that test whether an operator runs on a part: a single row would match any operands."""
 
 _NEVER_CUT = (
     ArgumentCheck.LSTM,

@@ -6,7 +6,7 @@ from port_planner.ir.device_kinds import CPU
 from port_planner.ir.torch_device import module_of, synchronize
 
 _STATISTICS = ("reset_peak_memory_stats", "max_memory_allocated", "memory_allocated")
-"""What torch's module for a device must provide; the one for Apple's GPU has no peak."""
+"""Functions that torch's module for a device must provide; the one for Apple's GPU has no peak."""
 
 
 class DeviceWorkspaceMeter:

@@ -21,7 +21,8 @@ from port_planner.base.processor import cpuinfo, identity
 KEPT_DAYS = 30
 """Age after which an operator is measured again: the machine around it has changed."""
 _CLOCK_SKEW_S = 86400.0
-"""How far in the future a measurement may lie: clocks are set back, and a file system's may differ from the system's."""
+"""Largest time in the future of a measurement, in seconds: clocks are set back, and a file system's may differ from the
+system's."""
 
 _FORMAT = 2
 MAX_FILES = 32

@@ -25,7 +25,7 @@ _ROUNDING_BYTES = 64
 """Bytes of a packed form besides its contents: its header, and bits rounded up to words."""
 
 Point = tuple[float, OpCost]
-"""What an operator does, in operations or bytes, and its measured cost."""
+"""Work of an operator, in operations or bytes, and its measured cost."""
 
 
 def between(graphs: Sequence[StepGraph]) -> frozenset[int]:

@@ -72,7 +72,8 @@ class MeasuredCosts:
     taken_over: int = 0
     """Operators whose costs were measured by another machine of the same kind."""
     disputed: str = ""
-    """How the costs of another machine contradict those measured here; if they do, none of them is used."""
+    """Contradiction between the costs of another machine and those measured here; if there is one, none of them is
+    used."""
     absent: tuple[tuple[int, ...], ...] = ()
     """Per graph, if checked: operators that do not run on its device, or whose results have another layout there."""
     elsewhere: tuple[tuple[OpCost | None, ...], ...] = ()

@@ -12,13 +12,14 @@ from port_planner.base.errors import ExitCode, PortError
 from port_planner.profiling.kept_costs import KeptCost, is_young
 
 MAX_COSTS = 20_000
-"""Most operators; a machine that planned many models has some thousands."""
+"""Largest number of operators; a machine that planned many models has some thousands."""
 CHECKED = 5
-"""How many of the costliest operators are measured here and must agree before the others are used."""
+"""Number of the costliest operators that are measured here and must agree before the others are used."""
 _BELIEVED = 4.0
 """Two machines of one kind differ by cooling and clock, but by no more than this factor; nor does a busy one."""
 _STRAYS = 1
-"""How many of those compared may disagree: whatever else ran during a measurement, here or there, is in its time."""
+"""Number of compared operators that may disagree: their times include whatever else ran during a measurement, here or
+there."""
 _NOISE_S = 1e-4
 _NOISE_BYTES = 1 << 20
 

@@ -36,7 +36,7 @@ from port_planner.tiling.tiles import even_bounds
 ROWS, COLUMNS = 0, 1
 _LAYOUTS = ("rows", "columns")
 _SEPARATOR = "#"
-"""Between the name of a whole tensor and that of its block, which names of parameters do not have."""
+"""Separator between the name of a whole tensor and that of its block, which names of parameters do not have."""
 _PRODUCT = "aten::mm"
 _EMBEDDED = "aten::embedding_dense_backward"
 

@@ -45,9 +45,9 @@ class RewrittenGraph:
     graph: StepGraph
     replacements: tuple[Replacement, ...]
     sources: Mapping[int, Value] = field(default_factory=dict)
-    """For storages that initially hold a part of an original one: that part, as a value of the original."""
+    """Part of an original storage that a new one initially holds, as a value of the original."""
     moved: Mapping[int, int] = field(default_factory=dict)
-    """For original storages whose contents lie in another storage's memory: that storage."""
+    """Storage that now contains an original one."""
 
 
 def form_of(graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> Any:

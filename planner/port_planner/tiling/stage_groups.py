@@ -26,9 +26,9 @@ class ChainGroups:
 
     groups: tuple[StageGroup, ...]
     ops: tuple[frozenset[int], ...]
-    """Per group: the ops of all its chains."""
+    """Ops of all chains of each group."""
     counts: tuple[tuple[int, ...], ...]
-    """Per group and alternative: the number of tiles."""
+    """Number of tiles of each group and alternative."""
 
     def chosen(self, cut: Tiling, variants: Mapping[int, int]) -> Tiling:
         """Return the tiling in which each kind of chain uses its group's chosen alternative; the first means whole."""

@@ -14,9 +14,9 @@ STANDS_ALONE = f"{DYNAMO}._trace_wrapped_higher_order_op"
 """A submodule that needs nothing of its package; transformers imports it for its attention masks."""
 _META_KERNELS = "torch._meta_registrations"
 _CACHED_ON_FUNCTION = "__dynamo_disable"
-"""Where torch._disable_dynamo stores the result of `disable` (torch/_compile.py)."""
+"""Attribute in which torch._disable_dynamo stores the result of `disable` (torch/_compile.py)."""
 CALLBACK = "_callback_from_stance"
-"""What compiled code asks, of `compiler_frames`, how it is to run."""
+"""Name of the function of `compiler_frames` that compiled code asks how to run."""
 
 
 @uses(_META_KERNELS, "each process that computes takes 11 MiB more")

@@ -25,7 +25,7 @@ current_modes: Callable[[], list[Any]] = _get_current_dispatch_mode_stack
 without_modes: Callable[[], contextlib.AbstractContextManager[Any]] = _disable_current_modes
 pop_mode: Callable[[], Any] = _pop_mode
 push_mode: Callable[[Any], None] = _push_mode
-"""torch's own functions, bound as they are: what each operator calls costs no call more."""
+"""Torch's own functions, bound directly, because each operator calls them."""
 
 
 class OperatorMode(TorchDispatchMode):

@@ -38,7 +38,7 @@ DLPACK_EXPORTS: tuple[tuple[Any, str], ...] = (
 
 FILE_READS: tuple[Any, str] = (torch._C.PyTorchFileReader, "get_storage_from_record")
 FILE_WRITES: tuple[Any, str] = (torch._C.PyTorchFileWriter, "write_record")
-"""What `torch.load` and `torch.save` call for each storage."""
+"""Class and method that `torch.load` and `torch.save` call for each storage."""
 
 POINTER_READS: tuple[tuple[Any, str], ...] = (
     *((torch.Tensor, name) for name in ("data_ptr", "numpy", "tolist", "share_memory_", "__deepcopy__", "__repr__")),

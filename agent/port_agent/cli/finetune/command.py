@@ -92,7 +92,7 @@ _PAIR_BETA = 0.1
 """Default beta of DPO and ORPO, that of trl."""
 
 _MIN_HEAD_ROWS = 16
-"""With fewer rows, reading the head's weight takes longer than multiplying by it."""
+"""Least rows at a time; with fewer, reading the head's weight takes longer than multiplying by it."""
 
 _MIN_TOKENS = 8
 _MAX_TOKENS = 1 << 20

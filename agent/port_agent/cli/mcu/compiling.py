@@ -45,11 +45,11 @@ class _Choices:
     """The choices made for a project before its tables are written."""
 
     fitted: FittedModel | None
-    """What is trained, if that was searched for."""
+    """Chosen set of trained weights, if one was searched for."""
     valuation: Valuation | None
     """The gain of each candidate per joule, if that decided."""
     held: FittedMemory | None
-    """How the model fits into a budget, if there is one."""
+    """Plan that makes the model fit its budget, if there is one."""
     narrow: tuple[str, ...]
     """Layers whose weights have no low byte although low bytes were requested."""
     rate: RateChoice | None = None

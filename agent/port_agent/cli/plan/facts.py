@@ -306,7 +306,7 @@ def _drawn(kind: str, watts: dict[str, Any] | None) -> str:
 
 
 _MAX_RUNS = 12
-"""Most runs of a division that are listed one by one; beyond this only their number is given."""
+"""Largest number of runs of a division that are listed one by one; beyond this only their number is given."""
 
 
 def _placement_text(facts: dict[str, Any], placed: dict[str, Any]) -> str:

@@ -146,7 +146,7 @@ class Charge:
     seconds: float
     gross_joules: float
     net_joules: float | None
-    """Above the idle baseline; None while that is not known."""
+    """Joules above the idle baseline; None while that is not known."""
 
 
 @dataclass(slots=True)

@@ -16,7 +16,7 @@ class Interval:
     start_s: float
     end_s: float
     joules: float | None
-    """None is a gap: not known, which is not zero."""
+    """Joules of the interval; None is a gap: not known, which is not zero."""
     source: str
     kind: Kind
     reason: str = ""

@@ -57,11 +57,11 @@ class SourceInfo:
     kind: Kind
     coverage: Coverage
     covers: str
-    """In words, including what is missing."""
+    """Description of what the source covers, including what is missing."""
     resolution_watts: float | None
     """Smallest step of the figure at the sampling period; None if the maker does not state it."""
     period_s: float
-    """How often reading it is worthwhile."""
+    """Shortest useful time between two readings, in seconds."""
 
     @property
     def title(self) -> str:
@@ -103,7 +103,7 @@ class GpuReading:
 
     watts: float
     covers: str
-    """In words: which rail, and what else that feeds."""
+    """Description of the rail, and of what else it feeds."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Gauge:
     supply: Supply
     style: Style
     watts: float | None
-    """None for the styles that only show a level."""
+    """Watts; None for the styles that only show a level."""
     level_joules: float | None
     """The remaining level; None unless the style needs it."""
 

@@ -29,9 +29,9 @@ class PowerModel:
     write_joules_per_byte: float = 0.0
     origin: str = "board file"
     one_core_watts: float | None = None
-    """What one busy core adds; None: its share of what all add."""
+    """Watts that one busy core adds; None: its share of the watts that all cores add."""
     moving_share: float = 1.0
-    """What operators that memory holds up draw above rest, over what arithmetic does."""
+    """Power above rest of operators that are bound by memory, as a share of that of arithmetic."""
 
     @property
     def compute_watts(self) -> float:

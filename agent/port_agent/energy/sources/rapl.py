@@ -38,7 +38,7 @@ class Zone:
     name: str
     path: Path
     range_joules: float
-    """Where the counter wraps to zero (max_energy_range_uj)."""
+    """Joules at which the counter wraps to zero (max_energy_range_uj)."""
 
 
 def find_zones(root: Path) -> tuple[Zone, ...]:

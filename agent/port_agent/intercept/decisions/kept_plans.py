@@ -16,7 +16,7 @@ from port_planner.ir.traced import TracedPlan
 
 _FOLDER = "plans"
 _PLANS_KEPT = 128
-"""Most files kept, of about 20 KB each; the oldest are removed."""
+"""Largest number of files kept, of about 20 KB each; the oldest are removed."""
 
 _FORMAT = 3
 

@@ -41,10 +41,10 @@ from port_planner.ir.traced import (
 from port_planner.search.wear import SPARING_TIME
 
 LONGEST_STEP = 32
-"""Most segments in a planned step: an accumulation over more micro-batches is not planned."""
+"""Largest number of segments in a planned step: an accumulation over more micro-batches is not planned."""
 
 _SEARCHES = 8
-"""Most steps of different shapes that are planned in one run."""
+"""Largest number of steps of different shapes that are planned in one run."""
 
 _FORESEEN = 4
 """Steps recorded before any came twice: most programs repeat their second step, and need not wait for a fourth."""
@@ -74,9 +74,8 @@ _PAGING_CPU_S_PER_BYTE = 0.1e-9
 _LATENCY_S = 1e-4
 
 _SPARED_BYTES_PER_S = 200e6
-"""If flash wears out, paging counts as no faster than this: elementwise operators are recomputed, matrix products are
-not.
-"""
+"""Highest speed of paging that is assumed on flash that wears out, so that it is spared: elementwise operators are then recomputed,
+matrix products are not."""
 
 _JUDGED_STEPS = 3
 """A plan is dropped after this many steps that were each worse than the step before it, by what was moved, recomputed

@@ -66,7 +66,7 @@ class Interceptor:
         self.device: DevicePool | None = None
         """The pool of the device whose memory has a budget; see `bound_devices`."""
         self.guarded = residency.backing.guarded
-        """Whether accesses to paged-out memory find it there."""
+        """Whether an access to an evicted tensor brings it back."""
         self.recomputes = True
         """Whether results may be dropped and recomputed."""
         self._process, self._at_step = process, at_step

@@ -59,7 +59,7 @@ class MemoryShortage:
     """All at once: operands, results and workspace."""
     operand_bytes: int
     tensor_bytes: int
-    """What the budget left for tensors."""
+    """Bytes that the budget left for tensors."""
     ram_bytes: int
 
     def __str__(self) -> str:

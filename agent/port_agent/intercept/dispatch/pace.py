@@ -4,7 +4,7 @@ import os
 import time
 
 LOOK_S = 0.02
-"""How often CPU time is checked: shorter than cpu.max's period of 100 ms, and negligible compared with an operator."""
+"""Seconds between checks of CPU time: shorter than cpu.max's period of 100 ms, and rare enough to cost nothing."""
 
 
 class CpuPace:

@@ -31,16 +31,16 @@ class OperatorTraits:
     known: Operator
     """The operator's row in the table of operators."""
     name: str
-    """With its namespace, without its overload."""
+    """Name of the operator, with its namespace, without its overload."""
     number: int
     views: bool
-    """It returns views of its operands, and reads none of their bytes."""
+    """Whether the operator returns views of its operands, and reads none of their bytes."""
     reads_nothing: bool
-    """It only looks at the shapes of its operands."""
+    """Whether the operator only looks at the shapes of its operands."""
     shape_alone: int | None
     """The argument of which it only needs the shape, if there is one."""
     reads_rows: bool
-    """It reads the rows, or the one number, of an operand that another argument selects."""
+    """Whether the operator reads only the rows, or the one number, of an operand that another argument selects."""
     makes_storage: bool
     writes: bool
     repeatable: bool

@@ -31,7 +31,7 @@ _OF_CHILDREN = ("peak_together_bytes", "budget_held", "needed_bytes", "children"
 """Figures of guarded memory that an intercepted program's report has, too."""
 
 _FOR_LOADING_BYTES = 64 << 30
-"""More than any build of torch maps when it is loaded."""
+"""Bytes of address space for loading: more than any build of torch maps."""
 
 _TRIED_BYTES = 1 << 20
 """A tensor of this size is guarded under any limit."""
@@ -68,7 +68,7 @@ class ExecOptions:
     socket: str | None = None
     """The control socket of the daemon that decides when the program runs; None: it runs at once."""
     name: str = ""
-    """What the daemon calls it."""
+    """Name of the program in the daemon."""
     memory: ExecMemory = ExecMemory.RESIZED
     recompute: bool = True
     """Whether evicted tensors may be dropped and recomputed."""

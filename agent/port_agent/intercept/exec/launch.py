@@ -29,14 +29,12 @@ BOOTSTRAP = (
     "import os, sys; sys.path[: not sys.flags.safe_path] = sys.argv[1].split(os.pathsep); "
     "from port_agent.intercept.exec.launch import main; main()"
 )
-"""What the interpreter runs (`python -c`).
-
-Its arguments are the directories of our packages, `LaunchOptions` as JSON, and the program with its own arguments.
-These directories replace the working directory, from which nothing of ours is imported.
-"""
+"""Code that the interpreter runs (`python -c`). Its arguments are the directories of our packages, `LaunchOptions` as
+JSON, and the program with its own arguments. These directories replace the working directory, from which nothing of
+ours is imported."""
 
 ACCOUNTING = BOOTSTRAP.replace("import main; main()", "import account; account()")
-"""What it runs after a program that was replaced by another has ended; the arguments are the same."""
+"""Code that the interpreter runs after a program that was replaced by another has ended; the arguments are the same."""
 
 _ROOTS = os.pathsep.join(map(str, SOURCE_ROOTS))
 

@@ -44,7 +44,7 @@ from port_agent.worker.protocol import (
 )
 
 RETRY_S = 1.0
-"""How often a lost daemon is looked for."""
+"""Seconds between attempts to find a lost daemon."""
 
 CANCEL_PATIENCE_S = 10.0
 """Time for the clean-up after Ctrl-C, and again after SIGTERM; a program that ignores both is paused for good."""
@@ -92,7 +92,7 @@ class Opportunistic:
         self._held_since_s: float | None = None
         self._children = Children()
         self._emitted = False
-        """Whether a message to the user said that it waits."""
+        """Whether the user was told that the program waits."""
         self._steps = 0
         self._reporting = threading.Lock()
         self._reported = StepFigures.now(0, report())

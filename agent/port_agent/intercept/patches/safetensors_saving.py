@@ -38,7 +38,7 @@ _COMPARING = ("_is_complete", "_filter_shared_not_shared", "_end_ptr")
 """
 
 _FIRST_PLACEHOLDER = 1 << 62
-"""Not an address of any process."""
+"""First placeholder for an address; no process has such addresses."""
 
 _DATA_TYPES = (
     "float32", "bfloat16", "float16", "float64", "int64", "int32", "int16", "int8", "uint8", "uint16", "uint32", "uint64",

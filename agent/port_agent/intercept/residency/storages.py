@@ -49,7 +49,7 @@ data_ptr: Callable[[torch.UntypedStorage], int] = _Untyped.data_ptr
 allocated_bytes: Callable[[torch.UntypedStorage], int] = _Untyped.nbytes
 resize: Callable[[torch.UntypedStorage, int], object] = _Untyped.resize_
 is_shared: Callable[[torch.UntypedStorage], bool] = _Untyped.is_shared
-"""torch's own methods, without those that `port_agent.intercept.patches.pointer_guards` puts in their place."""
+"""Torch's own methods, without those that `port_agent.intercept.patches.pointer_guards` puts in their place."""
 
 
 def exposed(memory: torch.UntypedStorage) -> bool:
@@ -201,7 +201,7 @@ class Storage:
         self.last_use = 0
         self.next_use: int | None = None
         self.left_at: LastUse | None = None
-        """Where the program used it last, unless it was evicted since."""
+        """Last use of the storage by the program, unless it was evicted since."""
         self.order = 0
         """Counts touches; entries of the eviction queue with an older count are stale."""
         self.birth: tuple[int, int, int] | None = None
@@ -246,7 +246,7 @@ class StorageTable:
         self.smallest_bytes, self._guard = smallest_bytes, guard
         self._host = self if host is None else host
         self.devices: dict[torch.device, StorageTable] = {}
-        """In the host's table: the tables of devices whose memory has a budget."""
+        """Tables of devices whose memory has a budget, only in the host's table."""
         self._bound_device: Callable[[torch.device], None] | None = None
         self._least_bytes = smallest_bytes
         """Smallest storage of all pools that is followed, in bytes."""
@@ -258,7 +258,7 @@ class StorageTable:
         self._by_key: dict[int, Storage] = {} if host is None else host._by_key
         self._by_number: dict[int, Storage] = {} if host is None else host._by_number
         self.dead: deque[Storage] = deque()
-        """Those that died since the last `reclaim_dead`."""
+        """Storages that died since the last `reclaim_dead`."""
         self._mappings = FileMappings()
         self.elsewhere: set[str] = set()
         """Kinds of devices other than the CPU on which storages were seen: these are neither counted nor moved."""

@@ -41,7 +41,7 @@ class Entry:
     workspace_bytes: int
     operands: tuple[int, ...]
     next_uses: tuple[int, ...] = ()
-    """For each operand the position of its next use in this segment; NEVER if there is none."""
+    """Position of the next use of each operand in this segment; NEVER if there is none."""
     reserve_bytes: int = 0
     """The largest result and workspace of this and the next `AHEAD` operators."""
 

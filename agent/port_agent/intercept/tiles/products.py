@@ -47,7 +47,7 @@ _WIDENED = {
 """Our own products with a weight of 16 bits, widened as it is multiplied -> whether it is multiplied transposed."""
 
 STORED = "stored"
-"""What such a product has in place of a quantization: the weight itself, in the bits of its file."""
+"""Mark of a product whose weight is not quantized: the weight itself is used, in the bits of its file."""
 
 
 def _widened_product(operand: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -106,7 +106,7 @@ _ALIGNMENT = 64
 _COMPARED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 _PLACES, _COMPARED_AT_ONCE_ROWS = 64, 16
-"""In a compared weight, this many rows in this many places hold numbers."""
+"""Number of places in a compared weight that get random numbers, and rows at each."""
 
 _END_ROWS = 8
 """First and last rows of the other operand that hold numbers."""
@@ -128,7 +128,7 @@ class MappedProduct:
     """Position of the weight among the arguments."""
     step: int
     form: tuple[Any, ...]
-    """What decides which kernels run: products of equal form have, or lack, the bits of the whole alike."""
+    """Properties that determine which kernels run: of products of equal form, all or none have the bits of the whole."""
 
     @property
     def weight(self) -> torch.Tensor:

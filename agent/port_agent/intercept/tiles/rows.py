@@ -31,7 +31,7 @@ _PLAIN_COPY: Mapping[str, tuple[object, ...]] = {
 """Arguments of a copy that can be made part by part."""
 
 AROUND_BYTES = 4 << 20
-"""What may come in around a part that is copied: a large folio at either end."""
+"""Bytes that may become resident around a part that is copied: a large folio at either end."""
 
 
 def looks_up_rows(func: Any) -> bool:

@@ -32,7 +32,7 @@ MAX_WAITING = 64
 """Messages in one read of the socket: devices send one in seconds, so more can only be an attempt to fill memory."""
 UNSENT_BYTES = 256 << 10
 _LINGER_S = 2.0
-"""How long the last message may take to be sent."""
+"""Seconds that sending the last message may take."""
 
 
 class LinkClosedError(PortError):
@@ -55,7 +55,7 @@ class PeerLink(asyncio.Protocol):
         self._may_write = True
         self._transport: asyncio.Transport | None = None
         self.version = OLDEST_VERSION
-        """What both ends speak, known after the greeting."""
+        """Protocol version that both ends speak, known after the greeting."""
         self.end: LinkClosedError | None = None
         """Why it is over; None while it is not."""
 

@@ -17,7 +17,7 @@ from port_planner.base.errors import PortError
 OLDEST_VERSION, NEWEST_VERSION = 1, 2
 """Versions of this protocol that this agent speaks."""
 QUESTIONS_VERSION = 2
-"""From this version there are questions and answers; a device with an older one is asked nothing."""
+"""First protocol version with questions and answers; a device with an older one is asked nothing."""
 CHUNK_BYTES = 12 << 10
 """Longer content is sent in chunks, each within a frame."""
 QUESTION_LIMIT_BYTES = 1 << 20
@@ -59,12 +59,12 @@ class Heartbeat(PeerMessage, tag="heartbeat", frozen=True, kw_only=True):
     state: Annotated[str, msgspec.Meta(max_length=20)]
     """A `PublicState`; one that the reader does not know is shown as unknown."""
     charging: bool | None = None
-    """Whether it has external power; None if unknown."""
+    """Whether the device has external power; None if unknown."""
     job: Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)] | None = None
-    """What it trains."""
+    """Name of the job that the device trains."""
     progress: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
     today_joules: Annotated[float, msgspec.Meta(ge=0.0, le=_MAX_JOULES)] | None = None
-    """Since midnight of that device; None if nothing meters it."""
+    """Joules since midnight of that device; None if nothing meters it."""
     is_measured: bool = False
     """Whether these joules are measured, or estimated."""
 

@@ -24,7 +24,7 @@ class Topic(StrEnum):
     """What can be requested, by the hash of what it belongs to."""
 
     COSTS = "costs"
-    """What operators cost on one kind of machine."""
+    """Costs of operators on one kind of machine."""
     PLAN = "plan"
     """A plan that was made for a step and a budget."""
     SOLVE = "solve"

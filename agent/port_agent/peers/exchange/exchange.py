@@ -37,9 +37,8 @@ from port_planner.base.errors import PortError
 ANSWER_EVERY_S = 0.05
 """A device that asks without end gets at most 20 answers per second."""
 MAX_COUNTED, COUNTED_S = 1000, 10.0
-"""Most messages in this many seconds, except chunks that are waited for: an honest device sends 400 if its answers
-cross.
-"""
+"""Largest number of messages in this many seconds, except chunks that are waited for: an honest device sends 400 if its
+answers cross."""
 
 
 class ExchangeError(PortError):

@@ -15,7 +15,7 @@ from port_planner.base.errors import ExitCode, PortError
 
 SHARED_FOLDER = "shared"
 MAX_SHARED = 64
-"""Most files of one topic; those written longest ago are removed. A plan takes some kB, costs some 100 kB."""
+"""Largest number of files of one topic; those written longest ago are removed. A plan takes some kB, costs some 100 kB."""
 
 
 class SharedFileError(PortError):

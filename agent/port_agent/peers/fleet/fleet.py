@@ -30,19 +30,19 @@ Address = tuple[str, int]
 
 HEARTBEAT_S = 10.0
 LOOK_S = 5.0
-"""How often to look for devices to call, and for silent ones."""
+"""Seconds between looks for devices to call, and for silent ones."""
 CONNECT_S = 4.0
 """A device of the local network answers within milliseconds, one that sleeps on Wi-Fi within a second or two."""
 CROSS_S = 3.0
 """Delay of calls by the device with the larger id, so that calls seldom cross."""
 CALL_AGAIN_S, CALL_SELDOM_S = 5.0, 60.0
-"""After a call that failed; each further one waits twice as long, up to the second."""
+"""Seconds until the next call after one that failed; each further wait is twice as long, up to the second number."""
 MAX_GREETING = 16
 """Connections of callers that have not yet proved who they are; the oldest makes way. Each takes up to 100 kB."""
 MAX_HEARTBEATS = 20
-"""Most heartbeats in `HEARTBEAT_S`; a device sends one, and some more while its state changes."""
+"""Largest number of heartbeats in `HEARTBEAT_S`; a device sends one, and some more while its state changes."""
 CUT_OFF_S = 300.0
-"""How long a paired device that sent what no agent sends is not spoken to."""
+"""Seconds without connection to a paired device that sent an invalid message."""
 
 
 class FleetError(PortError):
@@ -56,11 +56,11 @@ class FleetContext:
     software: str
     """The version, sent in the greeting."""
     heartbeat: Callable[[], Heartbeat]
-    """What this device does now."""
+    """Function that returns the current activity of this device."""
     places: Callable[[DeviceId], Iterable[Address]]
-    """Where discovery saw a device."""
+    """Function that returns the addresses at which discovery saw a device."""
     server: PeerServer
-    """What the others are answered."""
+    """Server that answers the other devices."""
     audit: Callable[[str, str], None]
     """Takes the short name of a device and what happened, for the history."""
 
@@ -86,11 +86,11 @@ class Fleet:
         self._greeting: dict[PeerLink, None] = {}
         """Callers that have not proved who they are, the oldest first."""
         self._exchanges: dict[DeviceId, Exchange] = {}
-        """With each device that is connected."""
+        """Exchange with each connected device."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._cut_off: dict[DeviceId, float] = {}
         self._found: dict[Address, DeviceId] = {}
-        """Who answered at a static address."""
+        """Device that answered at each static address."""
         self._wake = asyncio.Event()
         self._announce = False
         self._listening, self._dialing = self._contexts()

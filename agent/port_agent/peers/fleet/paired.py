@@ -22,7 +22,7 @@ from port_planner.base.units import shown
 
 FOLDER = "paired"
 OWN_NAME = "this device"
-"""What this device calls itself in what it tells its owner."""
+"""Name of this device in messages to its own owner."""
 MAX_PAIRED = 100
 """Devices; each may hold a connection."""
 _SUFFIX, _REFUSED = ".json", ".refused"

@@ -21,7 +21,8 @@ _OLD_FILE_NAME = "device-id"
 """Random bits, from before there were keys."""
 _MAKER = "port_agent.peers.identity.make"
 _MAKING_PATIENCE_S = 120.0
-"""It takes 0.3 s on a PC; a first start from a slow card reads 10 MB of libraries."""
+"""Longest wait for a new key, in seconds. It takes 0.3 s on a PC; a first start from a slow card reads 10 MB of
+libraries."""
 _MAKING = threading.Lock()
 """Discovery and pairing may both need the first key at once."""
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"

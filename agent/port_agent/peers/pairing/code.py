@@ -8,7 +8,7 @@ from port_planner.base.units import shown
 
 RANDOM_DIGITS = 8
 _SOURCE_BYTES = 16
-"""Enough bytes that each code is as likely as any other, to 1 in 10^30."""
+"""Random bytes for a code, so that each code is as likely as any other, to 1 in 10^30."""
 TRIES = 3
 """Wrong codes until a new one must be shown: guessing succeeds once in 33 million pairings."""
 LIFETIME_S = 300.0

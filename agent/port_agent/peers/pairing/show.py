@@ -24,7 +24,7 @@ from port_agent.system.helper_process import requests, send_event
 from port_planner.base.errors import PortError
 
 _LOOK_S = 1.0
-"""How soon a code ends with the agent that shows it, however that ended."""
+"""Seconds until a code ends after the agent that shows it, however that ended."""
 
 
 def show_code(

@@ -18,7 +18,7 @@ _WORTH_PACKING_PAGES = 0.95
 measurement noise.
 """
 _PACKED = torch.float32
-"""What pages are packed by: the numbers that weights, momenta and activations are of."""
+"""Type by which pages are packed: that of weights, momenta and activations."""
 
 
 @dataclass(frozen=True, slots=True)

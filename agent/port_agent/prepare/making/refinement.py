@@ -27,16 +27,15 @@ from port_planner.make_bundle import InfeasibleError, PlanFunction
 from port_planner.profiling.operators import MeasuredCosts
 
 _TRIES = 4
-"""Most tries of one planner: each corrects what the one before took besides its plan."""
+"""Largest number of tries of one planner: each corrects what the one before took besides its plan."""
 _QUICK_S = 1.0
 """Seconds of a search for plans that are many, or that are only dry-run to see what a worker holds besides them."""
 _SLOW_STEP_S = 15.0
-"""If steps take longer than this, the first dry run runs one: on an SD card a step of GPT-2 moves 4 GB, and the last
-dry run shows the rest.
-"""
+"""Seconds of a step above which the first dry run has only one: on an SD card a step of GPT-2 moves 4 GB, and the last
+dry run shows the rest."""
 
 _Runs = dict[str, tuple[tuple[int, ...], tuple[Decision, ...]]]
-"""For each graph, the order of a plan's operators, and what is recomputed."""
+"""Order of a plan's operators and its recomputations, for each graph."""
 
 
 def quick_planner(limits: PlannedLimits) -> PlanFunction:
@@ -66,7 +65,7 @@ class Refinement:
     start_bytes: int = 0
     """The peak before the first step; 0 until a dry run, or a budget that is too small for one, measures it."""
     refined: _RefinedPlans | None = None
-    """What ran as planned already; the same plans need no further dry run."""
+    """Plans that already ran as planned and need no further dry run."""
 
     def find_unplanned(self) -> DryRun:
         """Dry-run a quick plan to see what a worker holds besides it, what packing takes, and the pace; the chosen

@@ -28,7 +28,7 @@ class SmallerPlans:
     plans: Mapping[str, Plan]
     ram_bytes: int
     keeps_limits: bool
-    """Whether they keep to the deadline, if the bundle has one."""
+    """Whether the smaller plans keep to the deadline, if the bundle has one."""
 
 
 def smaller_plans(refinement: Refinement, planner: PlanFunction | None) -> list[SmallerPlans]:

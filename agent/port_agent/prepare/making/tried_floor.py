@@ -7,7 +7,7 @@ from port_agent.prepare.pools import Pools
 from port_planner.make_bundle import InfeasibleError
 
 _TRIES = 4
-"""Most tries of budgets: the first measures the worker's memory, which the next one includes."""
+"""Largest number of tries of budgets: the first measures the worker's memory, which the next one includes."""
 _MORE = 1.02
 """Least increase of a budget that was not enough."""
 

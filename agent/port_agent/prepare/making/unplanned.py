@@ -18,7 +18,7 @@ _FRAGMENTS = 1 / 16
 counts on.
 """
 _TOLERANCE = 0.03
-"""How far the measured peak may be from the planned one."""
+"""Accepted difference between the measured and the planned peak, as a share."""
 _MORE = 1.05
 """Suggested budget as a multiple of a step's memory that no try kept within the budget."""
 

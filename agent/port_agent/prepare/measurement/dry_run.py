@@ -71,7 +71,7 @@ class DryRun:
     device_peak_bytes: int = 0
     """Peak of the device's memory, for tensors, context and libraries; `peak_bytes` is the host's."""
     device_full: bool = False
-    """It ended because the device had no memory left for a tensor."""
+    """Whether the dry run ended because the device had no memory left for a tensor."""
 
 
 @contextlib.contextmanager

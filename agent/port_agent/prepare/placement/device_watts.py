@@ -25,7 +25,7 @@ from port_planner.ir.graph import StepGraph
 from port_planner.profiling.operators import MeasuredCosts
 
 _WHOLE = (Coverage.WALL, Coverage.BOARD, Coverage.RAIL_SUM, Coverage.BATTERY)
-"""What covers the machine with whatever computes in it."""
+"""Coverages that include the whole machine, whichever part of it computes."""
 _MIN_S, _MIN_READINGS = 2.0, 4
 """Least duration of a mean, and least readings of the slowest meter."""
 _SENSOR_S = 1.0

@@ -29,7 +29,7 @@ from port_planner.torch_compat.modes import OperatorMode, pytree, without_modes
 from port_planner.torch_compat.optimizers import hooks_after_steps, note_step
 
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What code may raise that asks a tensor for contents."""
+"""Exceptions that code may raise if it asks a tensor for contents."""
 
 Call = tuple[Any, ...]
 """An operator and its arguments, tensors by shape, layout and place."""

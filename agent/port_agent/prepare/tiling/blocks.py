@@ -25,7 +25,7 @@ COLUMNS_BLOCK = 1 / 4
 """The same for a block of columns that is gathered from rows: for each, all rows are read."""
 
 MAX_BLOCKS = 16
-"""More would be copied and read in transfers too small."""
+"""Largest number of blocks; with more, transfers would be too small."""
 
 
 def in_blocks(

@@ -24,7 +24,8 @@ _COMPARED = 0.5
 """Progress of the stage once the tiles' costs are known: the rest is quick plans with them."""
 
 _SPLITS = 3
-"""How often chains are split at operators whose tiles give different bits; what differs after that is left whole."""
+"""Number of times that chains are split at operators whose tiles give different bits; what differs after that is left
+whole."""
 
 _Found: TypeAlias = tuple[str, int | None] | None
 """The stored result of a comparison: where the results differ, and which operator's; None if they do not."""

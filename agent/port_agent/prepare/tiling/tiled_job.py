@@ -25,9 +25,9 @@ class TiledJob:
     tiled_chains: tuple[str, ...] = ()
     """The chains that run in pieces."""
     tilings: Mapping[str, Tiling] = field(default_factory=dict)
-    """For each graph, the tilings of which `tiled_chains` was made."""
+    """Tilings from which `tiled_chains` was made, for each graph."""
     untiled: Mapping[str, StepGraph] = field(default_factory=dict)
-    """What those graphs were before."""
+    """The same graphs before tiling."""
 
 
 @dataclass(frozen=True, slots=True)

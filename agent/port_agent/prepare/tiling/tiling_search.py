@@ -63,7 +63,7 @@ class _Needs:
     kept_bytes: int
     """The peak when everything is kept."""
     touched_bytes_s: float
-    """What each operator touches, for as long as it runs."""
+    """Bytes that each operator touches, times the seconds that it runs."""
 
     def dominates(self, other: "_Needs") -> bool:
         """Return whether this needs no more of anything."""
@@ -115,7 +115,7 @@ class TilingSearch:
         """The tiling that needs least, among tilings that may all lack a plan."""
         self.search_s, self.end_s = search_s, cpu_s() + search_s
         self.known_joules = known_joules
-        """What the cheapest plan of another way costs."""
+        """Joules of the cheapest plan known from other searches."""
         self.orders = (False, True) if reordered else (False,)
         """Whether chains sum over their tiles, for the tilings to try."""
         self.seen = [_needs(*main_step(whole, target.device))]

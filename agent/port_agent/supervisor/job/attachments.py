@@ -60,7 +60,7 @@ class AttachedProgram:
     """One attached program."""
 
     group: WorkerGroup | None = None
-    """It stays in its user's own."""
+    """Memory group of the program: none, because it stays in that of its user."""
 
     def __init__(self, job_id: int, uid: int, pid: int, ram_bytes: int, writer: asyncio.StreamWriter) -> None:
         self.job_id, self.uid, self.pid = job_id, uid, pid

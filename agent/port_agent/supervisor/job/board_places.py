@@ -11,7 +11,7 @@ THIS_COMPUTER = ""
 _ANY_BOARD = "any board"
 _DEV = Path("/dev")
 _SERIAL_DEVICES = ("ttyACM*", "ttyUSB*", "cu.usb*")
-"""What a USB serial port is called on Linux and on macOS."""
+"""Names of USB serial ports on Linux and on macOS."""
 _JOB_FILE = "job.json"
 _MAX_BYTES = 1 << 16
 """Largest job.json that is read."""

@@ -19,7 +19,7 @@ class WorkerExit:
     killed_after_s: float | None = None
     """Set when the supervisor lost patience and killed it."""
     failure: TrainingFailed | None = None
-    """What the worker itself reported about it."""
+    """Failure that the worker itself reported."""
     oom_kills: int = 0
     """Kills by the kernel in the worker's own group."""
     system_oom_kills: int = 0

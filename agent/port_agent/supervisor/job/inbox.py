@@ -43,7 +43,7 @@ class Inboxes:
         self._seen: dict[str, dict[str, Stamp]] = {}
         self._new: dict[str, InboxState] = {}
         self._forgotten: dict[str, str] = {}
-        """For each job, why files of its last round are new again."""
+        """Reason why files of the last round are new again, for each job."""
 
     def scan(self, name: str, job_dir: Path) -> InboxState:
         """Scan the inbox of job `name` and return what is new and complete."""

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 MIB = 1 << 20
 MEMORY_MARGIN = 1.05
 MEMORY_MARGIN_BYTES = 16 * MIB
-"""What the kernel charges to the group beyond the worker's resident set: page tables, sockets, page cache in flight."""
+"""Bytes that the kernel charges to the group beyond the worker's resident set: page tables, sockets, page cache in
+flight."""
 DATA_MARGIN_BYTES = 256 * MIB
 """RLIMIT_DATA counts address space: after `import torch` it is 35 MB above the resident anonymous memory, and each
 thread adds an 8 MB stack. Until the first step has shown how much of that is never touched."""
@@ -17,13 +18,13 @@ DEADLINE_MARGIN = 1.15
 """A job is behind its deadline if the time needed, plus this margin, exceeds the time left."""
 
 CHECKPOINT_SHARE = 0.02
-"""At most this share of the time goes into checkpoints,"""
+"""Largest share of the time that checkpoints may take."""
 CHECKPOINT_WEAR_SHARE = 0.5
-"""and at most this share of the day's flash budget;"""
+"""Largest share of the day's flash budget that checkpoints may write."""
 CHECKPOINT_EVERY_S = 600.0
-"""otherwise a power cut costs at most ten minutes,"""
+"""Seconds between checkpoints if both shares allow it: a power cut then costs at most ten minutes."""
 CHECKPOINT_SOONEST_S = 10.0
-"""Losing less than this is never worth a checkpoint."""
+"""Least seconds between checkpoints: less work than this is not worth one."""
 
 
 @dataclass(frozen=True, slots=True)

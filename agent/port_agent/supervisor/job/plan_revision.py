@@ -53,7 +53,7 @@ class RevisedPlans(msgspec.Struct, frozen=True):
     old_written_bytes: int
     new_written_bytes: int
     peers: tuple[str, ...] = ()
-    """What paired devices did for it, and why they did no more."""
+    """Contributions of paired devices to the plan, and why there were no more."""
 
     @property
     def saved(self) -> float:

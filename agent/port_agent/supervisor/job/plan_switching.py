@@ -25,9 +25,9 @@ from port_agent.system.clock import Clock, day_left_s
 from port_planner.base.units import format_bytes, format_seconds
 
 PLAN_SWITCH_PAUSE_S = 30.0
-"""After a switch of the plan the figures need this long to settle."""
+"""Seconds that the figures need to settle after a switch of the plan."""
 PRESSURE_MEMORY_S = 900.0
-"""After memory pressure the smaller plan stays this long, lest the plans swing with the system's load."""
+"""Seconds that the smaller plan stays after memory pressure, lest the plans swing with the system's load."""
 CORRECTION_NOTE_S = 1800.0
 """A noisy machine corrects its figures repeatedly; the history and the disk need not record each time."""
 

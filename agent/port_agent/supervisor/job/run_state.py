@@ -90,13 +90,13 @@ class WorkerRun:
     revision: PlanRevision | None = None
     """Plans again if costs differ from the plan; None if it has no plans, or cannot."""
     last_step_s: float | None = None
-    """When the newest step was reported; None after a pause, which is not part of a step."""
+    """Time of the newest step's report; None after a pause, which is not part of a step."""
     pressed_until_s: float = 0.0
-    """Until then no larger plan is used, because the system was short of memory."""
+    """Time until which no larger plan is used, because the system was short of memory."""
     corrected_s: float | None = None
-    """When a correction of its plans' figures was last written down."""
+    """Time at which a correction of its plans' figures was last stored."""
     farewell_at_s: float | None = None
-    """When it was asked for a last checkpoint, after which it leaves."""
+    """Time at which the worker was asked for a last checkpoint, after which it leaves."""
     waits_for: str | None = None
     """Why its worker cannot continue although it may: its board is missing."""
     waits_since_s: float | None = None

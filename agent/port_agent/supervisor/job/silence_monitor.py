@@ -24,9 +24,9 @@ class SilenceMonitor:
     """How long a worker has shown no sign of life, by looks about once a second."""
 
     looked_s: float
-    """On the monotonic clock."""
+    """Time of the last look, in monotonic seconds."""
     cpu_s: float = 0.0
-    """What the worker had computed in all at its last sign of life."""
+    """CPU seconds of the worker at its last sign of life."""
     silent_s: float = 0.0
     stuck: bool = False
 

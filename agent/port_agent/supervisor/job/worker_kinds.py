@@ -28,7 +28,7 @@ LOOKED_FOR = (CUDA, MPS)
 """Kinds of devices that the sensors detect; for others, the worker itself reports whether they exist."""
 
 CHECKPOINT_EVERY_STEPS = 50
-"""Until the cost of a step and of a checkpoint is known."""
+"""Steps between checkpoints until the cost of a step and of a checkpoint is known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class BundleFacts:
     revised_for: Speeds | None = None
     """The speeds for which they were made."""
     device_kind: str = CPU
-    """What its steps compute on."""
+    """Kind of device that computes the steps."""
     reads_files: tuple[str, ...] = ()
     """The user's files, outside the bundle, that its job reads during training."""
     known_steps: int | None = None
@@ -64,7 +64,7 @@ class WorkerKind:
     read_bundle: Callable[[Path], BundleFacts]
     environment: Callable[[BundleFacts, PlanFigures | None], Mapping[str, str]]
     lacks: Callable[[], str] = str
-    """What its environment cannot have on this machine, and why; empty when nothing is missing."""
+    """Function that returns what the worker cannot have on this machine, and why; empty when nothing is missing."""
     check: Callable[[Path], HelperCommand] | None = None
     """Reads a bundle completely, in a process that fails if it is damaged."""
 

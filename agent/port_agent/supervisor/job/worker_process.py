@@ -49,7 +49,7 @@ PAUSE_PATIENCE_S = 0.07
 LEAVE_PATIENCE_S = 0.93
 """Killing and cleaning up takes up to 50 ms more, so that the memory is free within the second."""
 _EXIT_POLL_S = 0.1
-"""How often to check for the end of the worker if the kernel has no pidfd (macOS)."""
+"""Seconds between checks for the end of the worker if the kernel has no pidfd (macOS)."""
 
 
 class WorkerPhase(Enum):
@@ -74,7 +74,7 @@ class Launch:
     """All that a worker process is started with."""
 
     command: tuple[str, ...]
-    """Without the control descriptor, which `{control_fd}` in an argument stands for."""
+    """Command of the worker; `{control_fd}` in an argument stands for the control descriptor."""
     group: WorkerGroup | None = None
     data_limit_bytes: int | None = None
     environment: Mapping[str, str] | None = None

@@ -18,7 +18,7 @@ from port_planner.base.units import format_bytes, format_seconds
 SOLVER_MODULE = "port_planner.search.solve_problem"
 LONGEST_SOLVING_S = 600.0
 _WATCH_S = 1.0
-"""How often to check whether a solver may continue."""
+"""Seconds between checks whether a solver may continue."""
 
 
 @dataclass(frozen=True, slots=True)

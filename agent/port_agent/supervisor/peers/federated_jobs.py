@@ -91,14 +91,14 @@ class _Task(msgspec.Struct, frozen=True):
     message: str
     total: int
     leader: str
-    """How the device that leads is called."""
+    """Name of the device that leads."""
     leader_id: str
     """Id of the leader; "": this device."""
     number: int
     """Number of the round."""
     lease_s: float
     rounds: int = 0
-    """That the job has trained, this one counted once it does."""
+    """Number of rounds that the job has trained; a round counts once it is trained."""
     failed: str = ""
     over: bool = False
     """Nobody waits for the reply."""

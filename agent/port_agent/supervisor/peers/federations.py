@@ -66,11 +66,11 @@ from port_planner.base.errors import PortError
 
 ROUND_MODULE = "port_agent.federate.round"
 LOOK_S = 5.0
-"""How often to check whether enough devices would take part, and the wait after an abandoned round."""
+"""Seconds between checks whether enough devices would take part, and before the next attempt after an abandoned round."""
 RETRY_S = 2.0
 """Wait after a device could not be reached; it may come back within the round."""
 _FIRST_POLL_S, _SLOWEST_POLL_S = 0.2, 5.0
-"""How often a device is asked for its reply: training takes minutes."""
+"""Shortest and longest time between questions to a device for its reply, in seconds: training takes minutes."""
 _SHORTEST_LEASE_S = 60.0
 """A lost connection is restored within this time."""
 _HISTORY = 200
@@ -123,7 +123,7 @@ class _Member:
     node: int
     name: str
     id: str | None
-    """None: this device."""
+    """Id of the device; None: this device."""
 
 
 @dataclass(slots=True)
@@ -455,7 +455,7 @@ class _Outbox:
     members: Mapping[int, _Member]
     ask: Callable[[_Member, Request], Awaitable[TaskAnswer]]
     _under_way: dict[int, tuple[str, asyncio.Task[None]]] = field(default_factory=dict)
-    """For each node, the hash of the message and the task that delivers it."""
+    """Hash of the message to each node, and the task that delivers it."""
     _helper: AsyncHelper[RoundEvent] | None = None
 
     async def do_round(self) -> RoundEnded:

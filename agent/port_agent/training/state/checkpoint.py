@@ -56,9 +56,9 @@ class _CommitRecord(_Version):
     step: int
     progress: dict[str, Any]
     slots: dict[str, tuple[int, int, list[int | None]]]
-    """For each storage its current slot, its slot in the previous commit, and the checksums of the current contents."""
+    """Current slot of each storage, its slot in the previous commit, and the checksums of the current contents."""
     packed: dict[str, list[int]] = {}
-    """For each storage with packed or zero chunks, the bytes of each on the medium (`Slot.packed_bytes`)."""
+    """Bytes of each chunk on the medium, for each storage with packed or zero chunks (`Slot.packed_bytes`)."""
     in_files: list[str] = []
     """Storages that are read from the user's files; their slot is 0."""
 

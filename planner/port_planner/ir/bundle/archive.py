@@ -23,7 +23,8 @@ MAX_HEADER_BYTES = 64 << 20
 """The largest compressed member measured is 0.4 MB; a larger one is damaged or hostile."""
 MAX_MANIFEST_BYTES = 32 << 20
 _ZIP_ERRORS = (zipfile.BadZipFile, OSError, ValueError, EOFError, NotImplementedError, RuntimeError, zlib.error)
-"""What the standard library raises for an archive that is damaged, encrypted, or of a version it does not know."""
+"""Exceptions that the standard library raises for an archive that is damaged, encrypted, or of a version it does not
+know."""
 
 
 def open_archive(path: Path) -> zipfile.ZipFile:

@@ -56,7 +56,7 @@ FORMATS = (
     PLACED_FORMAT, TEAMS_FORMAT, SUMMED_FORMAT, NUMBERS_FORMAT, PROXIMAL_FORMAT, PLATEAU_FORMAT,
 )  # fmt: skip
 MAX_THREADS = 1024
-"""More than any processor has that trains here."""
+"""Largest number of threads: more than any processor has that trains here."""
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=MAX_WHOLE)]
 
 
@@ -89,7 +89,7 @@ class PlanChoice:
     written_bytes: Count
     strategy: str
     wear_joules: float = 0.0
-    """What the written bytes cost of the flash's life; 0 in bundles from before that had a price."""
+    """Wear of the written bytes, in joules; 0 in bundles older than its price."""
     device_ram_bytes: Count = 0
     """Budget and the plan's peak in the device's own memory. 0 if it has none: `ram_bytes` then covers both."""
     device_peak_bytes: Count = 0

@@ -22,7 +22,7 @@ _SAFE_NAMES = {
     "bfloat16": "BF16", "float32": "F32", "float64": "F64", "complex64": "C64",
 }  # fmt: skip
 STORED_DTYPES = tuple(_SAFE_NAMES)
-"""What tensors in such a file may be."""
+"""Types of tensors that such a file may contain."""
 _DTYPE_NAMES = {v: k for k, v in _SAFE_NAMES.items()}
 
 

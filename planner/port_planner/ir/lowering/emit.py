@@ -70,7 +70,7 @@ class _Emitter:
         """Storage -> the target that holds its packed form."""
         self.backlog = cross_step[-1].moment if cross_step else 0.0
         self.free_at = [self.backlog, *(0.0 for _ in LINKS[1:])]
-        """Per link: when all queued transfers are done."""
+        """Time at which all queued transfers of each link are done."""
         self.held = placement.need.copy()
         self.cross_step = cross_step
         self.pending = list(cross_step)

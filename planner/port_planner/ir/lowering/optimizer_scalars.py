@@ -48,7 +48,7 @@ _DROPPED = ("params", "foreach", "param_names", "initial_lr")
 
 
 Schedule = Sequence[Sequence[Mapping[str, Any]]]
-"""For each update, what a scheduler changes in each group."""
+"""Changes of a scheduler to each group, for each update."""
 
 SETTLED_STEP = 1e6
 """A step count at which RAdam rectifies its rate, if its beta2 ever allows it: from there on it uses more operators."""
@@ -467,7 +467,8 @@ class _NumberReader(OperatorMode):
         self.numbers: list[float | int] = []
         self.quiet = False
         self.hyperparameters: list[torch.Tensor] = []
-        """Those that are tensors, and what is computed of them alone: an operator on a parameter takes them as numbers."""
+        """Hyperparameters that are tensors, and what is computed only from them: an operator on a parameter takes them
+        as numbers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

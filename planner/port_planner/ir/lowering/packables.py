@@ -15,12 +15,12 @@ from port_planner.operators.row import Filling
 _CODECS = {"bool": Codec.BITS, "int64": Codec.NARROW}
 _DRAW = "aten::bernoulli_.float"
 _DIVIDE = "aten::div_.Scalar"
-"""What dropout draws its mask with."""
+"""Operator by which dropout scales its mask."""
 _CAST = "aten::_to_copy"
 """The operator that converts a tile of a mask, which was drawn whole, to numbers stored as bytes."""
 
 _NUMBERS = {"float16", "bfloat16", "float32"}
-"""What pages are packed of."""
+"""Types of numbers whose pages are packed."""
 _PACKED_ITEMS = (1, 2, 4, 8)
 """Item sizes that the codecs accept."""
 
@@ -74,7 +74,7 @@ class PackedReading(enum.Enum):
     """How an operator computes on a packed form."""
 
     SHAPE = enum.auto()
-    """It asks for the tensor's shape alone."""
+    """Only the tensor's shape is needed."""
     SELECT = enum.auto()
     """Gradients where a bit is set, +0 elsewhere."""
     SELECT_OTHERS = enum.auto()

@@ -33,7 +33,7 @@ class ResidencyWalk:
         self.current = sum(self.size[s] for s in self.resident)
         self.version = [0] * len(graph.storages)
         self.need = np.zeros(len(graph.ops), dtype=np.int64)
-        """Per op: resident bytes at the fullest moment of its position."""
+        """Resident bytes of each op at the fullest moment of its position."""
         self.after_need = np.zeros(len(graph.ops), dtype=np.int64)
         self.reruns: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
         """Op -> what runs again before it: (op, storages to free afterwards)."""

@@ -70,7 +70,7 @@ def _fourier(call: GraphCall) -> bool:
 
 
 _SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_h", "scales_w")}
-"""How operators name what sizes are scaled by, by the number of dimensions."""
+"""Names of the scale factors in operators, by the number of dimensions."""
 
 
 def _upsampled(call: GraphCall) -> bool:

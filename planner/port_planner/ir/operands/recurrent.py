@@ -9,7 +9,7 @@ from port_planner.operators.row import ArgumentCheck
 _LSTM_MODE, _LSTM_GATES, _MAX_LAYERS = 2, 4, 1 << 16
 """The one kind of recurrent layer that torch hands to oneDNN, and the gates of a cell (`ideep::rnn_kind` LSTM)."""
 _LSTM_NUMBERS = ("float32", "bfloat16")
-"""What all of a layer's tensors consist of."""
+"""Types that all of a layer's tensors may have."""
 _LSTM_FLAGS = ("reverse", "has_biases", "bidirectional", "batch_first", "train")
 
 

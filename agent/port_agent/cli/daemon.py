@@ -361,7 +361,7 @@ def _several_boards(arguments: Arguments, client: "ControlClient") -> list[list[
             for word in arguments.boards.split(",")
         ]
     if not boards:
-        raise UsageError("the agent sees no board; plug some in (`port-agent mcu list`) or name their ports")
+        raise UsageError("the agent finds no board; plug one in (`port-agent mcu list` shows it), or name the ports")
     names = [os.path.realpath(name) if option == "--port" else name for option, name in boards]
     twice = [name for name in names if not name or names.count(name) > 1]
     if twice:

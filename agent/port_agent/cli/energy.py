@@ -294,7 +294,7 @@ def _show_phases(console: "Console", report: "EnergyReport") -> None:
     _print_table(console, f"by phase, {' and '.join(sorted(kinds))}", columns.items())
     none = [phase.replace("_", " ") for phase in PHASES if phase not in {row.name for row in rows}]
     if none:
-        console.print(f"nothing for: {', '.join(none)}\n")
+        console.print(f"no figures for: {', '.join(none)}\n")
 
 
 def _print_table(console: "Console", title: str, columns: "Iterable[tuple[str, list[str]]]") -> None:

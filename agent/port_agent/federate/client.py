@@ -154,7 +154,7 @@ def _noise_of(config: ConfigRecord) -> float:
     if _clipping_norm(config) is None or not isinstance(noise, float) or not noise > 0:
         return 0.0
     if noise > MAX_NOISE:
-        raise FlowerMessageError(f"no leader adds noise of {noise:g} times the norm; at most {MAX_NOISE:g}")
+        raise FlowerMessageError(f"its noise is {noise:g} times the norm; at most {MAX_NOISE:g} is accepted")
     return noise
 
 
@@ -162,7 +162,7 @@ def _clipping_norm(config: ConfigRecord) -> float | None:
     """Return the norm that a message clips changes to, None without one. Raises FlowerMessageError for one that clips nothing."""
     norm = config.get(KEY_CLIPPING_NORM)
     if norm is not None and not (isinstance(norm, float) and 0 < norm < math.inf):
-        raise FlowerMessageError(f"no change can be clipped to a norm of {norm!r}")
+        raise FlowerMessageError(f"its clipping norm is {norm!r}, not a finite number above 0")
     return norm
 
 

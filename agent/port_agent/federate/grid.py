@@ -64,11 +64,11 @@ class PeerGrid(Grid):
 
     def push_messages(self, messages: Iterable[Message]) -> NoReturn:
         """Raise, because the sender here also waits for the replies."""
-        raise NotImplementedError("messages go out and replies come in by send_and_receive")
+        raise NotImplementedError("single messages are not supported; use send_and_receive")
 
     def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:
         """Raise, as `push_messages`."""
-        raise NotImplementedError("messages go out and replies come in by send_and_receive")
+        raise NotImplementedError("single messages are not supported; use send_and_receive")
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Return the replies that came in time, were enough, and are acceptable. Raises GridClosedError."""

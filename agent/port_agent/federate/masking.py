@@ -92,7 +92,7 @@ def scaled(change: Arrays, exponents: object) -> list[NDArray[np.float64]]:
     except msgspec.DecodeError as error:
         raise MaskingError(f"the round's ranges cannot be read: {error}") from error
     if len(ranges) != len(change):
-        raise MaskingError(f"{len(ranges)} ranges came for {len(change)} tensors")
+        raise MaskingError(f"{len(ranges)} ranges arrived for {len(change)} tensors")
     shares = [
         np.ldexp(array.astype(np.float64, copy=False), -power)
         for array, power in zip(change.values(), ranges, strict=True)
@@ -154,7 +154,7 @@ class GuardedMasking:
         for source, one in zip(sources, _parts(asked.get(Key.CIPHERTEXT_LIST)), strict=True):
             own, between, signature = one.partition(_BETWEEN)
             if not between:
-                raise SignatureError("keys came without their device's signature")
+                raise SignatureError("keys arrived without their device's signature")
             self._signatures.check(source, content, signature)
             encrypted.append(own)
         asked[Key.CIPHERTEXT_LIST] = encrypted
@@ -199,7 +199,7 @@ def check_stage(asked: ConfigRecord, state: ConfigRecord) -> str:
             )
         sums = (asked.get(Key.CLIPPING_RANGE), asked.get(Key.TARGET_RANGE), asked.get(Key.MOD_RANGE))
         if sums != (SUMMED_RANGE, SUMMED_STEPS, SUMMED_MODULUS):
-            raise MaskingError(f"sums in a range, steps and modulus of {sums} are not those of this version")
+            raise MaskingError(f"range, steps and modulus of the sums are {sums}, not those of this version")
     elif stage == Stage.SHARE_KEYS:
         _check_count(len(asked) - 1, most=_whole(state.get("sample_num")))
     elif stage == Stage.COLLECT_MASKED_VECTORS:
@@ -209,7 +209,7 @@ def check_stage(asked: ConfigRecord, state: ConfigRecord) -> str:
         alive, silent = _numbers(asked.get(Key.ACTIVE_NODE_ID_LIST)), _numbers(asked.get(Key.DEAD_NODE_ID_LIST))
         if len({*alive, *silent}) < len(alive) + len(silent):
             raise MaskingError(
-                "a device is called alive and silent at once, or twice: both shares would reveal what it trained"
+                "a device is listed as alive and silent at once, or twice: both shares would reveal what it trained"
             )
         _check_count(len(alive))
     return stage
@@ -217,7 +217,7 @@ def check_stage(asked: ConfigRecord, state: ConfigRecord) -> str:
 
 def _check_count(devices: int, most: int | None = None) -> None:
     if most is not None and devices > most:
-        raise MaskingError(f"keys of {devices} devices came for a sum of {most}")
+        raise MaskingError(f"keys of {devices} devices arrived for a sum of at most {most}")
     if devices < FEWEST_MASKED:
         raise MaskingError(
             f"{devices} devices are left in the sum; with fewer than {FEWEST_MASKED}, each would know the other's"

@@ -107,7 +107,7 @@ class Round:
         else:
             averaged, metrics = step.average(arrays, replies)
         if averaged is None or metrics is None:
-            raise RoundAbandonedError("Flower averaged nothing")
+            raise RoundAbandonedError("Flower returned no average")
         given: Arrays = {name: array.astype(arrays[name].dtype) for name, array in averaged.items()}
         return given, len(replies), _number(metrics.get(LOSS))
 

@@ -87,7 +87,7 @@ class FederatedTensors:
     def named(self, arrays: list[NDArray[np.generic]]) -> Arrays:
         """Return named arrays from a list without names; raises FederatedTensorError, as `check`."""
         if len(arrays) != len(self.layouts):
-            raise FederatedTensorError(f"{len(arrays)} tensors came, not the {len(self.layouts)} of this job")
+            raise FederatedTensorError(f"{len(arrays)} tensors arrived, not the {len(self.layouts)} of this job")
         return dict(zip(self.layouts, arrays, strict=True))
 
     def read(self, path: Path) -> Arrays:

@@ -263,7 +263,7 @@ class ControlServer:
     async def _logs(self, request: HttpRequest, name: str) -> HttpResponse:
         lines = request.query.get("lines", "200")
         if not _COUNT.fullmatch(lines):
-            raise HttpError(400, f"lines={shown(lines)} is not a valid number of lines")
+            raise HttpError(400, f"lines={shown(lines)} is not a valid number of lines; give up to 9 digits")
         if request.query.get("follow") != "1":
             return HttpResponse(200, self._service.log(name, int(lines)).encode(), _TEXT)
         return HttpResponse(200, b"", _TEXT, _encoded(self._service.follow_log(name, int(lines))))

@@ -92,11 +92,11 @@ def test_a_message_that_its_owner_does_not_allow_is_not_trained(
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        ({KEY_CLIPPING_NORM: float("nan"), NOISE: 1.0}, "no change can be clipped to a norm of nan"),
-        ({KEY_CLIPPING_NORM: float("inf"), NOISE: 1.0}, "no change can be clipped to a norm of inf"),
-        ({KEY_CLIPPING_NORM: -1.0, NOISE: 1.0}, "no change can be clipped to a norm of -1.0"),
-        ({KEY_CLIPPING_NORM: 1, NOISE: 1.0}, "no change can be clipped to a norm of 1"),
-        ({KEY_CLIPPING_NORM: 1.0, NOISE: 1e200}, "no leader adds noise of 1e+200 times the norm"),
+        ({KEY_CLIPPING_NORM: float("nan"), NOISE: 1.0}, "its clipping norm is nan, not a finite number above 0"),
+        ({KEY_CLIPPING_NORM: float("inf"), NOISE: 1.0}, "its clipping norm is inf, not a finite number above 0"),
+        ({KEY_CLIPPING_NORM: -1.0, NOISE: 1.0}, "its clipping norm is -1.0, not a finite number above 0"),
+        ({KEY_CLIPPING_NORM: 1, NOISE: 1.0}, "its clipping norm is 1, not a finite number above 0"),
+        ({KEY_CLIPPING_NORM: 1.0, NOISE: 1e200}, "its noise is 1e+200 times the norm"),
     ],
 )
 @pytest.mark.parametrize("terms", [FederationTerms(), FederationTerms(require_clip=2.0)])

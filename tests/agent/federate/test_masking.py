@@ -118,7 +118,7 @@ def test_a_change_is_kept_for_the_weights_it_is_of_and_comes_back_to_the_bit() -
     assert np.array_equal(np.ldexp(share, powers[0]), change["w"])
     with pytest.raises(MaskingError, match="times the range of this round"):
         scaled(change, b"[%d]" % (powers[0] - 1))
-    with pytest.raises(MaskingError, match="0 ranges came for 1 tensors"):
+    with pytest.raises(MaskingError, match="0 ranges arrived for 1 tensors"):
         scaled(change, b"[]")
     with pytest.raises(MaskingError, match="cannot be read"):
         scaled(change, "no ranges")

@@ -60,7 +60,7 @@ def _decode(arguments: argparse.Namespace) -> int:
     from port_agent.finetuning.inputs.model_files import check_not_there
 
     if arguments.tokenizer is not None and not arguments.model.is_file():
-        raise UsageError("--tokenizer is for a GGUF file; a directory has its own")
+        raise UsageError("--tokenizer is only for a GGUF file; leave it out, because a model directory has a tokenizer")
     check_not_there(arguments.out)  # checked before torch and transformers are loaded, which takes seconds
     from port_agent.system.torch_loading import load_torch_library
 

@@ -200,7 +200,9 @@ def _show_rate(found: RateChoice) -> None:
     what = "explained variance of held-out samples" if found.explains else "on held-out samples"
     print(f"learning rate {found.best.rate:g}; {what} {listed}, untrained: {found.untrained:.1%}")
     if not found.helps:
-        print("no rate answers better than the untrained model: give it more samples, or train other layers")
+        print(
+            "no learning rate gives a better result than the untrained model: give more samples, or train other layers"
+        )
 
 
 def _fitted_json(fitted: FittedModel) -> dict[str, Any]:

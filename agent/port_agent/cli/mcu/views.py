@@ -247,8 +247,8 @@ def show_summary(figures: dict[str, Any]) -> None:
     console.print(table)
     if (figures["accuracy_after"] or 0) < (figures["accuracy_before"] or 0):
         console.print(
-            "it answers worse than before: train at a lower --lr (mcu compile --choose-rate finds one), or with more "
-            "data; mcu export --best has the weights that answered best",
+            "the result is worse than before: train at a lower --lr (mcu compile --choose-rate finds one), or with more "
+            "data; mcu export --best has the best weights",
             highlight=False,
         )
     ram = bytes_or_unknown(figures["ram_used_bytes"])

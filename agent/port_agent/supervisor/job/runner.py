@@ -214,7 +214,7 @@ class Runner:
         Raises JobRequestError while another one runs.
         """
         if self._run is not None:
-            raise JobRequestError(f"job {self._run.job_id} is still running; one worker at a time in a place", job.id)
+            raise JobRequestError(f"job {self._run.job_id} is still running here; wait for its end", job.id)
         self._conditions, self._records.log_bytes = conditions, conditions.job_log_bytes
         if job.spec.kind is JobKind.ATTACHED:
             return self._begin_attached(job, conditions)

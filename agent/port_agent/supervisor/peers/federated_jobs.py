@@ -414,7 +414,7 @@ class FederatedJobs:
         while self._store.get(job.id).state is JobState.RUNNING:
             self._context.stop_worker(job.id)
             if asyncio.get_running_loop().time() > end_s:
-                raise PortError(f"the worker of job {job.label} does not leave")
+                raise PortError(f"the worker of job {job.label} did not stop within {_LEAVE_S:g} s")
             await asyncio.sleep(0.05)
         now = self._store.get(job.id)
         if now.state is JobState.QUEUED:

@@ -8,6 +8,7 @@ import re
 import tokenize
 from collections.abc import Iterator
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -73,6 +74,11 @@ MAX_SENTENCE_WORDS = 30
 
 FRAGMENTS = ("And ", "Or ", "Of ", "By ", "Its ", "Likewise", "Such as ", "As in ")
 """Beginnings of a docstring that needs another line to be understood."""
+
+FIELD_FRAGMENTS = (
+    "At", "How", "In", "It", "On", "So", "That", "Those", "Until", "What", "When", "Where", "Who", "Whom", "Whose", "With", "Without",
+)  # fmt: skip
+"""First words of the docstring of a constant or a field that is no noun phrase."""
 
 LISTED = 6
 """Commas of a document's sentence that is a list."""
@@ -187,6 +193,25 @@ def docstrings(path: Path) -> Iterator[str]:
             yield re.sub(r"`[^`]*`", "X", inspect.cleandoc(node.value.value))
 
 
+def docstrings_of_fields(path: Path) -> Iterator[str]:
+    """Yield the docstrings of a module's constants and fields."""
+    for node in ast.walk(tree_of(path)):
+        body = getattr(node, "body", None)
+        for field, found in pairwise(body if isinstance(body, list) else ()):
+            if isinstance(field, ast.Assign | ast.AnnAssign) and isinstance(found, ast.Expr):
+                text = found.value
+                if isinstance(text, ast.Constant) and isinstance(text.value, str):
+                    yield text.value
+
+
+def comments_in_c(path: Path) -> Iterator[str]:
+    """Yield the sentences of a C file's comments, without tables."""
+    for comment in re.findall(r"/\*(.*?)\*/", path.read_text(), re.S):
+        text = re.sub(r"\n\s*\*? ?", "\n", comment.strip())
+        for part in prose(text):
+            yield from re.split(r"(?<=[.;:!?])\s+", " ".join(part.split()))
+
+
 def prose(docstring: str) -> list[str]:
     """Return the paragraphs of a docstring without lists and usage, which are indented."""
     return [part for part in re.split(r"\n\s*\n", docstring) if "\n  " not in part]
@@ -198,6 +223,23 @@ def test_sentences_of_messages_and_docstrings_are_short_and_whole(path: Path) ->
     assert not [text for text in docstrings(path) if text.startswith(FRAGMENTS)]
     sentences = (sentence for text in texts for sentence in re.split(r"(?<=[.;:!?])\s", text))
     assert not [sentence for sentence in sentences if len(sentence.split()) > MAX_SENTENCE_WORDS]
+
+
+@pytest.mark.parametrize("path", product_files(), ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_field_is_described_by_a_noun(path: Path) -> None:
+    assert not [text for text in docstrings_of_fields(path) if text.split()[0] in FIELD_FRAGMENTS]
+
+
+@pytest.mark.parametrize("folder", ["agent/port_agent", "firmware"])
+def test_comments_in_c_are_plain_english(folder: str) -> None:
+    files = [path for suffix in ("c", "h") for path in sorted((ROOT / folder).rglob(f"*.{suffix}"))]
+    wrong = [
+        f"{path.relative_to(ROOT)}: {sentence}"
+        for path in files
+        for sentence in comments_in_c(path)
+        if len(sentence.split()) > MAX_SENTENCE_WORDS or any(re.search(phrase, sentence) for phrase in DOCUMENT_PHRASES)
+    ]
+    assert files and not wrong
 
 
 def test_documents_are_plain_english() -> None:

@@ -153,7 +153,8 @@ port_status port_options_set(port_engine *engine, const port_options *options);
 void port_state_set(port_engine *engine, port_state state); /* any value is legal */
 port_state port_state_get(const port_engine *engine);
 
-/* Copy part of a sample into the input tensor and, behind it, the targets: [offset, offset + length) of port_sample_bytes. */
+/* Copy part of a sample into the input tensor and the targets after it: [offset, offset + length) of
+ * port_sample_bytes. */
 port_status port_input_write(port_engine *engine, uint32_t offset, const int8_t *data, uint32_t length);
 
 /* The input tensor itself, port_input_bytes long, for drivers that can fill it in place. */

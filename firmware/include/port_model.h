@@ -29,7 +29,7 @@ enum port_op_kind {
                                  weights [3 out_c][out_c], biases and scales of the state before; other_scale: the state's */
 };
 
-/* What a sample is compared with: a label, or a target for each output. */
+/* Reference that a sample is compared with: a label, or a target for each output. */
 enum port_loss_kind {
     PORT_LOSS_CROSS_ENTROPY = 0, /* of the softmax of the outputs */
     PORT_LOSS_MSE = 1,           /* mean of the squared differences of the outputs from the targets */

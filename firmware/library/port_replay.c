@@ -7,8 +7,8 @@
 #include "bytes.h"
 #include "crc32.h"
 
-/* Record: checksum u32, sequence u32, label u16, 0 u16, 0 u32, then input and targets, zeros up to a whole unit. The checksum
- * covers the model's hash and everything behind itself. */
+/* Record: checksum u32, sequence u32, label u16, 0 u16, 0 u32, then input and targets, zeros up to a whole unit. The
+ * checksum covers the model's hash and everything after itself. */
 #define HEADER_BYTES 16u
 #define CHUNK_BYTES 64u /* a multiple of PORT_REPLAY_UNIT */
 

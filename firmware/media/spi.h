@@ -1,4 +1,4 @@
-/* What the drivers of SPI media require of a board: one bus, one chip select. */
+/* Interface that a board provides to the drivers of SPI media: one bus, one chip select. */
 #ifndef PORT_SPI_H
 #define PORT_SPI_H
 

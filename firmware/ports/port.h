@@ -1,4 +1,4 @@
-/* What a board must provide. PORTING.md says how to write one; each directory beside this file is one.
+/* Functions that a board must provide. PORTING.md says how to write one; each directory beside this file is one.
  *
  * A port may keep file-scope state (its receive ring); everything above it belongs to `main`. */
 #ifndef PORT_PORT_H

@@ -165,7 +165,7 @@ class SessionHelper:
         self._ask, self._input_s = found, 0.0
         self._before: tuple[float, float] | None = None
         self._counts = False
-        """Whether its answers were once seen to grow with the clock; until then they are ignored."""
+        """Whether answers were once seen to grow with the clock; until then they are ignored."""
 
     def look(self, descriptor: int, wall_s: float) -> None:
         """Ask once and report; if the desktop does not answer, or never counts, nothing is reported."""

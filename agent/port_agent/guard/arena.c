@@ -55,7 +55,7 @@ static uintptr_t aligned(uintptr_t address, size_t bytes) { return (address + by
 bool arena_begin(size_t block_bytes) {
     guard_page = (size_t)sysconf(_SC_PAGESIZE);
     block_bytes_ = block_bytes;
-    /* 39 bits of addresses on a Raspberry Pi, 47 on x86-64; fewer if RLIMIT_AS says so. */
+    /* 39 bits of addresses on a Raspberry Pi, 47 on x86-64; fewer under RLIMIT_AS. */
     for (size_t bytes = (size_t)1 << 42; bytes >= (size_t)1 << 33; bytes >>= 1) {
         char *address = arena_reserve(bytes);
         if (!address)

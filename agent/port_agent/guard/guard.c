@@ -266,7 +266,8 @@ static void leave(struct block *block) {
     frames_offer(block);
 }
 
-/* Return the least recently used block that may be evicted, except those at hand: two would evict each other in turn. */
+/* Return the least recently used block that may be evicted, but none of the latest AT_HAND: two would evict each
+ * other in turn. */
 static struct block *choose(const struct block *except) {
     for (uint32_t index = resident_.oldest; index != NOTHING; index = arena_block(index)->newer) {
         struct block *block = arena_block(index);
@@ -828,8 +829,8 @@ bool guard_is_of_file(const void *address) {
     return of_file;
 }
 
-/* The addresses from `begin` to `end` are about to belong to another mapping. What the allocation has outside of them stays
- * where it is, resident and without blocks. */
+/* The addresses from `begin` to `end` are about to belong to another mapping. The allocation's other pages stay
+ * where they are, resident and without blocks. */
 static void forget(struct block *first, uintptr_t begin, uintptr_t end) {
     for (EACH_BLOCK(block, first)) {
         bool gone = begin <= block->address && block->address + block->bytes <= end, brought;

@@ -25,7 +25,8 @@ const char *processes_file(void) { return file_; }
 
 bool processes_is_first(void) { return all_ && (uint32_t)getpid() == all_->first_pid; }
 
-/* ---- what the kernel says of a process ------------------------------------------------------------------------------ */
+/* ---- what the kernel reports about a process
+ * ------------------------------------------------------------------------ */
 
 static ssize_t read_text(const char *path, char *text, size_t bytes) {
     int file = (int)syscall(SYS_openat, AT_FDCWD, path, O_RDONLY | O_CLOEXEC);

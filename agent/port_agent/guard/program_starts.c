@@ -57,7 +57,7 @@ static size_t count_of(words_t environment) {
     return count;
 }
 
-/* Return the length of an entry that puts `first` before the contents of a list; 0 if nothing is to be added. */
+/* Return the length of an entry that puts `first` before the contents of a list; 0 if there is nothing to add. */
 static size_t entry_bytes(words_t environment, const char *name, const char *first) {
     const char *value = value_of(environment, name);
     return *first ? strlen(name) + strlen(first) + (value ? strlen(value) : 0) + 3 : 0;

@@ -186,7 +186,7 @@ static void unmap_list(struct block_cache *cache, struct segment *list) {
 }
 
 /* Undo a move that the kernel refused at `hole`. The addresses of the hole may belong to someone else now, so they
- * are left alone. What lies before and after them is unmapped, and so are the pages that did not move. */
+ * are left alone. The ranges before and after them are unmapped, and so are the pages that did not move. */
 static void abandon(struct block_cache *cache, const struct block *block, uintptr_t hole, size_t hole_bytes,
                     struct segment *unmoved) {
     uintptr_t end = block->address + block->bytes;

@@ -85,7 +85,8 @@ EXPORT size_t port_malloc_close_code(void) {
 /* ---- fork --------------------------------------------------------------------------------------------------- */
 
 /* The lock is not taken before a fork: the allocator unmaps while it holds its own locks, and its own fork handler
- * waits for those. What another thread was noting is missing in the child, where that code stays writable. */
+ * waits for those. Mappings that another thread was noting are missing in the child, where their code stays
+ * writable. */
 static void forked(void) {
     lock = (pthread_mutex_t)PTHREAD_MUTEX_INITIALIZER;
     count = 0;

@@ -150,7 +150,7 @@ class _Job:
     pieces: StepTiling
     make_free: Callable[[], None]
     is_last: bool
-    """Whether it is the last tiling to be planned if nothing fits."""
+    """Whether the tiling is the last to be planned if nothing fits."""
 
 
 def _made(

@@ -2,7 +2,7 @@
  *
  * Source: Arm DDI 0479 (Cortex-M System Design Kit) chapter 4, UART, watchdog; DAI 0385/0386/0400 for addresses.
  * The board's flash is RAM loaded by the debugger, so the two snapshot slots live in its PSRAM, which the
- * simulator backs with a file. Pages lie behind them, at PORT_PAGE_BYTES_PER_S (0: as fast as memory). The last word of the
+ * simulator backs with a file. Pages follow them, at PORT_PAGE_BYTES_PER_S (0: as fast as memory). The last word of the
  * PSRAM is where a test pulls the medium: anything but 0 there and it does not answer. */
 #include <string.h>
 

@@ -1,4 +1,4 @@
-/* What all Cortex-M ports share: start-up, stack painting, SysTick, reset, the receive ring and the
+/* Shared by all Cortex-M ports: start-up, stack painting, SysTick, reset, the receive ring and the
  * snapshot slots. A port adds its UART, clocks and flash controller.
  *
  * Register addresses: ARMv6-M and ARMv7-M Architecture Reference Manuals, B3.2 (system control) and B3.3 (SysTick). */

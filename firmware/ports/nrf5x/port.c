@@ -1,5 +1,5 @@
 /* nRF51822 and nRF52840: the UART without DMA, a timer, the random generator, the watchdog and the flash controller have the
- * same registers in both families. What differs (interrupt numbers, pins, page size) comes from the build.
+ * same registers in both families. Differences (interrupt numbers, pins, page size) come from the build.
  *
  * Sources: nRF51 Series Reference Manual v3.0.1 (UART 29, TIMER 19, RNG 21, WDT 24, NVMC 6, FICR 7, POWER 12);
  * nRF52840 Product Specification v1.7 (UART 6.33, TIMER 6.30, RNG 6.19, WDT 6.36, NVMC 4.3, FICR 4.4, POWER 5.3).

@@ -3,7 +3,7 @@
  *
  * Source: RP2040 Datasheet, boot sequence 2.8.1, second stage 2.8.1.3.1, SSI 4.10. Standard 03h reads of 32 bits at a
  * quarter of the core clock, which every flash chip knows. Called with a return address, as after a write to the flash,
- * it goes back there; with 0, as by the boot ROM, it starts the program behind itself. */
+ * it goes back there; with 0, as by the boot ROM, it starts the program after itself. */
 __asm__(".section .boot, \"ax\", %progbits\n"
         ".syntax unified\n"
         ".thumb\n"

@@ -179,7 +179,7 @@ class Storage:
         self.number = number
         """Identity for the life of the process; `key` is reused after the storage's death."""
         self.resident = True
-        """Whether its memory is allocated, filled or being filled; for a mapped one, its pages were read."""
+        """Whether the storage's memory is allocated, filled or being filled; for a mapped one, its pages were read."""
         self.clean = False
         """The page (or the mapped file) holds the same bytes as the storage; for guarded memory, as far as known."""
         self.page: Slot | GuardedPage | HostPage | PinnedPage | None = None

@@ -67,7 +67,7 @@ class AttachedProgram:
         self.plans: tuple[PlanFigures, ...] = (PlanFigures(0, ram_bytes),)
         self.phase, self.requested = WorkerPhase.ENDED, RequestedState.LEAVE
         self.silent = False
-        """Whether it was asked to release its memory and does not answer."""
+        """Whether the program was asked to release its memory and does not answer."""
         self._writer = writer
         self._on_event: Callable[[Event], None] = lambda event: None
         self._on_exit: Callable[[WorkerExit], None] | None = None

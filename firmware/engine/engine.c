@@ -278,8 +278,8 @@ port_status port_eval(port_engine *engine, uint16_t label, port_result *result) 
 }
 
 /* Samples come in pairs: the second draws the first one's numbers again, u as 1 - u (antithetic variates, Hammersley and
- * Morton 1956). Where the two steps of a weight have opposite signs, their roundings cancel as the steps do, so that a pair
- * adds the rounding noise of one update with the sum of both gradients, without memory for that sum. */
+ * Morton 1956). If the two steps of a weight have opposite signs, their roundings cancel as the steps do. So a pair adds
+ * only the rounding noise of one update with the sum of both gradients, without memory for that sum. */
 port_status port_train(port_engine *engine, uint16_t label, port_result *result) {
     const port_model *model = engine->model;
     if (!port_model_trains(model)) return PORT_ERROR_UNSUPPORTED;

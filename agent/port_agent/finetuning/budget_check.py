@@ -16,9 +16,8 @@ from port_planner.base.process_memory import peak_resident_bytes
 from port_planner.base.units import format_bytes
 
 WORKING_BYTES = 64 << 20
-"""What the process grows by once kernels run, after all code pages were released: their code, workspaces, and the trace
-of the steps. 65 MiB for Qwen2.5-0.5B.
-"""
+"""Bytes by which the process grows once kernels run, after all code pages were released: their code, workspaces, and
+the trace of the steps. 65 MiB for Qwen2.5-0.5B."""
 
 MOMENTS = 2
 """AdamW's moments for each trained number, in 32 bits."""

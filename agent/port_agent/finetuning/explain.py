@@ -54,9 +54,9 @@ class Explanation:
     model: str
     kind: str
     learns: str
-    """What the model is trained to predict."""
+    """Training target of the model."""
     how: str
-    """How the steps run, and why."""
+    """Description of how the steps run, and why."""
     parameters: int
     loaded_as: str
     files: tuple[str, ...]

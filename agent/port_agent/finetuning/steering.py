@@ -19,7 +19,7 @@ class Steering:
 
     def __init__(self) -> None:
         self.leaving = False
-        """Whether it ends after the current update."""
+        """Whether the run ends after the current update."""
         self._written = time.monotonic()
 
     def began(self, done: int, of: int) -> None:

@@ -273,7 +273,7 @@ class _Finetuning:
         """Updates of earlier rounds: this one continues in the data where they ended."""
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self._starts = [] if options.proximal_mu is None else [p.detach().clone() for p in self.trained]
-        """What the proximal term holds the weights near to."""
+        """Weights near which the proximal term keeps the trained ones."""
         self.optimizer = ClippedAdamW(self.trained, options.learning_rate, CLIP_NORM, options.weight_decay)
         self.schedule = torch.optim.lr_scheduler.LambdaLR(
             self.optimizer, lambda u: rate_share(options.schedule, u, self.updates, options.warm_up)

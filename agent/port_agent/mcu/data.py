@@ -29,7 +29,7 @@ LABEL_NAMES = ("y", "labels", "targets", "y_train")
 SUFFIXES = (".npz", ".safetensors")
 SHARD_NAME = "shard.txt"
 MAX_CLIPPED_SHARE = 0.5
-"""With more of its values outside of the calibrated range, a file is in other units than the model."""
+"""Largest share of values outside of the calibrated range; with more, a file has other units than the model."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -43,11 +43,11 @@ class BoardJobSpec:
     serial: str | None = None
     simulate: bool = False
     held_out_every: int = HELD_OUT_EVERY
-    """Without `test`: every n-th sample is for evaluation only; 0: none."""
+    """Every n-th sample is only for evaluation if there is no `test`; 0: none."""
     out: Path | None = None
     settings: TrainSettings = field(default_factory=TrainSettings)
     shard: Shard | None = None
-    """Which of the samples to train on this board; None: all. Every board is evaluated on the same ones."""
+    """Part of the samples to train on this board; None: all. Every board is evaluated on the same ones."""
 
     @property
     def selector(self) -> PortSelector:

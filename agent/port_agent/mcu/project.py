@@ -38,7 +38,7 @@ SCRIPT = "project.py"
 JOB = "job.json"
 REPORT_SAMPLES = 64
 MAX_INT8_ERROR = 0.5
-"""With a larger error of its logits, a model in int8 is another one."""
+"""Largest error of the logits with which a model in int8 is still the same model."""
 MIN_RATE_SAMPLES = 30
 """Samples with which a learning rate is measured unasked: a third of them is held out at a time."""
 MAX_RATE_MACS = 2_000_000_000

@@ -51,7 +51,7 @@ class Snapshot:
     state: TrainingState
     parameters: bytes
     accuracy: float | None = None
-    """On the samples held out, of the best snapshot."""
+    """Accuracy of the best snapshot on the samples held out."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -51,7 +51,7 @@ REQUEST_S = 0.4
 """The longest that a request should take, so that pausing and stopping take effect within a second."""
 
 PAGE_TRIES = 3
-"""How often in a row external memory may fail before a step is complete; then the job ends with its error."""
+"""Number of consecutive failures of external memory before a step is complete, after which the job ends with its error."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,11 +17,13 @@ _WAITING_IS_SET_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _MAX_KERNELS = "32"
 """A step of a transformer has fewer shapes, and each takes a millisecond to be made again."""
 _X86_SPINS = "30000"
-"""Number of times that a thread of libgomp checks whether its partners are done before it sleeps: 0.4 ms, where each
-check is a `pause` of x86. The default is 300,000 for all processors, whatever a check takes. If a partner has no
-core, as alongside a busy user, threads spin instead of yielding: small steps of two threads left with one core took
-39.7 s by default, 5.8 s with this, 2.2 s with 10,000. With a core for each, this takes 0.75 to 1.0 of the default's
-time, 10,000 up to 1.25, and sleeping at once twice that time."""
+"""Number of times that a thread of libgomp checks whether its partners are done before it sleeps.
+
+That is 0.4 ms, where each check is a `pause` of x86. The default is 300,000 for all processors, whatever a check
+takes. If a partner has no core, as alongside a busy user, threads spin instead of yielding: small steps of two
+threads left with one core took 39.7 s by default, 5.8 s with this, 2.2 s with 10,000. With a core for each, this
+takes 0.75 to 1.0 of the default's time, 10,000 up to 1.25, and sleeping at once twice that time.
+"""
 
 
 def module_command(module: str) -> tuple[str, ...]:

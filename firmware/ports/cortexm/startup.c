@@ -119,7 +119,7 @@ void port_start(void)
 {
     const uint32_t *from = _data_load;
 
-    VECTOR_OFFSET = (uint32_t)(uintptr_t)TABLE; /* after a boot loader; a Cortex-M0 has no such register and ignores it */
+    VECTOR_OFFSET = (uint32_t)(uintptr_t)TABLE; /* after a boot loader; a Cortex-M0 has no such register, ignores it */
 #ifdef __ARM_FP
     COPROCESSORS |= 0xFu << 20; /* the FPU, before the compiler uses it */
     __asm__ volatile("dsb\n\tisb" ::: "memory");

@@ -37,7 +37,7 @@ keeps changing.
 """
 
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""What the code of an optimizer may raise on tensors without contents."""
+"""Exceptions that the code of an optimizer may raise on tensors without contents."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,7 @@ _MAX_CALLS = 64
 _OWN_REFERENCES = 3
 """References to an object held only here, as `sys.getrefcount` counts them: in a list, a variable and its argument."""
 _TRAINERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-"""What an object that trains has, whatever its loss reads."""
+"""Classes whose objects train, whatever the loss reads of them."""
 _OF_TORCH = frozenset(vars(torch.nn.Module()))
 """Attributes that every module has; `training` among them: which operators run shows that."""
 _NO_STATE = frozenset({"logging", "typing", "re", "inspect", "importlib", "warnings"})
@@ -100,9 +100,9 @@ class StateOfCode:
         self._roots: dict[Any, _Root] = {}
         self._calls = Counter[CodeType]()
         self._running: dict[int, dict[str, Any]] = {}
-        """For each unfinished call, the variables of enclosing functions when it started."""
+        """Variables of enclosing functions at the start of each unfinished call."""
         self._rebound: dict[CodeType, set[str]] = {}
-        """For each running code object, the variables whose values had changed when it ended."""
+        """Variables whose values had changed at the end, for each running code object."""
         self._device_file: str | None = None
         """The driver of the program's own device: its counters are not part of the step."""
 

@@ -39,7 +39,7 @@ _STEP_COUNT = SETTLED_STEP
 """The step count an optimizer gets where it reads one from a tensor; values derived from it are not constants."""
 
 OPTIMIZER_REMEDY = f"use one of {', '.join(OPTIMIZERS)}, or train with `port-agent exec`"
-"""What helps where an optimizer's update cannot be repeated without its code."""
+"""Remedy where an optimizer's update cannot be repeated without its code."""
 
 _CROSS_STEP_REMEDY = (
     "neither a bundle nor its checkpoints contain that. Keep it in a buffer of the model, or train with `port-agent "
@@ -73,10 +73,10 @@ class RecordedOp:
     phase: Phase
     random: bool
     line: str = ""
-    """Where the program called it, "" in the backward pass."""
+    """Line in which the program called the operator, "" in the backward pass."""
     draws_from: bytes = b""
     draws_to: bytes = b""
-    """For a random operator: digests of the state of torch's generator before and after it."""
+    """Digests of the state of torch's generator before and after a random operator."""
 
 
 @dataclass(slots=True)

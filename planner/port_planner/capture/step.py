@@ -376,9 +376,9 @@ class _Session:
         """Python's variables when the step began."""
         self.code = StateOfCode()
         self.numbers = 0
-        """How many slots the step's own numbers have, before those of the optimizer."""
+        """Number of slots of the step's own numbers, which precede those of the optimizer."""
         self.hooked: tuple[RecordedOp, ...] = ()
-        """What hooks do after the optimizer's step."""
+        """Operators of hooks after the optimizer's step."""
 
     def _add(self, tensor: torch.Tensor, role: Role, name: str) -> None:
         if is_lazy(tensor):

@@ -59,8 +59,10 @@ class Flash:
     endurance_bytes: PositiveFigure | None = None
     wear_joules_per_byte: Figure = 0.0
     capacity_bytes: Count | None = None
-    """Largest number of bytes of pages at once, if the target is the host's memory for a device with its own; None: a
-    medium."""
+    """Largest number of bytes of pages at once, if the target is the host's memory for a device with its own.
+
+    None: a medium.
+    """
     packs_pages: bool = False
     """Whether floating-point pages are packed on it.
 

@@ -34,12 +34,11 @@ SEARCH_S = 4.0
 """CPU seconds per attempt; networks of a few hundred steps reach their optimum within a few."""
 
 ATTEMPTS = 12
-"""How often the search may run with less than the budget: by what the arena took beyond the sum of its tensors, or with
-stages made smaller by bands, because what lives alongside them cannot be recomputed.
-"""
+"""Number of searches with less than the budget. It is reduced by what the arena took beyond the sum of its tensors, or
+stages are made smaller by bands, because what lives alongside them cannot be recomputed."""
 
 SMALLER = 16
-"""From one attempt to the next, the limit of a stage falls by at least this share of the fullest stage."""
+"""Least share of the fullest stage by which a stage's limit falls from one attempt to the next."""
 
 
 class BoardDeadlineError(PortError):

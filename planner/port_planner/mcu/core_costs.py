@@ -90,7 +90,7 @@ M4F = _counts(
         (StepKind.FORWARD, OpKind.GRU, GATED): 355.0, (StepKind.INPUT, OpKind.GRU, GATED): 421.0,
     },
 )  # fmt: skip
-"""On the emulated Cortex-M4F with its DSP kernels, random weights.
+"""Instructions per multiply-accumulate on the emulated Cortex-M4F with its DSP kernels, random weights.
 
 Counted on the camera network and MobileNetV2-w0.35. Max pooling is counted on the tests' network of every layer, and
 groups to products on their network of joins, transposed convolutions on that of transposed ones. Recurrent units are
@@ -125,11 +125,12 @@ M0 = _counts(
         (StepKind.FORWARD, OpKind.GRU, GATED): 10282.0, (StepKind.INPUT, OpKind.GRU, GATED): 11808.0,
     },
 )  # fmt: skip
-"""On the emulated Cortex-M0. Without an FPU, the backward part costs 30 times as much per multiply-accumulate as on an M4F.
+"""Instructions per multiply-accumulate on the emulated Cortex-M0.
 
-Counted on the digits network. Poolings and residuals are counted on a small residual network, and groups to products on
-the tests' network of joins with 8x6 pixels, transposed convolutions on that of transposed ones. Recurrent units are
-counted on layers of 8 to 32 values and 10 steps. Zero gradients are skipped, so counts vary by a tenth between samples.
+Without an FPU, the backward part costs 30 times as much per multiply-accumulate as on an M4F. Counted on the digits
+network. Poolings and residuals are counted on a small residual network, and groups to products on the tests' network
+of joins with 8x6 pixels, transposed convolutions on that of transposed ones. Recurrent units
+are counted on layers of 8 to 32 values and 10 steps. Zero gradients are skipped, so counts vary by a tenth between samples.
 """
 
 _BY_BOARD = {"mkr1000": M0, "nrf52840": M4F}

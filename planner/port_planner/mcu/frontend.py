@@ -54,7 +54,7 @@ SPLITTING = frozenset({"chunk", "split", "split_with_sizes", "tensor_split", "un
 MAX_OUTPUTS = 256
 """Most outputs of a model that does not end in a linear layer: they take their square in bytes of flash."""
 _NOISE_SAMPLES = 2
-"""With a single sample, the batch would be an axis of extent 1, which squeeze() removes."""
+"""Number of noise samples; with one, the batch would be an axis of extent 1, which squeeze() removes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -155,7 +155,7 @@ class _Reader:
         self.parameters: dict[tuple[tuple[int, ...], bytes], nn.Parameter] = {}
         self.tensors: dict[str, fx.Node] = {source: self.graph.placeholder("sample")}
         self.values: dict[fx.Node, tuple[str, str]] = {}
-        """What is compared: the nodes, the tensors of the file that they are, and where those are made."""
+        """Compared values: the nodes, the tensors of the file that they are, and where those are made."""
         nodes = [OnnxNode(each) for each in model.graph.node]
         self.readers = Counter(name for node in nodes for name in node.inputs)
         self.readers.update(each.name for each in model.graph.output)

@@ -275,7 +275,7 @@ class _Reader:
         placeholder = self.graph.placeholder("sample")
         self.nodes: dict[int, fx.Node] = {model.source: placeholder}
         self.values: dict[fx.Node, tuple[int, str]] = {placeholder: (model.source, "")}
-        """What the interpreter has: the nodes, their tensors in the file, and the operators that made them."""
+        """Values of the interpreter: the nodes, their tensors in the file, and the operators that made them."""
         for operator in model.operators:
             self._read(operator)
 

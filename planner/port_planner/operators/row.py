@@ -186,8 +186,10 @@ class Operator:
     cut: TileRule | None = None
     """Rule by which the operator runs in tiles with the same bits."""
     cut_of_sum: TileRule | None = None
-    """Rule by which the operator runs in tiles of `cut` operands each, whose results are added up. Outputs that are
-    shorter along the dimension are such sums."""
+    """Rule by which the operator runs in tiles of `cut` operands each, whose results are added up.
+
+    Outputs that are shorter along the dimension are such sums.
+    """
     sliced: tuple[str, ...] = ()
     """Overloads that compute each element only from those at the same place, and may be part of a sliced update."""
     in_vectors: tuple[str, ...] = ()
@@ -202,8 +204,10 @@ class Operator:
     """Whether the operator loops over lists of tensors, as do all whose names begin with `_foreach_`, and those with a
     `fused_update`."""
     fused_update: bool = False
-    """Whether the operator updates lists of tensors in one kernel, as optimizers' `fused=True` does. It only reads the
-    steps, though its schema says otherwise."""
+    """Whether the operator updates lists of tensors in one kernel, as optimizers' `fused=True` does.
+
+    It only reads the steps, though its schema says otherwise.
+    """
 
     repeatable: bool = True
     """Whether the operator gives the same bits for the same operands, unless torch's tags say otherwise."""

@@ -43,7 +43,7 @@ LARGE_RUNGS = ((Breadth(6, 2, early_pages=False), 0.004, 0.8),)
 """Searched instead of RUNGS if there are more stages: the LP of a wider window alone takes too long."""
 
 LARGE_GAP = 2e-3
-"""How near to its own optimum such a search must get: taking over the LP's decisions costs more than that."""
+"""Distance to its own optimum that such a search must reach: taking over the LP's decisions costs more than that."""
 
 LARGE_ENOUGH = 0.005
 """Gap of a large problem below which its pieces are not searched: loading the model for them takes seconds."""

@@ -37,7 +37,7 @@ class Climb:
     judge: Judge = replay
     paging: bool = True
     recompute: bool = True
-    """What schedules may use; baselines exclude one of these."""
+    """Whether schedules may recompute; baselines exclude one of these."""
     seconds_per_return: float = 0.0
     """Seconds to build the last model, per return stage that it offers."""
     log: list[str] = field(default_factory=list)

@@ -80,7 +80,7 @@ class _Search:
         self.integral = formulation.decisions()
         self.owner = self._owners()
         self.hiding = dict.fromkeys(formulation.hiding, 0.0)
-        """Which large transfers hide under the best schedule: HiGHS takes long to complete a start without them."""
+        """Large transfers that hide under the best schedule: HiGHS takes long to complete a start without them."""
         self._allow_present_seconds()
 
     def _allow_present_seconds(self) -> None:

@@ -27,7 +27,8 @@ from port_planner.search.solve import Outcome, Solution, relative_gap, solve
 from port_planner.search.wear import SPARING_TIME, costliest_wear, visible_share, with_wear
 
 TIGHTENINGS = 4
-"""How often planning is repeated for a smaller budget if a program needs more than the coarse problem counted."""
+"""Number of times that planning is repeated for a smaller budget if a program needs more than the coarse problem
+counted."""
 
 WORTH_REORDERING = 0.01
 """Share of the peak that another order must save before it is tried: trying costs two greedy searches."""

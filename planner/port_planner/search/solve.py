@@ -15,7 +15,7 @@ from port_planner.search.greedy.search import Greedy, greedy
 from port_planner.search.incumbent import Climb, Judge
 
 NAMED_ROWS = 3
-"""How many of the rows that an infeasible model misses are named."""
+"""Number of rows that an infeasible model misses and that are named."""
 
 STRATEGIES = ("milp", "greedy", *BASELINES)
 

@@ -12,10 +12,10 @@ the writes of the demo and of ResNet-18 were least at 10 to 30.
 """
 
 SPARING_TIME = 1.25
-"""How much longer a step may take in order to write less to flash.
+"""Largest factor by which a step may take longer in order to write less to flash.
 
-By its price alone, a written byte is worth hundreds of times the energy of its transfer, and avoiding the last few would
-take several times as long. Users who want that set a limit on written bytes.
+By its price alone, a written byte is worth hundreds of times the energy of its transfer, and avoiding the last few
+would take several times as long. Users who want that set a limit on written bytes.
 """
 
 

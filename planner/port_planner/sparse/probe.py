@@ -26,7 +26,8 @@ OptimizerMaker = Callable[[frozenset[str]], torch.optim.Optimizer]
 
 EVAL_BATCHES = 16
 HELD_OUT = 5
-"""Without evaluation data, one of this many samples is held out from the probes' training for evaluation."""
+"""Divisor of the samples: without evaluation data, one of this many is held out from the probes' training for
+evaluation."""
 
 
 @dataclass(frozen=True, slots=True)

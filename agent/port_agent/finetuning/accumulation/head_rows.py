@@ -86,7 +86,7 @@ class HeadRows:
         (self._outputs, self._width), self._dtype, self._biased = weight.shape, weight.dtype, bias is not None
         self.most, self._comparisons = most, KeptAnswers()
         self._blocks: dict[int, list[tuple[int, int]]] = {}
-        """Where blocks of rows begin and end, by the total number of rows."""
+        """Beginnings and ends of blocks of rows, by the total number of rows."""
 
     def blocks(self, rows: int) -> list[tuple[int, int]]:
         """Return where blocks of rows begin and end, after a comparison if this number of rows is new.

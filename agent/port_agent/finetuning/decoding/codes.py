@@ -22,7 +22,7 @@ _WORD_BITS = 32
 _GPTQ_BITS = (2, 4, 8)
 _AWQ_BITS = 4
 _AWQ_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
-"""Where a word of AWQ has the codes of eight neighbouring columns."""
+"""Bit positions in a word of AWQ of the codes of eight neighbouring columns."""
 
 _STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
 _QWEIGHT, _QZEROS, _SCALES, _GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"

@@ -36,7 +36,7 @@ from port_planner.ir.bundle import safetensors_io
 from port_planner.ir.bundle.safetensors_io import Chunks
 
 _GPTQ_SETTINGS = "quantize_config.json"
-"""Where a model of AutoGPTQ has its quantization, if its configuration does not have it."""
+"""File with the quantization of a model of AutoGPTQ, if its configuration does not have it."""
 _FLOATS = ("BF16", "F16", "F32")
 _TRANSPOSED_KINDS = ("gpt2", "openai-gpt")
 """Kinds whose floats are stored as [inputs, outputs], and whose codes as [outputs, inputs]."""

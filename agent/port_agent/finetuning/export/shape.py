@@ -17,7 +17,7 @@ from port_agent.finetuning.inputs.options import FinetuneError
 from port_planner.base.units import shown
 
 CONVERTER = "python convert_hf_to_gguf.py (of llama.cpp)"
-"""What writes models that this package refuses."""
+"""Program for models that this package refuses."""
 
 KINDS = ("llama", "qwen2", "qwen3")
 """Model types of transformers, with the same names in GGUF."""

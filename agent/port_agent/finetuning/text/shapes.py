@@ -36,7 +36,7 @@ SHAPES = (
     '{"text": ...}, {"text": ..., "label": ...}, {"prompt": ..., "completion": ...}, {"prompt": ..., "chosen": ..., "rejected": ...}, {"messages": [{"role": ..., "content": ...}]}, '
     '{"conversations": [{"from": ..., "value": ...}]} or {"instruction": ..., "input": ..., "output": ...}'
 )
-"""For people."""
+"""Accepted keys of a record, as shown to people."""
 
 
 @dataclass(frozen=True, slots=True)

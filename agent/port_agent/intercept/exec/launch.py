@@ -29,9 +29,11 @@ BOOTSTRAP = (
     "import os, sys; sys.path[: not sys.flags.safe_path] = sys.argv[1].split(os.pathsep); "
     "from port_agent.intercept.exec.launch import main; main()"
 )
-"""Code that the interpreter runs (`python -c`). Its arguments are the directories of our packages, `LaunchOptions` as
-JSON, and the program with its own arguments. These directories replace the working directory, from which nothing of
-ours is imported."""
+"""Code that the interpreter runs (`python -c`).
+
+Its arguments are the directories of our packages, `LaunchOptions` as JSON, and the program with its own arguments.
+These directories replace the working directory, from which nothing of ours is imported.
+"""
 
 ACCOUNTING = BOOTSTRAP.replace("import main; main()", "import account; account()")
 """Code that the interpreter runs after a program that was replaced by another has ended; the arguments are the same."""

@@ -66,7 +66,7 @@ class FirmwareBoard:
     """The least that the linker reserves for the stack."""
     ram_origin: int = 0x2000_0000
     flash_origin: int = 0
-    """Where the image starts: behind the boot loader, if there is one."""
+    """Address at which the image starts: behind the boot loader, if there is one."""
     flash_reserved_bytes: int = 0
     """Boot loader and its settings, before and after the image."""
     page_bytes: int = 1 * KIB
@@ -82,7 +82,7 @@ class FirmwareBoard:
     usb: tuple[UsbId, ...] = ()
     methods: tuple[FlashMethod, ...] = ()
     probe_target: str | None = None
-    """pyocd's name of the chip."""
+    """Name of the chip in pyocd."""
     uf2_family: int | None = None
     machine: Machine | None = None
     figures: str = "nrf52840"

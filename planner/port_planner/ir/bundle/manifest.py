@@ -320,7 +320,7 @@ class Manifest:
     """The steps of a program that counts or keeps tensors over steps; None: every step is the same."""
     proximal: ProximalTerm | None = None
     plateau: PlateauRule | None = None
-    """How learning rates follow the mean loss of each epoch; None: they do not."""
+    """Rule by which learning rates follow the mean loss of each epoch; None: they do not."""
 
     @property
     def format(self) -> int:

@@ -205,10 +205,10 @@ def docstrings_of_fields(path: Path) -> Iterator[str]:
 
 
 def comments_in_c(path: Path) -> Iterator[str]:
-    """Yield the sentences of a C file's comments, without tables."""
+    """Yield the sentences of a C file's comments, without tables and formulas, which are indented."""
     for comment in re.findall(r"/\*(.*?)\*/", path.read_text(), re.S):
         text = re.sub(r"\n\s*\*? ?", "\n", comment.strip())
-        for part in prose(text):
+        for part in re.split(r"\n\s*\n", re.sub(r"^  .*$", "", text, flags=re.M)):
             yield from re.split(r"(?<=[.;:!?])\s+", " ".join(part.split()))
 
 

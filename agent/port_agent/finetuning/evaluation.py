@@ -1,5 +1,6 @@
 """Losses of held-out texts, stored one at a time: an interrupted evaluation resumes, and its mean has the same bits."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -7,6 +8,14 @@ import msgspec
 
 from port_agent.system.atomic_file import write_atomically
 from port_planner.base.cache import read_sealed, sealed
+
+
+def perplexity(loss: float) -> float:
+    """Return the perplexity of a mean loss, infinite where that is beyond the range of numbers."""
+    try:
+        return math.exp(loss)
+    except OverflowError:
+        return math.inf
 
 
 class _EvaluationRecord(msgspec.Struct, frozen=True):

@@ -28,9 +28,11 @@ from port_agent.finetuning.budget_check import MOMENTS, BudgetCheck
 from port_agent.finetuning.checkpoint import Checkpoint, FinetuneProgress
 from port_agent.finetuning.compute import choose_compute
 from port_agent.finetuning.curve import CURVE, Curve, CurvePoint
+from port_agent.finetuning.evaluation import perplexity
 from port_agent.finetuning.event_file import EventFile
 from port_agent.finetuning.federated import FederatedRound, give_adapter_of
 from port_agent.finetuning.inputs.libraries import plain_model
+from port_agent.finetuning.inputs.model_files import check_room
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from port_agent.finetuning.inputs.schedule import rate_share
 from port_agent.finetuning.model_card import CLIP_NORM, MODEL_CARD, TrainedOn, model_card
@@ -178,7 +180,7 @@ def _run(
     if run.begin():
         note(f"resumes after {run.done} of {run.updates} updates")
     elif run.loss_before is not None and run.learns_tokens:
-        note(f"perplexity of held-out text before the first update: {math.exp(run.loss_before):.1f}")
+        note(f"perplexity of held-out text before the first update: {perplexity(run.loss_before):.1f}")
     shown = run.prompt if options.sample is not None and run.given is None else None
     before = None if shown is None or run.done else _sample(model, tokenizer, shown)
     run.train(report)
@@ -294,6 +296,11 @@ class _Finetuning:
         """The generator's state after `done` updates."""
 
     @property
+    def _checkpoint_bytes(self) -> int:
+        """The size of a checkpoint: what is trained, and AdamW's moments."""
+        return sum((1 + MOMENTS) * int(t.nbytes) for t in self.trained)
+
+    @property
     def learns_tokens(self) -> bool:
         """Whether losses are per token."""
         return not self.task.labels and not self.options.learns_pairs
@@ -330,9 +337,14 @@ class _Finetuning:
         return trained | {_rows([sequence]) for sequence in self.held_out}
 
     def begin(self) -> bool:
-        """Restore the checkpoint and return True; or evaluate held-out data if there is none."""
+        """Restore the checkpoint and return True; or evaluate held-out data if there is none.
+
+        Raises FinetuneError, also if the disk has no room for one.
+        """
         progress = self.checkpoint.read(self.trained, self.parts)
         self.done = self._kept = 0 if progress is None else progress.updates
+        if progress is None and self.given is None:
+            check_room(Path(self.options.out), self._checkpoint_bytes, "checkpoints take")
         self._steering.began(self.done, self.updates)
         self.loss_before = self.held_out_loss() if progress is None else progress.loss_before
         self.curve = Curve() if progress is None else progress.curve
@@ -455,8 +467,7 @@ class _Finetuning:
 
         The next one has only changed the gradients and the random generator so far.
         """
-        nbytes = sum(3 * t.nbytes for t in self.trained)  # plus the two moments of AdamW
-        if self.done > self._kept and self._steering.has_time_to_write(nbytes):
+        if self.done > self._kept and self._steering.has_time_to_write(self._checkpoint_bytes):
             self._keep()
 
     def check_weights(self) -> None:
@@ -509,9 +520,10 @@ class _Finetuning:
         try:
             yield
         except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where Python raises OSError
+            kept = f"continues from the checkpoint after {self._kept}, which is intact" if self._kept else "starts from the beginning"
             raise FinetuneError(
-                f"{self.checkpoint.path.parent} cannot be written to after {self.done} updates ({error}), and the "
-                f"checkpoint after {self._kept} is intact: free some space, and the same command continues from it"
+                f"{self.checkpoint.path.parent} cannot be written to after {self.done} updates ({error}): free some "
+                f"space, and the same command {kept}"
             ) from error
 
     def _keep(self) -> None:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from port_agent.finetuning.evaluation import HeldOutLosses
+from port_agent.finetuning.evaluation import HeldOutLosses, perplexity
 
 LOSSES = [0.1, math.inf, 2.5e-7]
 
@@ -37,3 +37,7 @@ def test_no_flipped_bit_and_no_cut_is_taken_for_a_loss(tmp_path: Path) -> None:
     for size in range(len(content)):
         path.write_bytes(content[:size])
         assert kept.read(3) == []
+
+
+def test_a_loss_beyond_all_numbers_has_a_perplexity() -> None:
+    assert perplexity(0.0) == 1.0 and perplexity(1e4) == math.inf and math.isnan(perplexity(math.nan))

@@ -10,6 +10,7 @@ import signal
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import peft
@@ -164,6 +165,10 @@ def test_a_result_that_cannot_be_written_loses_nothing(
         ):
             run(full)
     assert not Path(full.out).exists()
+    with monkeypatch.context() as disk:
+        disk.setattr(shutil, "disk_usage", lambda folder: SimpleNamespace(free=1 << 10))
+        with pytest.raises(FinetuneError, match=r"checkpoints take .* KiB, and .* has 1\.0 KiB free; free some space"):
+            run(replace(plain, out=str(tmp_path / "none")))
     _, notes = run(full)
     assert any(note.startswith("resumes after") for note in notes)
     assert files(Path(full.out))["adapter_model.safetensors"] == files(Path(plain.out))["adapter_model.safetensors"]

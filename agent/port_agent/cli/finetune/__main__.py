@@ -6,7 +6,6 @@ learn.
 """
 
 import dataclasses
-import math
 import sys
 from typing import TYPE_CHECKING
 
@@ -18,6 +17,7 @@ from rich.text import Text
 from port_agent.cli.finetune.data_examples import example_texts, short_example
 from port_agent.cli.terminal import terminal
 from port_agent.finetuning.curve import CURVE, bars
+from port_agent.finetuning.evaluation import perplexity
 from port_agent.finetuning.inputs.options import FinetuneOptions
 from port_agent.finetuning.text.tokenizing import TokenizerProcess
 from port_planner.base.errors import PortError
@@ -125,7 +125,7 @@ def _table(outcome: "FinetuneOutcome") -> Table:
             fell = f"{outcome.loss_before:.3f} before, {outcome.loss_after:.3f} after"
             table.add_row("loss of held-out texts" if outcome.labels else "loss of held-out pairs", fell)
         else:
-            fell = f"{math.exp(outcome.loss_before):.1f} before, {math.exp(outcome.loss_after):.1f} after"
+            fell = f"{perplexity(outcome.loss_before):.1f} before, {perplexity(outcome.loss_after):.1f} after"
             table.add_row("perplexity of held-out text", fell)
     if outcome.evaluations:
         table.add_row("held-out loss", _course(outcome))

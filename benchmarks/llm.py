@@ -6,7 +6,7 @@ Models of real shapes with random bfloat16 weights and a tokenizer trained on th
 all weights in 32 bits instead (plain AdamW of the 0.5B takes 8 GiB), `--accumulate 8` makes updates of eight sequences, one by
 one and layer by layer. Seconds are medians of the updates after the first, bytes are per update (weights read from their files alongside what is
 paged), peaks of the whole process. Losses are compared to
-the bit with plain PyTorch's over the same weights.
+the bit with plain PyTorch's over the same weights, in their type, which `finetune` is told to compute in too.
 """
 
 import argparse
@@ -182,7 +182,7 @@ def _within(row: Row, options: FinetuneOptions, folder: Path, arguments: argpars
             sys.executable, "-W", "ignore", "-m", "port_agent.cli", "finetune", options.model, "--data", options.data[0], "--out",
             options.out, "--ram", f"{row.budget_mib}M", "--seq-len", str(TOKENS), "--updates", str(options.updates), "--held-out", "0",
             "--accumulate", str(options.accumulate), *([] if options.accumulate_by is None else ["--accumulate-by", options.accumulate_by]),
-            "--json", "--page-dir", str(folder), "--report", report.name,
+            "--compute", "stored", "--json", "--page-dir", str(folder), "--report", report.name,
             *(["--full"] if options.lora_rank is None else []),
         ]  # fmt: skip
         for name in ("read_limit", "write_limit"):

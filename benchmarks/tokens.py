@@ -2,7 +2,7 @@
 
 Tokenizers of four kinds, trained here (byte-level BPE, SentencePiece's with and without a space before a text, WordPiece and Unigram), read prompts with
 completions; the first of them writes conversations in the chat templates that trl ships, which are those of the models' own repositories. Both
-get the same entry, as prompt and completion. Each case is the same, refused by one of both by name, or different for a reason that is derived from the
+get the same entry, as prompt and completion; `--tokenizer` adds those of real models, with their own templates. Each case is the same, refused by one of both by name, or different for a reason that is derived from the
 tokens; one that nothing explains is an error, and the exit code is 1.
 
 trl is in the group `dev`. Nothing is downloaded.
@@ -13,7 +13,7 @@ import collections
 import datetime
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
@@ -187,9 +187,13 @@ def outcome(entry: Entry, tokenizer: Any) -> str:
     return reason(mine, other, tokenizer) or "same"
 
 
-def cases(most: int | None) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield the name of each case, and what runs it; `most`: of the templates."""
+def cases(most: int | None, folders: Iterable[Path] = ()) -> Iterator[tuple[str, Callable[[], str]]]:
+    """Yield the name of each case, and what runs it; `most`: of the templates, `folders`: of further tokenizers."""
     made = dict(made_tokenizers())
+    for folder in folders:
+        given = made[folder.name] = transformers.AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        for what, talk in TALKS.items() if given.chat_template else ():
+            yield f"{folder.name}: {what}", lambda e=talk, t=given: outcome(e, t)  # type: ignore[misc]
     for name, tokenizer in made.items():
         for entry in PAIRS:
             yield f"{name}: {entry['prompt']!r}", lambda e=entry, t=tokenizer: outcome(e, t)  # type: ignore[misc]
@@ -208,11 +212,14 @@ def main() -> int:
     """Print each case that differs, and how many came out how."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--templates", type=int, metavar="N", help="the first N of them alone")
+    parser.add_argument(
+        "--tokenizer", nargs="+", type=Path, default=[], metavar="DIR", help="directories with further tokenizers"
+    )
     parser.add_argument("--json", action="store_true", help="print a line of JSON for each case")
     arguments = parser.parse_args()
     transformers.utils.logging.set_verbosity_error()
     counts: collections.Counter[str] = collections.Counter()
-    for name, run in cases(arguments.templates):
+    for name, run in cases(arguments.templates, arguments.tokenizer):
         said = run()
         counts[said.partition(":")[0]] += 1
         if arguments.json:

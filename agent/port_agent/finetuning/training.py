@@ -520,7 +520,11 @@ class _Finetuning:
         try:
             yield
         except (OSError, RuntimeError) as error:  # torch's writer raises RuntimeError where Python raises OSError
-            kept = f"continues from the checkpoint after {self._kept}, which is intact" if self._kept else "starts from the beginning"
+            kept = (
+                f"continues from the checkpoint after {self._kept}, which is intact"
+                if self._kept
+                else "starts from the beginning"
+            )
             raise FinetuneError(
                 f"{self.checkpoint.path.parent} cannot be written to after {self.done} updates ({error}): free some "
                 f"space, and the same command {kept}"

@@ -179,6 +179,18 @@ def distilled() -> TrainingJob:
 
 
 @JOBS.add
+def distilled_in_inference_mode() -> TrainingJob:
+    model, teacher = perceptron(), perceptron().requires_grad_(False).eval()
+
+    def loss(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        with torch.inference_mode():
+            soft = teacher(x).softmax(1)
+        return functional.cross_entropy(m(x), soft.clone())
+
+    return job(model, loss)
+
+
+@JOBS.add
 def mixed_up() -> TrainingJob:
     def loss(m: nn.Module, x: Tensor, y: Tensor) -> Tensor:
         share, other = torch.rand(()), torch.randperm(len(x))

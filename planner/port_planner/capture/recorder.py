@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
+from torch.overrides import enable_reentrant_dispatch
 
 from port_planner.base.errors import CaptureError, StatefulStepError, program_line
 from port_planner.capture.cross_step_state import StepResults
@@ -26,7 +27,15 @@ from port_planner.ir.torch_device import generator_states, kind_of
 from port_planner.ir.torch_operators import COMPLEX, of_all_labels
 from port_planner.operators import operator_of
 from port_planner.torch_compat.contentless import emptied
-from port_planner.torch_compat.modes import TorchDispatchMode, current_modes, pytree, without_modes
+from port_planner.torch_compat.modes import (
+    DispatchKey,
+    TorchDispatchMode,
+    composite,
+    current_modes,
+    has_kernel,
+    pytree,
+    without_modes,
+)
 
 _DIGEST_BYTES = 16
 
@@ -294,9 +303,10 @@ class StepRecorder(TorchDispatchMode):
             self._require_padded_labels(*args[1:4])
         if not self.recording or func.namespace == "profiler":
             return func(*args, **kwargs)
-        args, kwargs = pytree.tree_map_only(torch.Tensor, self._physical, (args, kwargs))
-        if self.without_contents is not None and func is not torch.ops.aten.lift_fresh.default:
-            args, kwargs = pytree.tree_map_only(torch.Tensor, self._emptied, (args, kwargs))
+        if torch.is_inference_mode_enabled() and has_kernel(func, DispatchKey.CompositeImplicitAutograd):
+            with enable_reentrant_dispatch(), self:  # in this mode of torch's, such operators arrive whole
+                return composite(func, *args, **kwargs)
+        args, kwargs = self._as_kernels_read(func, args, kwargs)
         if isinstance(kwargs.get("out"), torch.Tensor) and (functional := _without_out(func)) is not None:
             return self._copied_out(functional, args, kwargs)
         if (
@@ -339,6 +349,13 @@ class StepRecorder(TorchDispatchMode):
         self._spread_taint(op)
         self.tape.ops.append(op)
         return result
+
+    def _as_kernels_read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return the arguments with tensors in place of those that are only marked, or without contents if the step has none."""
+        args, kwargs = pytree.tree_map_only(torch.Tensor, self._physical, (args, kwargs))
+        if self.without_contents is not None and func is not torch.ops.aten.lift_fresh.default:
+            args, kwargs = pytree.tree_map_only(torch.Tensor, self._emptied, (args, kwargs))
+        return args, kwargs
 
     def _physical(self, tensor: torch.Tensor) -> torch.Tensor:
         """Return the tensor, or for one only marked as conjugate or negated, the tensor that kernels compute from it

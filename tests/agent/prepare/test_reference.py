@@ -442,6 +442,17 @@ def with_step_in_the_backward_pass(job: TrainingJob) -> None:
         parameter.register_post_accumulate_grad_hook(descend)
 
 
+def with_teacher_in_inference_mode(job: TrainingJob) -> None:
+    teacher = copy.deepcopy(job.model).requires_grad_(False).eval()
+
+    def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.inference_mode():
+            soft = teacher(x).softmax(-1)
+        return nn.functional.cross_entropy(model(x), soft.clone())
+
+    job.loss_fn = loss
+
+
 CHANGES: dict[str, tuple[Callable[[TrainingJob], None], type[PortError] | None]] = {
     "nothing": (lambda job: None, None),
     "state before the first step": (with_adagrad, None),
@@ -462,6 +473,7 @@ CHANGES: dict[str, tuple[Callable[[TrainingJob], None], type[PortError] | None]]
     "batch changed in place": (with_changed_batch, None),
     "gradient penalty": (with_gradient_penalty, None),
     "power of a spectrum": (with_power_of_the_spectrum, None),
+    "teacher in inference mode": (with_teacher_in_inference_mode, None),
     "step in the backward pass": (with_step_in_the_backward_pass, None),
 }
 

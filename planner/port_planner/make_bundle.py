@@ -72,8 +72,7 @@ _ROWS_AND_RANDOM = ("the rows of the batch", *_RANDOM)
 class InfeasibleError(PortError):
     """No plan fits the budgets.
 
-    `needed_bytes`: the smallest RAM budget that would do, which `option` gives; `is_tried`: whether a trial kept within it; `remedy`: what
-    else would do; `fastest_seconds`: where only the deadline is too short, what the fastest plan takes per step; `base_bytes`: what a trial
+    `needed_bytes`: the smallest RAM budget that would do, which `option` gives; `is_tried`: whether a trial kept within it; `remedy`: what else would help; `fastest_seconds`: seconds per step of the fastest plan, if only the deadline is too short; `base_bytes`: what a trial
     before found the worker to hold besides the step, where that leaves room for one; `left_whole`: what takes more memory for it gave other
     bits in pieces, and where that showed.
     """

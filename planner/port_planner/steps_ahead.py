@@ -47,7 +47,7 @@ class _Shape:
 def known_steps(job: TrainingJob, updates: int, within_s: float, schedule: SpelledSchedule = NO_SCHEDULE) -> KnownSteps:
     """Return the steps of a job that has just been made, of that many updates. The job is not to be used afterwards.
 
-    `schedule`: what its scheduler is to give.
+    `schedule`: expected values of its scheduler.
 
     Raises CaptureError if a step differs from the first of its shape by more than numbers, or if the program depends on
     contents. Also raises it if they take more than `within_s` seconds of the processor.

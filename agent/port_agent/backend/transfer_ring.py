@@ -46,7 +46,7 @@ class RingCopy:
 
 
 class TransferRing:
-    """The ring and its thread; one for all steps of a job. `piece_bytes`: of each buffer. `around`: what its thread copies in."""
+    """The ring and its thread; one for all steps of a job. `piece_bytes`: size of each buffer. `around`: context in which its thread copies."""
 
     def __init__(
         self,

@@ -27,7 +27,7 @@ SSD 30 (street prices of 2025). Hard disks and compressed RAM are not worn out b
 class Medium:
     """One medium, its endurance and the price of a written byte.
 
-    `endurance_bytes`: what can be written in its life, None for one that writing does not wear. `assumed`: nobody gave it.
+    `endurance_bytes`: bytes that can be written in its life, None if writing does not wear it. `assumed`: nobody gave it.
     `wear_joules_per_byte`: the energy that the price of what a byte wears off would buy.
     """
 
@@ -41,7 +41,7 @@ class Medium:
 class FlashPrices:
     """The owner's prices of medium and electricity; None for an assumed one.
 
-    `medium`: price of the whole medium, 0 if its wear does not matter; `per_kwh`: of electricity, in the same currency.
+    `medium`: price of the whole medium, 0 if its wear does not matter; `per_kwh`: price of electricity, in the same currency.
     """
 
     endurance_bytes: int | None = None

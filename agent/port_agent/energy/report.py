@@ -73,7 +73,7 @@ class Amount:
 class GpuAmount:
     """The part of a job's energy that the GPU, or the rail that feeds it, took; included in the job's gross joules.
 
-    `covers`: in words, with whatever else the rail feeds. `seconds`: of the time in which it was measured.
+    `covers`: a description, with whatever else the rail feeds. `seconds`: duration of the measurement.
     """
 
     job: str

@@ -128,7 +128,7 @@ class InputMonitor:
         self._last: tuple[float, str] | None = None
 
     def look(self, marks: Mapping[str, float], now_s: float, known_s: Mapping[str, float] | None = None) -> None:
-        """Record the current marks; `known_s`: how long some of them have not changed, as they report themselves."""
+        """Record the current marks; `known_s`: seconds since the last change of some of them, as they report themselves."""
         for name, mark in marks.items():
             if name not in self._marks:
                 self._note(now_s - max(0.0, (known_s or {}).get(name, 0.0)), name)

@@ -165,7 +165,7 @@ class PowerSensor:
     """Reads the supplies repeatedly, and remembers what one reading alone does not show."""
 
     def __init__(self, ups_amperes: Callable[[], float] | None = None) -> None:
-        """`ups_amperes`: what goes into the battery of a UPS board, negative while it feeds the machine; raises OSError."""
+        """`ups_amperes`: current into the battery of a UPS board, negative while it feeds the machine; raises OSError."""
         self._charge, self._ups_amperes, self._had_battery = ChargeMonitor(), ups_amperes, False
 
     def read(self, tree: Tree, now_s: float) -> PowerReading:

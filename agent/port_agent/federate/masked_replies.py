@@ -32,7 +32,7 @@ def check_stage_reply(
 ) -> None:
     """Raise FlowerMessageError for a reply that does not fit what a device was asked.
 
-    `shapes`: of the masked sums. `samples`: of each device, by node, as it reported them before.
+    `shapes`: shapes of the masked sums. `samples`: samples that each device reported before, by node.
     """
     node, question = asked.metadata.dst_node_id, asked.content.config_records[RECORD_KEY_CONFIGS]
     stage, answer = str(question[Key.STAGE]), reply.content.config_records.get(RECORD_KEY_CONFIGS, ConfigRecord())

@@ -185,7 +185,7 @@ def check_stage(asked: ConfigRecord, state: ConfigRecord) -> str:
     """Return the stage that a leader asks for; raises MaskingError if answering it would help to see one device's
     change.
 
-    `state`: what the masking keeps of earlier stages.
+    `state`: state of the masking from earlier stages.
     """
     stage = str(asked.get(Key.STAGE))
     if stage == Stage.SETUP:

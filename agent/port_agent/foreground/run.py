@@ -101,7 +101,7 @@ class ForegroundRun:
     def __init__(
         self, worker: Worker, resident_bytes: int | None = None, first_stop: StopAfterStep | LeaveNow = _AFTER_STEP
     ) -> None:
-        """`resident_bytes`: what it may keep resident once a step is done; None: whatever its start arguments hold.
+        """`resident_bytes`: bytes that it may keep resident once a step is done; None: whatever its start arguments hold.
 
         `first_stop`: the command that ends this kind of worker with a checkpoint.
         """

@@ -233,7 +233,7 @@ def budget(
     `ram`: bytes of resident memory of the whole process ("600M" = 600 MiB), Python and torch included. `tensors` limits
     the tensors alone instead, down to "4K". `gpu_ram`: bytes of a GPU's memory ("6G") that the process may take, context
     and libraries included, alone or alongside `ram`; tensors that do not fit are moved to the host's memory. `gpu_tensors`
-    limits the GPU's tensors alone instead. `page_dir`: where tensors are paged (/var/tmp by default). Raises SizeError
+    limits the GPU's tensors alone instead. `page_dir`: directory of the page file (/var/tmp by default). Raises SizeError
     and DurationError for invalid values; see `Budget.start` for errors of starting.
     """
     on_device = gpu_ram is not None or gpu_tensors is not None

@@ -13,7 +13,7 @@ _BEFORE = "PORT_MALLOC_BEFORE"
 def begin_again_preloaded(limit_bytes: int) -> None:
     """Replace this process by its own command with the allocator preloaded, once; return if it is loaded, or cannot be.
 
-    The command must have done nothing yet. `limit_bytes`: of live and cached blocks together.
+    The command must have done nothing yet. `limit_bytes`: limit of live and cached blocks together.
     """
     before = os.environ.pop(_BEFORE, None)
     if before is not None:

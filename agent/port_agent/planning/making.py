@@ -214,7 +214,7 @@ def _made(
 
 
 def _alone(job: _Job, prepared: "CapturedJob", costs: "CostTable") -> "PlainRun":
-    """Run the script alone, if its numbers are needed; `costs`: of the first graph."""
+    """Run the script alone, if its numbers are needed; `costs`: costs of the first graph."""
     from port_agent.prepare.referee.plain_run import Script, run_alone
     from port_planner.ir.bundle.manifest import PlainRun
     from port_planner.ir.lowering.lower import lower

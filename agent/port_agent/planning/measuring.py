@@ -36,8 +36,7 @@ if TYPE_CHECKING:
 class CapturedStep:
     """The script's job and its recorded step.
 
-    `counts`: numbers of threads to measure; `pace`: what a deadline allows; `teams`: of threads, to divide operators
-    among.
+    `counts`: numbers of threads to measure; `pace`: pace that a deadline allows; `teams`: teams of threads, to divide operators among.
     """
 
     job: "TrainingJob"

@@ -32,7 +32,7 @@ class PageRoutes:
     """Seconds of a sample of `nbytes` on its way out and back, including one computation by the device and one check by
     the page thread.
 
-    `out_s`, `into_s`: of its copies; `copied_s`: with them; `shared_s`: without, None if the host does not reach the
+    `out_s`, `into_s`: seconds of its copies; `copied_s`: seconds with them; `shared_s`: without, None if the host does not reach the
     device's memory.
     """
 

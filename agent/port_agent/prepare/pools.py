@@ -31,7 +31,7 @@ class PoolError(PortError):
 class Pools:
     """Budgets in bytes: of the host's memory, and of the device's own; None if operators compute in the host's.
 
-    `recording_bytes`: of the device's own memory during plain steps, which are recorded and compared.
+    `recording_bytes`: limit of the device's own memory during plain steps, which are recorded and compared.
     """
 
     ram_bytes: int
@@ -92,8 +92,7 @@ def with_host_headroom(device: DeviceCosts, ram_bytes: int) -> DeviceCosts:
 def measured_host(backend: Backend, free_bytes: int) -> Flash:
     """Return the host's memory as a paging target of the device: the measured speed of copies, and no room yet.
 
-    Its joules per byte are an estimate: those of the thriftiest medium, of which a copy is a part. `free_bytes`: what tensors may
-    take of the device's memory.
+    Its joules per byte are an estimate: those of the thriftiest medium, of which a copy is a part. `free_bytes`: bytes that tensors may take of the device's memory.
     """
     sample = min(_SAMPLE_BYTES, max(2 * _LATENCY_BYTES, (free_bytes - backend.allocated_bytes()) // 2))
     sizes = (sample, _LATENCY_BYTES)

@@ -53,7 +53,7 @@ def counts_set() -> Iterator[list[int]]:
 def thread_choices(cores: int, clusters: Sequence[int] = ()) -> tuple[int, ...]:
     """Return the numbers of threads that are measured, ascending: halves of all cores, one core less, and all.
 
-    `clusters`: how many cores there are of each kind, the fastest first; the fastest alone, with the next, and so on are measured, too:
+    `clusters`: number of cores of each kind, the fastest first; the fastest alone, with the next, and so on are measured, too:
     an operator's slowest thread is what it waits for.
     """
     halves = {cores >> shift for shift in range(cores.bit_length())}
@@ -70,7 +70,7 @@ def fastest(
 ) -> ThreadChoice:
     """Profile the operators with each of `counts` threads and choose the one with the shortest main step.
 
-    `measurer`: where they are measured. `watts`: of the machine when it computes with a number of threads. If two are
+    `measurer`: where they are measured. `watts`: power of the machine when it computes with a number of threads. If two are
     equally fast, fewer threads are chosen. `peers` may know what operators cost. Raises DryRunError if profiling fails.
     """
     measurer, found = measurer or MeasurementWorker(), dict[int, MeasuredCosts]()

@@ -378,7 +378,7 @@ class Service:
     async def run_now(self, name: str, for_s: float | None) -> JobSummary:
         """Let a job run before all others, whoever uses the device and whatever the time; ends a pause of everything.
 
-        `for_s`: in seconds; None: until the job ends. Raises `JobRequestError`.
+        `for_s`: seconds; None: until the job ends. Raises `JobRequestError`.
         """
         await self.resume_job(name)
         context, job = self._context, self._context.store.find(name)

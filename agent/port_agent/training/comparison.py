@@ -66,7 +66,7 @@ def compare_generators(expected: Mapping[str, str], kind: str) -> None:
 def compare_step(reference: ExpectedResults, step: int, loss: float, pieces: Pieces, kind: str = CPU) -> None:
     """Compare the loss of step `step`, counted from 1, and after the last recorded step the state.
 
-    `kind`: of the device that computed the step. Raises MismatchError.
+    `kind`: kind of device that computed the step. Raises MismatchError.
     """
     if step > len(reference.losses):
         return

@@ -116,7 +116,7 @@ class Executor:
         teams: CpuTeams | None = None,
         ring: TransferRing | None = None,
     ) -> None:
-        """`backend`: where the step computes; None for the CPU. `watchers`: called after these operators have run.
+        """`backend`: device that computes the step; None for the CPU. `watchers`: called after these operators have run.
 
         `teams`: for operators that not all threads compute together; closed by whoever made them. `ring`: for transfers
         between the host's memory and the device's. Raises PortError for a step of another device.

@@ -181,7 +181,7 @@ class TrainingFinished(_EventMessage, frozen=True, kw_only=True, tag="finished")
     """The job is done.
 
     `out`: the file of its weights, `out_checksum`: the CRC-32 of that file, `digest`: a checksum over its state, where
-    asked for. `untouched_block_bytes`: by how much its resident memory may grow with no allocation, above the peak.
+    asked for. `untouched_block_bytes`: bytes above the peak by which resident memory may grow without an allocation.
     """
 
     step: int

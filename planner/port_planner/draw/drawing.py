@@ -69,7 +69,7 @@ class TileRun:
 class Drawing:
     """What to draw: lanes (tensor names and bytes), bars, memory per op, seconds at which each op starts and the last one ends.
 
-    `operators`: their names. `figures`: what the plan takes, by name. `unshown`: tensors without a lane.
+    `operators`: their names. `figures`: figures of the plan, by name. `unshown`: tensors without a lane.
     """
 
     lanes: tuple[tuple[str, int], ...]

@@ -46,7 +46,7 @@ class Number:
 class Board:
     """A device as its file describes it.
 
-    `medium`: what its flash is; None where the file does not say.
+    `medium`: kind of its flash; None where the file does not say.
     """
 
     name: str

@@ -17,7 +17,7 @@ from port_planner.base.bounds import Count, Figure, PositiveFigure, Text
 class OpCost:
     """Cost of one operator: seconds of one run, bytes of workspace beyond operands and outputs.
 
-    `workspace_bytes`: of the memory that plans are made for; `beside_bytes`: of the host's, where the operator runs there in a step
+    `workspace_bytes`: bytes of the memory that plans are made for; `beside_bytes`: of the host's, where the operator runs there in a step
     that is planned for a device with its own.
     """
 
@@ -182,7 +182,7 @@ def by_version(costs: Iterable[PackingCost]) -> Mapping[tuple[int, int], Packing
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Costs of every op of a graph, in the order of its ops, where it runs; `packings`: of the storages that may be packed.
+    """Costs of every op of a graph, in the order of its ops, where it runs; `packings`: costs of packing the storages that may be packed.
 
     `elsewhere`: for a graph divided between two devices, the cost of each op on the other one; None for an op it lacks.
     """

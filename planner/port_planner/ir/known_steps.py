@@ -36,7 +36,7 @@ class KnownShape:
 class KnownSteps:
     """The steps of a job's first `updates`, run alone by its program from the beginning.
 
-    `numbers`: of each batch, in the slots of its shape; none if no shape has any.
+    `numbers`: numbers of each batch, in the slots of its shape; none if no shape has any.
     """
 
     updates: Count

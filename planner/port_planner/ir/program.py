@@ -43,7 +43,7 @@ class UpdateGroup:
     """The ops `first`..`last` (all consecutive) that update storage `parameter`.
 
     `storages`: the storages of `parameter`'s size that they touch (parameter, gradients, optimizer state,
-    temporaries); `temporaries`: those created and dead inside. `whole`: ops on single elements, run once, before.
+    temporaries); `temporaries`: storages that are created and dead inside. `whole`: ops on single elements, run once, before.
     """
 
     parameter: int
@@ -84,7 +84,7 @@ class Instruction:
 
     SLICED starts a group's update, which runs alongside the following instructions until WAIT_SLICED.
 
-    `resident_bytes`: what is resident while it runs, landing buffers and unfinished writes included, the worker's own
+    `resident_bytes`: bytes that are resident while it runs, landing buffers and unfinished writes included, the worker's own
     base not. `target`: the paging target of a WRITE or WRITE_PACKED; a READ goes where the last WRITE of its storage went.
     """
 

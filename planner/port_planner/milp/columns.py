@@ -121,7 +121,7 @@ class Columns:
         return column
 
     def page_out_key(self, g: int, target: int) -> tuple[int, int, int]:
-        """Return a gap's key in `page_out`: by contents, or by gap if each gap writes them again."""
+        """Return a gap's key in `page_out`: column by contents, or by gap if each gap writes them again."""
         gap = self.problem.gaps[g]
         tensor = self.problem.tensors[gap.tensor]
         if not self.problem.rewritten(gap.tensor, target):

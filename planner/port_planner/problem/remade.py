@@ -51,7 +51,7 @@ class Remade:
         return found
 
     def _needed_by(self, op: int, there: set[int]) -> set[int]:
-        """Return what must run again before `op`; `there`: what was already recomputed in its segment, extended here."""
+        """Return what must run again before `op`; `there`: tensors that were already recomputed in its segment, extended here."""
         again: set[int] = set()
         waiting = [s for s in self._graph.reads[op] if self._missing(s, op)]
         while waiting:

@@ -339,7 +339,7 @@ class _GraphMerger:
         tile_of: Sequence[Sequence[int]],
         again: Sequence[Mapping[int, Sequence[int]]],
     ) -> WholeUpdate:
-        """Return the graph; `again`: what runs again before an operator of a micro-batch.
+        """Return the graph; `again`: operators that run again before an operator of a micro-batch.
 
         Raises GraphError if the sequence is invalid.
         """

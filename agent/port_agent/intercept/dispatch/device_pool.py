@@ -38,7 +38,7 @@ class DevicePool:
     def __init__(
         self, device: torch.device, pools: MemoryPools, *, ram_bytes: int | None, tensor_bytes: int | None
     ) -> None:
-        """`ram_bytes`: of the whole process on the device; or `tensor_bytes`: of its tensors alone, whatever else it takes.
+        """`ram_bytes`: limit of the whole process on the device; or `tensor_bytes`: limit of its tensors alone.
 
         Raises UnsupportedError, BudgetTooSmallError, and DeviceAbsentError for a device that the agent does not know.
         """

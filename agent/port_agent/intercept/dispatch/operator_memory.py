@@ -49,9 +49,7 @@ margin.
 
 @dataclass(frozen=True, slots=True)
 class MemoryShortage:
-    """An operator that alone takes more than a RAM budget leaves for tensors; `line`: of the program, "" if none of its
-    lines called it.
-    """
+    """An operator that alone takes more than a RAM budget leaves for tensors; `line`: calling line of the program, "" if there was none."""
 
     operator: str
     line: str

@@ -76,7 +76,7 @@ class Opportunistic:
         emit: Callable[[str], None],
         processes: ProcessTable | None = None,
     ) -> None:
-        """`processes`: those of the program, whose tensors guarded memory keeps."""
+        """`processes`: processes of the program, whose tensors are guarded."""
         self.pauses = 0
         self.paused_s = 0.0
         self._options, self._interceptor, self._report, self._emit = options, interceptor, report, emit

@@ -178,7 +178,7 @@ class DeviceStorages:
     guarded = False
 
     def __init__(self, device: torch.device, backend: Backend, host: Residency, limit_bytes: int | None) -> None:
-        """`limit_bytes`: what the device gives this process at most; None where it is not told."""
+        """`limit_bytes`: most bytes that the device gives this process; None where it is not told."""
         self._device, self._backend = device, backend
         self._reserve_bytes = 0
         self._reserve: torch.Tensor | None = None

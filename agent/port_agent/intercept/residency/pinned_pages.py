@@ -53,7 +53,7 @@ class PinnedPages:
     """Takes pages of pinned memory, kept for the next storages once they are given back."""
 
     def __init__(self, backend: Backend, most_bytes: int | None = None) -> None:
-        """`most_bytes`: of memory that is pinned at most; a share of the host's if None."""
+        """`most_bytes`: largest number of pinned bytes; a share of the host's if None."""
         self._backend = backend
         self._left_bytes = int(available_bytes() * SHARE) if most_bytes is None else most_bytes
         self._free: defaultdict[int, list[torch.Tensor]] = defaultdict(list)

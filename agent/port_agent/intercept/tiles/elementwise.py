@@ -54,7 +54,7 @@ class OperatorTiling:
     """How a call is tiled: its `large` operands, of which a tile is `step` elements, whole rows of `row` each if that
     is not 0.
 
-    `shape`: of a result. `runs`: the parts of a result if the operator only moves elements. `least`: if fewer elements
+    `shape`: shape of a result. `runs`: the parts of a result if the operator only moves elements. `least`: if fewer elements
     remain at the end, they belong to the tile before.
     """
 

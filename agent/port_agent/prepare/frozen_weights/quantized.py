@@ -42,7 +42,7 @@ def with_quantized_weights(
     """Return the job with frozen weights that need fewer bits decoded in the step, and its costs, if `planner`'s plans
     then cost less, or only those fit.
 
-    `measure`: of the rewritten graphs.
+    `measure`: measures the rewritten graphs.
     """
     if not _candidates(prepared):
         return prepared, measured

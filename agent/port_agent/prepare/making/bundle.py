@@ -35,7 +35,7 @@ class BundleReport:
 
 @dataclass(frozen=True, slots=True)
 class MakeOptions:
-    """What the first plan is made for and how. `page_dirs`: of the device's media, in their order.
+    """What the first plan is made for and how. `page_dirs`: directories on the device's media, in their order.
 
     `wide`: more smaller plans, by the chosen planner instead of the quick one, none dominated by another.
     """

@@ -59,7 +59,7 @@ def measured_device_watts(
 ) -> DeviceWatts | None:
     """Return the watts of a device; None on the CPU, and if no meter measures the device or it fails.
 
-    `free_bytes`: of the device's memory; if the test load does not fit, nothing is measured. Raises EnergyConfigError.
+    `free_bytes`: free bytes of the device's memory; if the test load does not fit, nothing is measured. Raises EnergyConfigError.
     """
     if backend.kind == CPU or free_bytes < 4 * (3 * _PRODUCT**2 + 2 * _SUM_ITEMS):
         return None

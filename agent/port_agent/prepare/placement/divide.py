@@ -69,8 +69,7 @@ class Links:
 class PlacedJob:
     """The job with placed graphs, and what their operators cost.
 
-    `kinds`: of the device that each operator of each recorded graph runs on. `choice`: of the first graph; `alone`: what that takes on one
-    kind of device, of those that can run all of it.
+    `kinds`: of the device that each operator of each recorded graph runs on. `choice`: of the first graph; `alone`: seconds of that on one kind of device, for each kind that can run all of it.
     """
 
     prepared: CapturedJob
@@ -112,8 +111,7 @@ def placed_job(
     """Return the job with its operators where they take the least time within `memory`, by measurements of each graph
     on both devices.
 
-    Graphs that update come first: weights, sums of gradients and optimizer state stay where those put them. `watts`: of
-    the machine during transfers. Raises PlacementError if no division was found that is faster within the budgets than
+    Graphs that update come first: weights, sums of gradients and optimizer state stay where those put them. `watts`: power of the machine during transfers. Raises PlacementError if no division was found that is faster within the budgets than
     one device alone. Raises DeviceChoiceError if an operator of a further graph cannot run where the first graph's
     weights are, or no choice fits the memories.
     """

@@ -44,7 +44,7 @@ class TeamTimes:
 class TeamPlacement:
     """The job with graphs whose operators name their teams, and their costs.
 
-    `choice`: of the main graph; `alone`: the seconds of its operators on each team.
+    `choice`: choice for the main graph; `alone`: the seconds of its operators on each team.
     """
 
     prepared: CapturedJob

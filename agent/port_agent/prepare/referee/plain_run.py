@@ -45,7 +45,7 @@ _MAX_NAMED = 3
 class Script:
     """A script, and what its bundle is planned for.
 
-    `peak_bytes`: of its step without planning; `updates`: number to be trained.
+    `peak_bytes`: peak of its step without planning; `updates`: number to be trained.
     """
 
     path: Path
@@ -83,7 +83,7 @@ def run_ahead(
 ) -> KnownSteps:
     """Return the steps of that many updates of a script, run in a separate process on tensors without contents.
 
-    `schedule`: what its scheduler is to give. Raises CaptureError, with the reason, if they are not known.
+    `schedule`: expected values of its scheduler. Raises CaptureError, with the reason, if they are not known.
     """
     with tempfile.TemporaryDirectory(dir=page_dir, prefix=".port-ahead-") as folder:
         target = Path(folder).absolute() / "ahead"

@@ -28,9 +28,9 @@ class Follow(msgspec.Struct, frozen=True, tag=True):
 
     `folder`: for columns of data meanwhile. `finds_beside`: whether modules next to the script are found, as in plain
     Python. `rows`: first samples of each bucket to use. `least_updates`: at least this many, then until `within_s`
-    seconds are over, and at most `most_updates`. `ram_bytes`: of resident memory, if it is guarded. Up to
+    seconds are over, and at most `most_updates`. `ram_bytes`: limit of resident memory, if it is guarded. Up to
     `trained_updates`, the operators of further updates are examined, for at most `unchanged_within_s` seconds of CPU
-    time. `schedule`: what its scheduler is to give.
+    time. `schedule`: expected values of its scheduler.
     """
 
     script: str
@@ -72,8 +72,8 @@ class Followed(msgspec.Struct, frozen=True):
     bytes of each tensor.
 
     `began`: of parameters and buffers before them; `ended`: of these and the optimizer's state after them, by storage
-    key. `generators`: of the states of torch's default generators after them, by kind of device. `unchanged_updates`:
-    number of further updates that run the same operators; `changed`: how the next one differs, if it does.
+    key. `generators`: digests of the states of torch's default generators after them, by kind of device. `unchanged_updates`:
+    number of further updates that run the same operators; `changed`: difference of the next one, if there is one.
     """
 
     losses: tuple[str, ...]

@@ -49,7 +49,7 @@ def unchanged_updates(
 ) -> int:
     """Return how many updates, from the one after `first` on and to `last` at most, run the operators of the first of them.
 
-    `columns`: of each bucket; `schedule`: what its scheduler is to give. As many are run as `within_s` seconds of the processor allow, none where the script looks at contents. Raises ChangedStepError
+    `columns`: of each bucket; `schedule`: expected values of its scheduler. As many are run as `within_s` seconds of the processor allow, none where the script looks at contents. Raises ChangedStepError
     for the first that differs. The job is not to be used afterwards.
     """
     sizes = [

@@ -31,7 +31,7 @@ CHECKPOINT_SOONEST_S = 10.0
 class PlanFigures:
     """One plan of a bundle: resident peak, and time and energy of one step. None is unknown.
 
-    `device_bytes`: of the memory of a device's own, besides the resident peak. `written_bytes`: to flash in a step; `wear_joules`: what that costs of its life, as the energy that buys as much.
+    `device_bytes`: bytes of a device's own memory, besides the resident peak. `written_bytes`: bytes written to flash in a step; `wear_joules`: their wear, in joules that cost as much.
     """
 
     index: int

@@ -122,7 +122,7 @@ class ExpectedResults:
 class PlainRun:
     """Results of the script's first updates, run alone: in a process without recorder, modes or patched functions.
 
-    `rows`: how many of each bucket's first samples it used, so that epochs end. `generators`: XXH3-64 of the states of
+    `rows`: number of each bucket's first samples that it used, so that epochs end. `generators`: XXH3-64 of the states of
     torch's default generators after it, by kind of device. `unchecked`: why there was no such run; "" if there was one.
     `unchanged`: number of further updates whose operators, run without contents, were checked to be the same.
     """
@@ -139,7 +139,7 @@ class PlainRun:
 class Recordings:
     """How often each graph was recorded, each time with the same operators, numbers and shapes.
 
-    `varied`: what was different each time. `constants`: what the graphs read that is neither the model's, the
+    `varied`: differences between the runs. `constants`: what the graphs read that is neither the model's, the
     optimizer's nor the batch's.
     """
 
@@ -183,7 +183,7 @@ class WeightBlocks:
 class PlannedLimits:
     """The limits of the plans, so that later plans keep them as well. None: no limit.
 
-    `step_s`, `written_bytes`: of one training step. `deadline_at`: Unix time. `charging`: the hours, as HH:MM, in which
+    `step_s`, `written_bytes`: bytes written in one training step. `deadline_at`: Unix time. `charging`: the hours, as HH:MM, in which
     training was expected to run until then.
     """
 

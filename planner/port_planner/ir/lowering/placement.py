@@ -52,7 +52,7 @@ class Due:
 
     It can be asked for from op `earliest` on.
 
-    `moment`: seconds, if nothing ever waited, by which it must be done. `packed`: of the storage's packed form.
+    `moment`: seconds, if nothing ever waited, by which it must be done. `packed`: costs of the storage's packed form, if it is packed.
     """
 
     use: int

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_CONFIG
 from port_agent.finetuning.inputs.options import FinetuneError
 from port_planner.base.units import format_bytes, shown
 from port_planner.ir.bundle.safetensors_io import TensorEntry, read_entries, read_header
@@ -72,6 +73,11 @@ def check_model_files(folder: Path) -> None:
         raise FinetuneError(
             f"{folder / CONFIG} says that its weights are quantized (quantization_config); decode them first: "
             f"port-agent decode {folder} --out DIR"
+        )
+    if (folder / ADAPTER_CONFIG).is_file():
+        raise FinetuneError(
+            f"{folder} also has an adapter ({ADAPTER_CONFIG}), which transformers would add to the model; move the "
+            "adapter's files to a directory of their own; to train it further: --from"
         )
     for path in weight_files(folder):
         _check_weights(path)

@@ -61,6 +61,10 @@ WRONG: dict[str, tuple[Callable[[Path], object], str]] = {
     "pickles": (only_pickles, r"has no model.safetensors and no .*; pytorch_model\.bin is not one of these"),
     "codes": (quantised, "says that its weights are quantized .*; decode them first: port-agent decode"),
     "wrong dtype": (of_8_bits, r"holds lm_head.weight as F8_E4M3, and training needs weights of BF16, F16, F32, F64"),
+    "adapter inside": (
+        lambda folder: (folder / "adapter_config.json").write_text("{}"),
+        r"also has an adapter \(adapter_config\.json\), which transformers would add",
+    ),
     "no config": (lambda folder: (folder / "config.json").unlink(), "No such file.*hf download NAME"),
     "config is not valid JSON": (lambda folder: (folder / "config.json").write_text("{"), "is not valid JSON"),
     "config of nothing": (lambda folder: (folder / "config.json").write_text("[]"), "names no model_type"),

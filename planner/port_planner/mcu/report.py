@@ -22,6 +22,8 @@ from port_planner.mcu.quantize import QuantizedOp, run_float
 
 CHANNEL_TABLE_BYTES = 9
 """Bytes of each output channel besides its bias: multiplier, shift and scale."""
+GATE_TABLE_BYTES = 8
+"""Bytes of each row of a recurrent unit's weights: bias and scale."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ def _parameter_bytes(model: CompiledModel, op: QuantizedOp) -> int:
 def _flash_bytes(op: QuantizedOp) -> int:
     if op.weight is None:
         return sum(array.nbytes for array in (op.table, op.slope) if array is not None)
-    return op.weight.size + (4 + CHANNEL_TABLE_BYTES) * op.op.out_shape.channels
+    return op.weight.size + (GATE_TABLE_BYTES if op.op.kind is OpKind.GRU else 4 + CHANNEL_TABLE_BYTES) * op.op.rows
 
 
 def _cost(model: CompiledModel, op: QuantizedOp, core: CoreCosts) -> LayerCost:

@@ -11,16 +11,17 @@ from port_planner.mcu.autodiff import SparseScheme, last_layers
 from port_planner.mcu.compile import CompiledModel, compile_model, compile_quantized
 from port_planner.mcu.core_costs import core_costs, row_seconds
 from port_planner.mcu.report import layer_figures
-from tests.planner.mcu.networks import every_layer
+from tests.planner.mcu.networks import Build, every_layer, recurrent
 
 pytestmark = pytest.mark.process
 
 CORE = core_costs("nrf52840")
 
 
-@pytest.fixture(scope="module")
-def model() -> tuple[CompiledModel, np.ndarray]:
-    module, data = every_layer(6)
+@pytest.fixture(scope="module", params=[every_layer, recurrent])
+def model(request: pytest.FixtureRequest) -> tuple[CompiledModel, np.ndarray]:
+    build: Build = request.param
+    module, data = build(6)
     whole = compile_model(module, data)
     return compile_quantized(whole.quantized, scheme=last_layers(whole.quantized.graph, 2)), data
 

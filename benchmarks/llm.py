@@ -122,7 +122,7 @@ def main() -> int:
         print(json.dumps([asdict(row) for row in rows]))
     else:
         _print(rows, arguments)
-    return 0 if all(row.equal is not False for row in rows) else 1
+    return 0 if all(row.equal for row in rows) else 1
 
 
 def measure(case: str, folder: Path, arguments: argparse.Namespace) -> list[Row]:
@@ -137,6 +137,7 @@ def measure(case: str, folder: Path, arguments: argparse.Namespace) -> list[Row]
         accumulate=arguments.accumulate,
         head_rows=arguments.head_rows,
         held_out=0.0,
+        overwrite=True,
         json=True,
     )
     rows: list[Row] = []
@@ -182,7 +183,7 @@ def _within(row: Row, options: FinetuneOptions, folder: Path, arguments: argpars
             sys.executable, "-W", "ignore", "-m", "port_agent.cli", "finetune", options.model, "--data", options.data[0], "--out",
             options.out, "--ram", f"{row.budget_mib}M", "--seq-len", str(TOKENS), "--updates", str(options.updates), "--held-out", "0",
             "--accumulate", str(options.accumulate), *([] if options.accumulate_by is None else ["--accumulate-by", options.accumulate_by]),
-            "--compute", "stored", "--json", "--page-dir", str(folder), "--report", report.name,
+            "--compute", "stored", "--overwrite", "--json", "--page-dir", str(folder), "--report", report.name,
             *(["--full"] if options.lora_rank is None else []),
         ]  # fmt: skip
         for name in ("read_limit", "write_limit"):

@@ -204,7 +204,7 @@ static struct block *new_run(uintptr_t address, size_t bytes, size_t reserved) {
         block->reserved = reserved;
         block->first = arena_index_of(first);
         block->following = NOTHING;
-        block->writable = 0;
+        block->protection = PROT_NONE;
         atomic_store(&block->state, FREE_BLOCK);
     }
     return first;
@@ -264,11 +264,18 @@ struct block *arena_adopt(uintptr_t address, size_t bytes) {
     return NULL;
 }
 
+bool arena_protect(struct block *block, int protection) {
+    if (mprotect((void *)block->address, block->bytes, protection))
+        return false;
+    block->protection = (uint8_t)protection;
+    return true;
+}
+
+/* Whoever gets these addresses next may have nothing there yet, and then an access must fault. */
 void arena_give(struct block *first) {
     for (EACH_BLOCK(block, first)) {
-        if (block->reserved && block->writable) /* empty, but RLIMIT_DATA counts what can be written */
-            mprotect((void *)block->address, block->bytes, PROT_NONE);
-        block->writable = 0;
+        if (block->reserved && block->protection != PROT_NONE && !arena_protect(block, PROT_NONE))
+            guard_die("the protection of memory could not be changed: see vm.max_map_count", block);
         atomic_store(&block->state, FREE_BLOCK);
     }
     if (!first->reserved) {

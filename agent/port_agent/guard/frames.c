@@ -58,16 +58,17 @@ static struct span last_part(const struct block *block, size_t bytes) {
     return (struct span){last->address + last->bytes - part, part};
 }
 
-/* Remove the last pages of a block. Their addresses become unwritable, because RLIMIT_DATA counts writable memory. */
+/* Remove the last pages of a block. Their addresses are closed: an access would find zeros there instead of a fault, and RLIMIT_DATA
+ * counts what can be written. */
 static void shorten(struct block *block, struct span part) {
     struct span *last = &block->spans[block->span_count - 1];
     last->bytes -= part.bytes;
     if (!last->bytes)
         block->span_count--;
-    if (block->writable && mprotect((void *)part.address, part.bytes, PROT_NONE))
+    if (block->protection != PROT_NONE && mprotect((void *)part.address, part.bytes, PROT_NONE))
         guard_die("the protection of memory could not be changed: see vm.max_map_count", block);
     if (!block->span_count)
-        block->writable = 0;
+        block->protection = PROT_NONE;
 }
 
 /* Give the last `bytes` of a block's pages back to the kernel. */
@@ -168,11 +169,11 @@ bool frames_take(struct block *block, size_t *moved, size_t *fresh) {
         *fresh = rest;
     }
     untouched_note(block, *fresh); /* a donor's pages may be untouched, too */
-    if (*moved && mprotect((void *)block->address, block->bytes, PROT_READ | PROT_WRITE)) {
+    block->protection = PROT_READ | PROT_WRITE;
+    if (*moved && !arena_protect(block, PROT_READ | PROT_WRITE)) {
         frames_offer(block);
         return false;
     }
-    block->writable = 1;
     return true;
 }
 
@@ -195,6 +196,7 @@ bool frames_move(struct block *from, struct block *to) {
     if (from->unseen)
         untouched_note(to, 0);
     to->span_count = from->span_count;
+    to->protection = from->protection;
     from->span_count = 0;
     return true;
 }

@@ -234,9 +234,11 @@ static void become(struct block *block, enum block_state state) {
 }
 
 static void protect(struct block *block, int protection) {
-    if (mprotect((void *)block->address, block->bytes, protection))
+    if (!arena_protect(block, protection))
         guard_die("the protection of memory could not be changed: see vm.max_map_count and RLIMIT_DATA", block);
 }
+
+static bool is_writable(const struct block *block) { return block->protection & PROT_WRITE; }
 
 /* Write a dirty block; the lock is released meanwhile. Readers continue, a writer faults and waits. */
 static void write_back(struct block *block) {
@@ -245,7 +247,6 @@ static void write_back(struct block *block) {
     become(block, WRITING);
     busy_++;
     protect(block, PROT_READ);
-    block->writable = 0;
     unlock();
     store_write(block, 0, block->address, block->bytes);
     lock();
@@ -262,7 +263,7 @@ static void leave(struct block *block) {
     protect(block, PROT_NONE);
     become(block, AWAY);
     list_remove(&resident_, block);
-    block->writable = block->held = 0;
+    block->held = 0;
     frames_offer(block);
 }
 
@@ -379,7 +380,6 @@ static void bring(struct block *block, bool write) {
             guard_die("pages could not be moved", block);
         arena_give(staging);
     }
-    block->writable = write;
     block->writes += write;
     busy_--;
     list_append(&resident_, block);
@@ -394,7 +394,6 @@ static bool hand_over(struct block *from, struct block *to) {
         guard_die("pages could not be moved", to);
     list_remove(&resident_, from);
     protect(from, PROT_NONE);
-    from->writable = 0;
     become(from, DROPPED);
     return true;
 }
@@ -421,13 +420,11 @@ static void refill(struct block *block, const void *from, size_t bytes) {
         }
     }
     protect(block, PROT_READ);
-    block->writable = 0;
     busy_--;
 }
 
 static void open_for_writing(struct block *block) {
     protect(block, PROT_READ | PROT_WRITE);
-    block->writable = 1;
     block->writes++;
     become(block, DIRTY);
 }
@@ -501,7 +498,7 @@ static bool ensure(struct block *block, bool write, bool *brought) {
             return false;
         case DIRTY:
         case CLEAN:
-            if (write && !block->writable)
+            if (write && !is_writable(block))
                 open_for_writing(block);
             return true;
         case MAPPED:
@@ -605,9 +602,8 @@ static struct block *take_free(size_t bytes) {
         *link = first->next;
         for (EACH_BLOCK(block, first)) {
             frames_withdraw(block);
-            if (!block->writable)
+            if (!is_writable(block))
                 protect(block, PROT_READ | PROT_WRITE);
-            block->writable = 1;
         }
         return first;
     }
@@ -617,13 +613,15 @@ static struct block *take_free(size_t bytes) {
 /* Return the blocks of a new allocation with a place in the page file and no pages; NULL if there is no space. */
 static struct block *take_away(size_t bytes) {
     struct block *first = arena_take(bytes);
-    for (struct block *block = first; block; block = arena_following(block))
+    for (struct block *block = first; block; block = arena_following(block)) {
         if (!store_take(block)) {
             for (EACH_BLOCK(taken, first))
                 store_release(taken);
             arena_give(first);
             return NULL;
         }
+        store_empty(block);
+    }
     return first;
 }
 
@@ -879,11 +877,9 @@ bool guard_seal(const void *address, uint32_t *writes) {
     lock();
     for (EACH_BLOCK(block, any)) {
         uint32_t state = atomic_load(&block->state);
-        closed = closed && state != FREE_BLOCK && !(block->pins && block->writable);
-        if (closed && block->writable && state == DIRTY) {
+        closed = closed && state != FREE_BLOCK && !(block->pins && is_writable(block));
+        if (closed && is_writable(block) && state == DIRTY)
             protect(block, PROT_READ);
-            block->writable = 0;
-        }
         *writes += block->writes;
     }
     unlock();
@@ -894,7 +890,7 @@ bool guard_seal(const void *address, uint32_t *writes) {
 static bool all_unwritten(const struct block *any, uint32_t writes) {
     bool open = false;
     for (EACH_BLOCK(block, any)) {
-        open = open || block->writable;
+        open = open || is_writable(block);
         writes -= block->writes;
     }
     return !open && !writes;
@@ -1108,7 +1104,7 @@ static bool copy_within(struct block *block, size_t start, void *memory, size_t 
             wait_for_resume();
         else
             wait_for(block, FILLING);
-    if (atomic_load(&block->state) == AWAY && (!write || store_may_overwrite(block)))
+    if (atomic_load(&block->state) == AWAY && (!write || store_may_write(block, start, bytes)))
         transfer_part(block, start, memory, bytes, write);
     else if (ensure(block, write, &brought))
         copy_part(block, start, memory, bytes, write);
@@ -1181,7 +1177,6 @@ void guard_hold(void) {
         if (!block->pins && !block->held && (state == DIRTY || state == CLEAN)) {
             protect(block, PROT_NONE);
             block->held = 1;
-            block->writable = 0;
         }
     }
     unlock();

@@ -42,7 +42,7 @@ struct block {
     _Atomic uint32_t state;        /* waiting threads sleep on this */
     uint32_t pins;
     uint32_t writes;               /* how often it was opened for writing after having been closed */
-    uint8_t writable;              /* protection of a free block's pages */
+    uint8_t protection;            /* of its addresses, PROT_* */
     uint8_t span_count;
     uint8_t donor;                 /* its pages may be taken: which list it is in, +1 */
     uint8_t file;                  /* which page file, in forked children */
@@ -76,6 +76,8 @@ struct block *arena_take(size_t bytes);
 struct block *arena_adopt(uintptr_t address, size_t bytes);
 /* Return the first block over such addresses that ends beyond `address`, or NULL. */
 struct block *arena_adopted_from(uintptr_t address);
+/* Change what may be done at a block's addresses; false if the kernel refuses. */
+bool arena_protect(struct block *block, int protection);
 void arena_give(struct block *first);         /* frees an allocation without pages */
 
 /* An ordered list of blocks; a block is in at most one list: it is resident, or its pages are offered. */
@@ -109,8 +111,10 @@ int store_begin(const char *directory);
 bool store_reserve(size_t bytes);             /* guarantees this much space from now on */
 void store_forgo(size_t bytes);               /* releases that guarantee */
 bool store_take(struct block *block);
+void store_empty(struct block *block);        /* nothing is written in its place, and nothing may be read there */
 void store_release(struct block *block);
-bool store_may_overwrite(const struct block *block); /* whether no child may read its place there */
+/* Return whether a part may be written in its place: no child may read what is there, or nothing is. */
+bool store_may_write(const struct block *block, size_t start, size_t bytes);
 /* Called without the lock: `bytes` from `start`, which is a multiple of CHUNK, as is their end unless it is the block's. */
 void store_write(struct block *block, size_t start, uintptr_t source, size_t bytes);
 void store_read(struct block *block, size_t start, uintptr_t target, size_t bytes);

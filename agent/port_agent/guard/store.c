@@ -29,7 +29,7 @@ struct hole {
 };
 
 static int files_[MOST_FILES];
-static uint64_t *sums_[MOST_FILES]; /* checksum of each chunk in a file, by the granule where it begins */
+static uint64_t *sums_[MOST_FILES]; /* checksum of each chunk in a file, by the granule where it begins; 0: nothing was written */
 static size_t sums_bytes_;          /* usable bytes of the newest table */
 static int file_count_;
 static char directory_[4096];
@@ -170,14 +170,28 @@ static void give_hole(struct hole hole) {
     }
 }
 
-bool store_may_overwrite(const struct block *block) {
-    bool own = block->offset >= 0 && block->file == (uint8_t)(file_count_ - 1);
-    return own && !(block->era < era_ && may_be_read_by_a_child(block->era));
+static bool is_own(const struct block *block) { return block->offset >= 0 && block->file == (uint8_t)(file_count_ - 1); }
+
+static bool may_overwrite(const struct block *block) {
+    return is_own(block) && !(block->era < era_ && may_be_read_by_a_child(block->era));
+}
+
+static uint64_t *sum_at(const struct block *block, size_t start) {
+    return &sums_[block->file][((size_t)block->offset + start) / GRANULE];
+}
+
+bool store_may_write(const struct block *block, size_t start, size_t bytes) {
+    if (!is_own(block))
+        return false;
+    bool empty = true;
+    for (size_t done = 0; done < bytes; done += CHUNK)
+        empty = empty && !*sum_at(block, start + done);
+    return empty || may_overwrite(block);
 }
 
 /* Give a block a place in the file: a different one if a child may still read the old one. */
 bool store_take(struct block *block) {
-    if (store_may_overwrite(block))
+    if (may_overwrite(block))
         return true;
     store_release(block);
     block->file = (uint8_t)(file_count_ - 1);
@@ -225,7 +239,7 @@ WIDEST static uint64_t checksum_of(const void *data, size_t bytes) {
     for (int k = 0; k < 2; k++)
         for (int lane = 0; lane < 4; lane++)
             sum = (sum << 9 | sum >> 55) ^ sums[k][lane];
-    return sum;
+    return sum ? sum : 1;
 }
 
 static void transfer_all(const struct block *block, size_t start, uintptr_t address, size_t bytes, bool write) {
@@ -250,8 +264,9 @@ static void transfer_all(const struct block *block, size_t start, uintptr_t addr
         posix_fadvise(file, offset, (off_t)bytes, POSIX_FADV_DONTNEED);
 }
 
-static uint64_t *sum_at(const struct block *block, size_t start) {
-    return &sums_[block->file][((size_t)block->offset + start) / GRANULE];
+void store_empty(struct block *block) {
+    for (size_t done = 0; done < block->bytes; done += CHUNK)
+        *sum_at(block, done) = 0;
 }
 
 /* Whole pages are transferred; anything unaligned, or ending within a page, goes through a separate buffer. */

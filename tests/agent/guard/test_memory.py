@@ -555,6 +555,32 @@ def test_advice_moves_blocks_and_their_parts(tmp_path: Path) -> None:
     ), done.said  # fmt: skip
 
 
+REUSED = """
+from port_agent.guard import active_guard
+guard = active_guard()
+kept = []
+for step in range(20):
+    for close in (guard.write_back, guard.seal, lambda address: None):
+        left = torch.full((3 << 18,), 7.0)
+        close(left.data_ptr())
+        del left
+        kept += [torch.ones(5 << 15) for _ in range(6)]  # on its pages, in parts of another size
+        with guard.bearing_away():
+            born = torch.empty(3 << 18)
+        whole = torch.full((3 << 18,), float(step))
+        guard.write_part(born.data_ptr(), 0, whole.data_ptr(), whole.nbytes)
+        if not (np.asarray(born.numpy()) == step).all(): print(step, close)
+        del born, whole
+"""
+
+
+def test_addresses_that_are_used_again_are_closed_until_their_pages_come(tmp_path: Path) -> None:
+    """Read-only pages that went to another block leave a mapping that reads as zeros, without a fault."""
+    written(tmp_path, "import numpy as np, torch\n" + REUSED)
+    done = followed("train.py", folder=tmp_path, bound=("--tensors", "100M", "--guard-only"))
+    assert (done.code, done.output) == (0, ""), done.said
+
+
 FRAGMENTED = """
 import random
 import torch

@@ -1,6 +1,6 @@
 /* Threads read, write, hand to the kernel, move, allocate and free guarded memory under a limit of a tenth of it, while another changes
  * the limit, stops all and forks. Every word has a value that follows from its place and how often it was written; exit status 0: all
- * had it, and at the end nothing is held. Linked with the library's sources, with and without a sanitizer. */
+ * had it, and at the end nothing is held and no address is left open. Linked with the library's sources, with and without a sanitizer. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
@@ -14,6 +14,7 @@
 #include <unistd.h>
 
 #include "guard.h"
+#include "guard_internal.h"
 
 #define WORKERS 4
 #define HELD 12
@@ -58,14 +59,26 @@ static void check_page(const struct held *held, const uint64_t *words, size_t pa
         CHECK(words[word] == value(held, page * 512 + word));
 }
 
+/* One in four starts away, and is written past its addresses. */
 static void fill(struct held *held, uint32_t *random) {
+    bool away = next_random(random) % 4 == 0;
     held->bytes = SMALLEST + next_random(random) % (largest - SMALLEST) / 4096 * 4096;
-    held->words = guard_allocate(held->bytes);
+    guard_bear_away(away);
+    uint64_t *own = guard_allocate(held->bytes), *made = own;
+    guard_bear_away(false);
     held->writes = calloc(held->bytes / 4096, sizeof *held->writes);
     held->salt = (uint64_t)next_random(random) << 24;
-    CHECK(held->words && held->writes && guard_usable(held->words) == held->bytes);
+    CHECK(own && held->writes && guard_usable(own) == held->bytes);
+    if (away)
+        CHECK(made = malloc(held->bytes));
+    held->words = made;
     for (size_t page = 0; page < held->bytes / 4096; page++)
         write_page(held, page);
+    held->words = own;
+    if (away) {
+        CHECK(guard_copy(own, 0, made, held->bytes, true));
+        free(made);
+    }
 }
 
 static void empty(struct held *held) {
@@ -189,6 +202,18 @@ static void fork_once(struct held *own) {
         check_page(own, own->words + page * 512, page);
 }
 
+/* The kernel's own list: no freed address can be read, where zeros would be found instead of a fault. */
+static void check_all_closed(void) {
+    FILE *maps = fopen("/proc/self/maps", "r");
+    char line[512], access[8];
+    unsigned long begin;
+    CHECK(maps);
+    while (fgets(line, sizeof line, maps))
+        if (sscanf(line, "%lx-%*x %7s", &begin, access) == 2 && arena_holds((void *)begin))
+            CHECK(!strncmp(access, "---", 3));
+    fclose(maps);
+}
+
 int main(int count, char **words) {
     CHECK(count == 4 && (rounds = atoi(words[2])) > 0 && (largest = (size_t)atoi(words[3]) * MEBIBYTE) > 0);
     const size_t limit = WORKERS * HELD * largest / 2 / 10;
@@ -219,6 +244,7 @@ int main(int count, char **words) {
     struct guard_counters counters;
     guard_read_counters(&counters);
     CHECK(!counters.live_bytes && !counters.live_blocks && !counters.resident_bytes && !guard_held_bytes());
+    check_all_closed();
     printf("%llu faults, %llu MiB written, %llu MiB at most\n", (unsigned long long)(counters.read_faults + counters.write_faults),
            (unsigned long long)(counters.written_bytes >> 20), (unsigned long long)(counters.peak_resident_bytes >> 20));
     return 0;

@@ -271,7 +271,7 @@ bool arena_protect(struct block *block, int protection) {
     return true;
 }
 
-/* Whoever gets these addresses next may have nothing there yet, and then an access must fault. */
+/* The next allocation at these addresses may have no pages yet, and then an access must fault. */
 void arena_give(struct block *first) {
     for (EACH_BLOCK(block, first)) {
         if (block->reserved && block->protection != PROT_NONE && !arena_protect(block, PROT_NONE))

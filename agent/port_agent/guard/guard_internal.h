@@ -113,7 +113,7 @@ void store_forgo(size_t bytes);               /* releases that guarantee */
 bool store_take(struct block *block);
 void store_empty(struct block *block);        /* nothing is written in its place, and nothing may be read there */
 void store_release(struct block *block);
-/* Return whether a part may be written in its place: no child may read what is there, or nothing is. */
+/* Return whether a part may be written in its place: the place is empty, or no child may read it. */
 bool store_may_write(const struct block *block, size_t start, size_t bytes);
 /* Called without the lock: `bytes` from `start`, which is a multiple of CHUNK, as is their end unless it is the block's. */
 void store_write(struct block *block, size_t start, uintptr_t source, size_t bytes);

@@ -5,7 +5,7 @@ Chunks are 4 KiB here, so that small tensors are cut, too.
 
 import random
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from torch import Tensor
 from port_agent import budget
 from port_agent.intercept.tiles import element_copies, elementwise, tile_buffers
 from port_agent.paging import pager
+from tests.agent.intercept.programs import SCRIPTS, computed, followed
 
 CHUNK_BYTES = 4 << 10
 SEEDS, MANY_SEEDS = 60, 2000
@@ -161,3 +162,18 @@ def test_random_programs_are_plain_pytorchs(seeds: int, monkeypatch: pytest.Monk
             expected = Program(seed).run()
             with budget(tensors=random.Random(seed).choice(["4K", "24K", "64K"]), page_dir=tmp_path):
                 assert Program(seed).run() == expected, f"seed {seed}"
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.parametrize("seeds", [(0, 9), pytest.param(range(100), marks=pytest.mark.long)], ids=["two", "many"])
+def test_random_programs_of_operands_larger_than_the_budget(
+    seeds: Iterable[int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """On guarded memory: results begin evicted, and their addresses are those of tensors that were read-only at their end."""
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    words = [str(SCRIPTS / "large_operands.py")]
+    for seed in seeds:
+        expected = computed(*words, str(seed), folder=tmp_path)
+        done = followed(*words, str(seed), folder=tmp_path, bound=("--tensors", "9M"))
+        assert (done.code, done.output) == (0, expected.output), f"seed {seed}: {done.said}"

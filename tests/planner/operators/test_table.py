@@ -56,8 +56,15 @@ def test_what_is_allowed_is_what_a_bundle_may_call() -> None:
 
 
 def tables(tree: ast.Module) -> Iterator[tuple[int, list[str]]]:
-    """Yield the literals of a module that name operators and little else: their lines, and the names."""
+    """Yield the literals of a module that name operators and little else: their lines, and the names. Types are none of them."""
+    types = {
+        id(node.slice)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Subscript) and isinstance(node.value, ast.Name) and node.value.id == "Literal"
+    }
     for node in ast.walk(tree):
+        if id(node) in types:
+            continue
         if isinstance(node, ast.Set | ast.Tuple | ast.List):
             items: list[ast.expr | None] = [*node.elts]
         elif isinstance(node, ast.Dict):

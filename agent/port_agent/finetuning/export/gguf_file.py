@@ -162,7 +162,11 @@ def _writer(shape: GgufShape, vocabulary: GgufVocabulary, kind: GgufType, name: 
     writer.add_name(name)
     writer.add_file_type(_TYPES[kind][1])
     writer.add_quantization_version(gguf.GGML_QUANT_VERSION)
-    add = {int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
+    add: dict[type, Callable[[str, Any], None]] = {
+        int: writer.add_uint32,
+        float: writer.add_float32,
+        str: writer.add_string,
+    }
     for key, value in shape.settings():
         add[type(value)](f"{shape.kind}.{key}", value)
     writer.add_tokenizer_model("gpt2")

@@ -50,4 +50,4 @@ def test_a_training_names_it(model: Path, tmp_path: Path, capsys: pytest.Capture
 
 def test_a_tokenizer_is_for_a_file(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(("decode", str(model), "--tokenizer", str(model), "--out", str(tmp_path / "out"))) == 2
-    assert "--tokenizer is for a GGUF file" in capsys.readouterr().err
+    assert "--tokenizer is only for a GGUF file" in capsys.readouterr().err

@@ -42,7 +42,7 @@ async def test_a_run_from_start_to_result(tmp_path: Path) -> None:
 async def test_one_worker_at_a_time(tmp_path: Path) -> None:
     async with running_job(tmp_path, LONG) as live:
         await training(live)
-        with pytest.raises(JobRequestError, match="one worker at a time"):
+        with pytest.raises(JobRequestError, match="still running here"):
             live.start()
 
 

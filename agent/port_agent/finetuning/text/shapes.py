@@ -32,6 +32,9 @@ _ALPACA = (
 _ALPACA_INPUT = ", paired with an input that provides further context"
 """The prompt of Stanford's Alpaca, for tokenizers without a chat template."""
 
+_VERDICTS = ("true", "false", "0", "1")
+"""Labels of completions with which trl's KTO says whether one is good, in lower case."""
+
 SHAPES = (
     '{"text": ...}, {"text": ..., "label": ...}, {"prompt": ..., "completion": ...}, {"prompt": ..., "chosen": ..., "rejected": ...}, {"messages": [{"role": ..., "content": ...}]}, '
     '{"conversations": [{"from": ..., "value": ...}]} or {"instruction": ..., "input": ..., "output": ...}'
@@ -117,6 +120,11 @@ def _label(label: object) -> str | None:
 
 
 def _prompted(entry: Entry, place: str) -> Record:
+    if str(entry.get("label")).lower() in _VERDICTS:
+        raise ValueError(
+            f"the label {entry['label']!r} says whether the completion is good (KTO), which is not learned here; give the "
+            "good ones without label, or pairs of chosen and rejected"
+        )
     prompt, completion = _parsed(entry["prompt"]), _parsed(entry["completion"])
     if isinstance(prompt, list) and isinstance(completion, list):
         messages = tuple(_message(turn, learned=False) for turn in prompt) + tuple(map(_message, completion))
@@ -210,15 +218,17 @@ def _instruction(entry: Entry, place: str) -> Record:
 def _conversation(messages: tuple[Message, ...], entry: Entry, place: str) -> Record:
     if not any(message.is_learned for message in messages):
         raise ValueError("no message of an assistant is learned")
-    tools = _parsed(entry.get("tools") or ())
-    if not isinstance(tools, Sequence) or isinstance(tools, str):
-        raise ValueError("tools is not a list")
-    return Record(messages=messages, tools=tuple(tools), place=place)
+    tools, functions = (_parsed(entry.get(key) or ()) for key in ("tools", "functions"))
+    if any(not isinstance(listed, Sequence) or isinstance(listed, str) for listed in (tools, functions)):
+        raise ValueError("tools or functions is not a list")
+    tools = (*tools, *({"type": "function", "function": function} for function in functions))
+    return Record(messages=messages, tools=tools, place=place)
 
 
 def _message(turn: object, learned: bool = True) -> Message:
     if not isinstance(turn, Mapping) or not isinstance(turn.get("role"), str):
         raise ValueError("a message has no role or no content")
+    turn = _with_tools(turn)
     content, calls = turn.get("content"), turn.get("tool_calls")
     if isinstance(content, list):
         content = _joined(content)
@@ -235,6 +245,18 @@ def _message(turn: object, learned: bool = True) -> Message:
     learned = learned and bool(weight) and all(turn[key] for key in marks)
     more = {key: value for key, value in _less(turn, "role", "content", "weight", *marks).items() if value is not None}
     return Message(turn["role"], content, learned or turn["role"] != _ASSISTANT, more)
+
+
+def _with_tools(turn: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a turn with tools where it has functions, as OpenAI's format had before; other turns as they are."""
+    if turn["role"] == "function":
+        turn = {**turn, "role": "tool"}
+    call = turn.get("function_call")
+    if call is None:
+        return turn
+    if not isinstance(call, Mapping) or turn.get("tool_calls"):
+        raise ValueError("a function_call is not an object, or there are tool_calls besides")
+    return {**_less(turn, "function_call"), "tool_calls": [{"type": "function", "function": call}]}
 
 
 def _joined(parts: Sequence[object]) -> str:
@@ -286,7 +308,7 @@ _SHAPES = (
     _Shape(("text",), ("label",), _text),
     _Shape(("prompt", "completion"), ("tools",), _prompted),
     _Shape(("chosen", "rejected"), ("prompt", "tools", "messages"), _preference),
-    _Shape(("messages",), ("tools",), _messages),
+    _Shape(("messages",), ("tools", "functions"), _messages),
     _Shape(("conversations",), ("tools", "system"), _share_gpt),
     _Shape(("instruction", "output"), ("input", "system", "text"), _instruction),
 )

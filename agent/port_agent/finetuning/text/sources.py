@@ -44,7 +44,21 @@ _OTHERS = {
 }  # fmt: skip
 """First bytes of unsupported files, and what they are."""
 
-_DECODER = json.JSONDecoder()
+
+class _TwiceError(ValueError):
+    """A JSON object has a key twice."""
+
+
+def _without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return an object of its keys and values. Raises _TwiceError: otherwise the last value of a key would count."""
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise _TwiceError(f"the key {next(name for name in found if names.count(name) > 1)!r} twice in one object")
+    return found
+
+
+_DECODER = json.JSONDecoder(object_pairs_hook=_without_twice)
 
 
 class SourceKind(enum.Enum):
@@ -96,11 +110,13 @@ def source_kind(path: Path) -> SourceKind:
             )
         return SourceKind.TABLE
     if suffix in _JSON_SUFFIXES:
-        by_line = any(map(_is_json, begin.split("\n")[:_FIRST_LINES]))
-        return SourceKind.LINES if by_line or not _begins_with_objects(begin) else SourceKind.OBJECTS
-    if _has_shape(first):
+        return SourceKind.LINES if _is_by_line(begin, suffix) else SourceKind.OBJECTS
+    if _has_shape(first) or _has_only_objects(begin):
         return SourceKind.LINES
-    return SourceKind.OBJECTS if _begins_with_objects(begin, shaped=True) else SourceKind.TEXT
+    if _begins_with_objects(begin, shaped=True):
+        return SourceKind.OBJECTS
+    broken = first.startswith("{") and _any_has_shape(begin)
+    return SourceKind.LINES if broken else SourceKind.TEXT
 
 
 def entries(path: Path, kind: SourceKind) -> Iterator[tuple[str, object]]:
@@ -168,23 +184,53 @@ def _first_other_byte(stream: IO[bytes]) -> Iterator[int]:
 # -- how a file is recognised
 
 
-def _is_json(line: str) -> bool:
+def _is_by_line(begin: str, suffix: str) -> bool:
+    """Return whether a JSON file has one value per line: its first line is a whole one, or is broken and a later one
+    has a known shape.
+    """
+    first, end, rest = begin.lstrip().partition("\n")
+    if not end and len(begin) == _BEGIN_CHARACTERS:
+        return suffix != _JSON_SUFFIXES[0] and not first.startswith("[")
+    value = _json_of(first)
+    if isinstance(value, list):
+        return bool(rest.strip())
+    if value is not None or first.startswith("["):
+        return value is not None
+    return not _begins_with_objects(begin, whole=True) and (_any_has_shape(begin) or not _begins_with_objects(begin))
+
+
+def _json_of(line: str) -> object:
+    """Return the JSON value of a line, None if it has none."""
     try:
-        return isinstance(json.loads(line), dict)
+        return json.loads(line)
     except (ValueError, RecursionError):
-        return False
+        return None
+
+
+def _has_only_objects(begin: str) -> bool:
+    """Return whether each of the first lines is a JSON object, such as a record of another shape."""
+    lines = [line for line in begin.split("\n")[:_FIRST_LINES] if line.strip()]
+    whole = lines if len(begin) < _BEGIN_CHARACTERS else lines[:-1]
+    return bool(whole) and all(isinstance(_json_of(line), dict) for line in whole)
+
+
+def _any_has_shape(begin: str) -> bool:
+    """Return whether one of the first lines is a record of a known shape."""
+    return any(map(_has_shape, begin.split("\n")[:_FIRST_LINES]))
 
 
 def _has_shape(line: str) -> bool:
     try:
-        record_of(json.loads(line))
-    except (ValueError, RecursionError):
+        record_of(_json_of(line))
+    except ValueError:
         return False
     return True
 
 
-def _begins_with_objects(begin: str, *, shaped: bool = False) -> bool:
-    """Return whether a text begins with a JSON object, in an array or not; `shaped`: one with a known shape."""
+def _begins_with_objects(begin: str, *, shaped: bool = False, whole: bool = False) -> bool:
+    """Return whether a text begins with a JSON object, in an array or not; `shaped`: one with a known shape; `whole`:
+    one that ends within the text.
+    """
     rest = begin.lstrip()
     rest = rest[1:].lstrip() if rest.startswith("[") else rest
     if not rest.startswith("{"):
@@ -194,7 +240,9 @@ def _begins_with_objects(begin: str, *, shaped: bool = False) -> bool:
         if shaped:
             record_of(entry)
     except (ValueError, RecursionError):
-        return not shaped and len(begin) == _BEGIN_CHARACTERS  # it may be longer than the part that was read
+        return (
+            not shaped and not whole and len(begin) == _BEGIN_CHARACTERS
+        )  # it may be longer than the part that was read
     return True
 
 
@@ -224,7 +272,7 @@ def _line(line: str) -> object:
     if not text:
         return ""
     try:
-        return _checked(json.loads(text))
+        return _checked(_DECODER.decode(text))
     except (ValueError, RecursionError) as error:
         return _broken(error, text)
 
@@ -253,7 +301,7 @@ def _objects(stream: IO[str]) -> Iterator[object]:
             return
         try:
             entry, end = _DECODER.raw_decode(text)
-        except RecursionError as error:
+        except (RecursionError, _TwiceError) as error:
             yield _broken(error, text)
             return
         except ValueError as error:
@@ -277,7 +325,17 @@ def _rows(stream: IO[str]) -> Iterator[object]:
     first = stream.readline()
     delimiter = _delimiter(first.strip()) or ","
     names = [name.strip() for name in next(csv.reader([first], delimiter=delimiter))]
-    for cells in csv.reader(stream, delimiter=delimiter):
+    rows = csv.reader(stream, delimiter=delimiter, strict=True)
+    while True:
+        try:
+            cells = next(rows, None)
+        except csv.Error as error:
+            yield ValueError(
+                f"{error}: a quotation mark begins a cell and does not end it, and all after it belongs to it"
+            )
+            continue
+        if cells is None:
+            return
         if not cells:
             continue
         if len(cells) != len(names):

@@ -35,6 +35,16 @@ def test_an_entry_of_each_shape(entry: dict[str, Any], record: Record) -> None:
     assert record_of(entry) == (record, [])
 
 
+def test_functions_are_tools() -> None:
+    called = {"role": "assistant", "content": None, "function_call": {"name": "f", "arguments": "{}"}}
+    result = {"role": "function", "name": "f", "content": "r"}
+    record, unread = record_of({"messages": [USER, called, result, ANSWER], "functions": [{"name": "f"}]})
+    _, call, said, _ = record.messages
+    assert call.more == {"tool_calls": [{"type": "function", "function": called["function_call"]}]} and not call.content
+    assert (said.role, said.more) == ("tool", {"name": "f"}) and not unread
+    assert record.tools == ({"type": "function", "function": {"name": "f"}},)
+
+
 def test_an_instruction_is_a_conversation_and_a_prompt() -> None:
     record, unread = record_of({"instruction": "i", "input": "x", "output": "o", "text": "all", "id": 3})
     assert [m.content for m in record.messages] == ["i\n\nx", "o"] and unread == ["id"]
@@ -62,7 +72,11 @@ def test_an_instruction_is_a_conversation_and_a_prompt() -> None:
             "a part of a message is not text",
         ),
         ({"messages": [USER, {**ANSWER, "tool_calls": "x"}]}, "tool_calls is not a list of objects"),
-        ({"messages": [USER, ANSWER], "tools": "x"}, "tools is not a list"),
+        ({"messages": [USER, ANSWER], "tools": "x"}, "tools or functions is not a list"),
+        ({"messages": [USER, {**ANSWER, "function_call": "x"}]}, "a function_call is not an object"),
+        ({"prompt": "p", "completion": "c", "label": True}, "the label True says whether the completion is good"),
+        ({"prompt": "p", "completion": "c", "label": "false"}, "the label 'false' says whether"),
+        ({"prompt": [USER], "completion": [ANSWER], "label": False}, "the label False says whether"),
         ({"conversations": [{"from": "dog", "value": "u"}]}, "a turn from 'dog'"),
         ({"instruction": "i", "input": 3, "output": "o"}, "the input is not text"),
     ],

@@ -28,7 +28,10 @@ def read(path: Path) -> list[object]:
         ("data", json.dumps([A, B], indent=2), SourceKind.OBJECTS),
         ("a.json", f"{json.dumps(A, indent=2)}\n{json.dumps(B, indent=2)}", SourceKind.OBJECTS),
         ("a.csv", 'text\n"a, and\nmore"\nb\n', SourceKind.TABLE),
+        ("a.json", f"[\n{json.dumps(A)},\n{json.dumps(B)}\n]\n", SourceKind.OBJECTS),
         ("a.jsonl", "{broken\n" + LINES, SourceKind.LINES),
+        ("a", "{broken\n" + LINES, SourceKind.LINES),
+        ("a.jsonl", f'{{"text": {"[" * 70000}\n{LINES}', SourceKind.LINES),
     ],
 )
 @pytest.mark.parametrize("packed", [False, True])
@@ -37,6 +40,37 @@ def test_entries_of_each_kind(name: str, content: str, kind: SourceKind, packed:
     path.write_bytes(gzip.compress(content.encode()) if packed else content.encode())
     assert source_kind(path) is kind
     assert [entry for entry in read(path) if not isinstance(entry, ValueError)] == [A, B]
+
+
+TALK = {"messages": [{"role": "user", "content": "u"}, {"role": "assistant", "content": "a"}]}
+BY_MESSAGE = '{"messages": [\n' + ",\n".join(map(json.dumps, TALK["messages"])) + "\n]\n}"
+
+
+@pytest.mark.parametrize("content", [BY_MESSAGE, f"[{BY_MESSAGE},\n{BY_MESSAGE}]"])
+def test_an_object_on_a_line_of_its_own_within_another_is_no_entry(content: str, tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text(content)
+    found = read(tmp_path / "a.json")
+    assert found and all(entry == TALK for entry in found)
+
+
+def test_objects_of_unknown_shape_are_no_text_whatever_their_file_is_called(tmp_path: Path) -> None:
+    (tmp_path / "a").write_text('{"question": "q", "answer": "a"}\n' * 2)
+    assert source_kind(tmp_path / "a") is SourceKind.LINES
+
+
+@pytest.mark.parametrize("content", ['{"text": "a", "text": "b"}\n', '[{"text": "a", "text": "b"}]'])
+def test_a_key_that_comes_twice_breaks_its_entry(content: str, tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_text(content)
+    (error,) = read(tmp_path / "a.jsonl")
+    assert isinstance(error, ValueError) and "the key 'text' twice in one object" in str(error)
+
+
+def test_a_cell_that_never_ends_is_broken(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text('prompt,completion\na,b\nc,"d\ne,f\n')
+    row, error = read(tmp_path / "a.csv")
+    assert (
+        row == {"prompt": "a", "completion": "b"} and isinstance(error, ValueError) and "does not end it" in str(error)
+    )
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ _BLOCKS = dict.fromkeys(("encoder_layers", "decoder_layers"), 4) | dict.fromkeys
 
 
 def _alike(kinds: tuple[str, ...], settings: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {kind: settings for kind in kinds}
+    return dict.fromkeys(kinds, settings)
 
 
 FAMILIES: dict[str, dict[str, Any]] = {

@@ -6,6 +6,7 @@ whether a batch has padding at all decides in many models which operators run; n
 speech models mask no spans of time, for which they draw from numpy.
 """
 
+import itertools
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -22,14 +23,17 @@ from benchmarks.follow_zoo.compare import AMPLE, Outcome, Verdict, digest_of, fi
 from port_agent.energy.sources.power_models import power_with
 from port_agent.prepare.measurement.dry_run import DryRunError, DryRunWorkers
 from port_agent.prepare.reference import compared_steps, with_expected_results
+from port_agent.training.comparison import processor, tensor_checksum
 from port_planner import make_bundle
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.ir.bundle.manifest import PlanChoice
+from port_planner.exactness.arithmetic import arithmetic
+from port_planner.ir.bundle.manifest import ExpectedResults, PlanChoice
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash
+from port_planner.ir.device_kinds import CPU
 from port_planner.ir.plan import Plan
 from port_planner.job import TrainingJob
 from port_planner.make_bundle import CapturedJob, InfeasibleError
-from port_planner.plain_steps import plain_losses
+from port_planner.plain_steps import dropped_optimizer_state, model_state, plain_losses
 from port_planner.profiling.operators import MeasuredCosts, profile_operators
 from port_planner.steps_ahead import known_steps
 
@@ -168,11 +172,17 @@ def judge_bundle(
 
 
 def _with_results(prepared: CapturedJob, make_job: Callable[[], TrainingJob], steps: int) -> CapturedJob:
-    """Return the prepared job with plain PyTorch's results, from the program's beginning if its steps count."""
-    if prepared.known is None:
-        return with_expected_results(prepared, steps)
-    alone = with_expected_results(replace(prepared, job=_begun(make_job)), steps)
-    return replace(alone, job=prepared.job)
+    """Return the prepared job with plain PyTorch's results of a job that is made anew and shares nothing with it."""
+    checked = with_expected_results(prepared, steps)
+    job = _begun(make_job)
+    data, *further = [[torch.as_tensor(column) for column in one.data] for one in (job, *job.buckets)]
+    losses = tuple(loss.hex() for loss in plain_losses(job, data, steps, buckets=further))
+    state = itertools.chain(dropped_optimizer_state(job), model_state(job))
+    checksums = {key: tensor_checksum(tensor) for key, tensor in state if key in prepared.layouts}
+    settings = arithmetic()
+    return replace(
+        checked, reference=ExpectedResults(losses, settings.threads, processor(CPU), checksums, arithmetic=settings)
+    )
 
 
 def _begun(make_job: Callable[[], TrainingJob]) -> TrainingJob:

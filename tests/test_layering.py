@@ -34,6 +34,7 @@ FLOORS: tuple[tuple[str, ...], ...] = (
     ("port_planner.milp", "port_planner.sparse", "port_planner.tiling"),
     ("port_planner.search", "port_planner.exactness"),
     ("port_planner.mcu",),
+    ("port_planner.kept_parts",),
     ("port_planner.batches", "port_planner.job_device", "port_planner.job_checks", "port_planner.schedules"),
     ("port_planner.plain_steps", "port_planner.repeatable_data", "port_planner.steps_ahead"),
     ("port_planner.make_bundle", "port_planner.job_sources"),

@@ -26,11 +26,11 @@ from port_agent.prepare.reference import compared_steps, with_expected_results
 from port_agent.training.comparison import processor, tensor_checksum
 from port_planner import make_bundle
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.exactness.arithmetic import arithmetic
 from port_planner.ir.bundle.manifest import ExpectedResults, PlanChoice
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.plan import Plan
+from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.job import TrainingJob
 from port_planner.make_bundle import CapturedJob, InfeasibleError
 from port_planner.plain_steps import dropped_optimizer_state, model_state, plain_losses
@@ -172,10 +172,10 @@ def judge_bundle(
 
 
 def _with_results(prepared: CapturedJob, make_job: Callable[[], TrainingJob], steps: int) -> CapturedJob:
-    """Return the prepared job with plain PyTorch's results of a job that is made anew and shares nothing with it."""
+    """Return the prepared job with plain PyTorch's results of a second job, which shares nothing with it."""
     checked = with_expected_results(prepared, steps)
     job = _begun(make_job)
-    data, *further = [[torch.as_tensor(column) for column in one.data] for one in (job, *job.buckets)]
+    data, *further = [[*map(torch.as_tensor, samples)] for samples in (job.data, *(b.data for b in job.buckets))]
     losses = tuple(loss.hex() for loss in plain_losses(job, data, steps, buckets=further))
     state = itertools.chain(dropped_optimizer_state(job), model_state(job))
     checksums = {key: tensor_checksum(tensor) for key, tensor in state if key in prepared.layouts}

@@ -1,11 +1,13 @@
 """Checks of a training job before anything expensive: settings, hooks, and columns of samples."""
 
+import inspect
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from port_planner.base.bounds import MAX_WHOLE
@@ -17,7 +19,7 @@ from port_planner.ir.lowering.optimizer_scalars import is_supported
 from port_planner.ir.operators import OPTIMIZERS
 from port_planner.job import Bucket, JobError, TrainingJob
 from port_planner.torch_compat.loading import is_compiled
-from port_planner.torch_compat.optimizers import all_step_hooks, hooks_before_steps
+from port_planner.torch_compat.optimizers import all_step_hooks, hooks_before_steps, is_scheduled_step
 
 _SHOWN = 3
 """Maximum count of tensors named in a message."""
@@ -121,6 +123,7 @@ def _check_settings(job: TrainingJob) -> None:
     _check_trained(job)
     _check_no_gradients(job)
     _check_hooks(job.optimizer)
+    _check_methods(job.optimizer)
     clip = job.clip_grad_norm
     if clip is not None and (isinstance(clip, bool) or not isinstance(clip, int | float) or not 0 < clip < math.inf):
         raise JobError(f"clip_grad_norm is {clip!r}; it must be a number above 0, or None")
@@ -203,6 +206,28 @@ def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
             f"{place_of_function(hook)} is a hook on the steps of all optimizers, which a bundle does not run: "
             "register what follows a step on the job's optimizer (register_step_post_hook), or train with "
             "`port-agent exec`, which runs the program itself"
+        )
+
+
+def _check_methods(optimizer: torch.optim.Optimizer) -> None:
+    """Raise JobError if the program's own code, which no bundle runs, takes the place of a method of the optimizer."""
+    step: Any = vars(optimizer).get("step")
+    if is_scheduled_step(step):
+        step = inspect.unwrap(step, stop=lambda function: not is_scheduled_step(function))
+        step = None if step is type(optimizer).step else step
+    own_class_zeroes = type(optimizer).zero_grad if type(optimizer).zero_grad is not Optimizer.zero_grad else None
+    for name, method in (("step", step), ("zero_grad", vars(optimizer).get("zero_grad") or own_class_zeroes)):
+        code = getattr(method, "__code__", None)
+        if method is None or (code is not None and not of_the_program(code.co_filename)):
+            continue
+        remedy = (
+            "define step() in a class of its own"
+            if name == "step"
+            else "let the loss or hooks on the parameters do what it does"
+        )
+        raise JobError(
+            f"{place_of_function(method)} stands for {name}() of the optimizer {type(optimizer).__name__}, and a bundle does not run it: "
+            f"{remedy}, or train with `port-agent exec`, which runs the program itself"
         )
 
 

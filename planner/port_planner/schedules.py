@@ -5,26 +5,29 @@ where it is tabulated; what it takes from elsewhere in the program shows where t
 """
 
 import copy
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from typing import Any, Literal, NoReturn
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from port_planner.base.errors import CaptureError, program_line
+from port_planner.base.errors import CaptureError, of_the_program, place_of_function, program_line
 from port_planner.capture.rerecord_check import other_generators_untouched
 from port_planner.ir.lowering.optimizer_scalars import hyperparameters
 from port_planner.ir.plateau import PlateauRule
 from port_planner.ir.spelled_schedule import SpelledSchedule, spelled_numbers
 from port_planner.job import JobError, ScriptError, TrainingJob, own_code
+from port_planner.kept_parts import state_unread
 from port_planner.torch_compat.contentless import has_contents
 from port_planner.torch_compat.modes import OperatorMode, pytree
 from port_planner.torch_compat.optimizers import note_step
 
 Schedule = tuple[tuple[Mapping[str, Any], ...], ...]
 """Hyperparameters that change over the updates, for each update and parameter group."""
+
+_REPEATED = 3
+"""Updates that are tabulated a second time."""
 
 _REMEDY = (
     "a bundle's schedule is a table made before training: let it depend on the count of updates alone, or train with "
@@ -63,6 +66,18 @@ def tabulated(job: TrainingJob, updates: int, further: int) -> Schedule:
     """
     if job.scheduler is None or isinstance(job.scheduler, ReduceLROnPlateau):
         return ()
+    rows = _steps(job, updates, further)
+    again = _steps(job, min(_REPEATED, len(rows)), 0)
+    if rows[: len(again)] != again:
+        raise CaptureError(
+            f"{_place_of(job.scheduler)}: the scheduler gives other numbers when its steps run again, as one that counts its calls would: {_REMEDY}"
+        )
+    changing = [{k for row in rows for k in row[g] if row[g][k] != rows[0][g][k]} for g in range(len(rows[0]))]
+    return tuple(tuple({k: row[g][k] for k in sorted(changing[g])} for g in range(len(rows[0]))) for row in rows)
+
+
+def _steps(job: TrainingJob, updates: int, further: int) -> list[list[dict[str, Any]]]:
+    """Return the groups' hyperparameters before each update, as `tabulated` does."""
     optimizer, scheduler = job.optimizer, job.scheduler
     before = [dict(g) for g in optimizer.param_groups]
     contents = [{k: v.clone() for k, v in g.items() if isinstance(v, torch.Tensor)} for g in before]
@@ -95,8 +110,17 @@ def tabulated(job: TrainingJob, updates: int, further: int) -> Schedule:
             for key, content in held.items():
                 old[key].copy_(content)  # a scheduler writes into a learning rate that is a tensor
         scheduler.load_state_dict(state)
-    changing = [{k for row in rows for k in row[g] if row[g][k] != rows[0][g][k]} for g in range(len(before))]
-    return tuple(tuple({k: row[g][k] for k in sorted(changing[g])} for g in range(len(before))) for row in rows)
+    return rows
+
+
+def _place_of(scheduler: Any) -> str:
+    """Return where the program's own code of a scheduler is: its functions, or its class's."""
+    kind = type(scheduler)
+    for function in (*getattr(scheduler, "lr_lambdas", ()), kind.get_lr, kind.step):
+        code = getattr(function, "__code__", None)
+        if code is not None and of_the_program(code.co_filename):
+            return place_of_function(function)
+    return str(kind.__name__)
 
 
 def step_watched(job: TrainingJob) -> None:
@@ -109,7 +133,7 @@ def step_watched(job: TrainingJob) -> None:
         for group, rate in zip(groups, rule.lowered([float(group["lr"]) for group in groups]), strict=True):
             group["lr"] = rate
         return
-    with _state_unread(job.optimizer), _Watch(job.model):
+    with state_unread(job.optimizer, "the scheduler"), _Watch(job.model):
         job.scheduler.step()
 
 
@@ -137,24 +161,3 @@ class _Watch(OperatorMode):
         if tensor.layout is not torch.strided or not has_contents(tensor):
             return True
         return StorageWeakRef(tensor.untyped_storage()).cdata in self._of_training
-
-
-class _UnreadState(dict[Any, Any]):
-    """Stands for an optimizer's state while its scheduler runs."""
-
-    def _refuse(self, *_: Any, **__: Any) -> NoReturn:
-        raise CaptureError(f"{program_line()}: the scheduler uses the optimizer's state")
-
-    __getitem__ = __setitem__ = __delitem__ = __contains__ = __iter__ = __len__ = __bool__ = _refuse
-    get = setdefault = pop = popitem = keys = values = items = clear = update = _refuse
-
-
-@contextmanager
-def _state_unread(optimizer: torch.optim.Optimizer) -> Iterator[None]:
-    """Raise CaptureError where the block uses the optimizer's state."""
-    state = optimizer.state
-    optimizer.state = _UnreadState()  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        optimizer.state = state

@@ -22,6 +22,7 @@ from port_planner.ir.spelled_schedule import NO_SCHEDULE, SpelledSchedule
 from port_planner.job import TrainingJob
 from port_planner.job_checks import checked_samples
 from port_planner.job_device import kind_of_job, on_device
+from port_planner.kept_parts import KeptParts
 from port_planner.schedules import difference, step_watched
 from port_planner.torch_compat.optimizers import note_step
 
@@ -70,6 +71,7 @@ def known_steps(job: TrainingJob, updates: int, within_s: float, schedule: Spell
             raise CaptureError(
                 f"{number + 1} of {updates} updates could be followed in {within_s:.0f} s; plan it for fewer --epochs"
             )
+    followed.kept.require_contents()
     return followed.known()
 
 
@@ -80,6 +82,7 @@ class _Followed:
         self._job, self._kind = job, kind_of_job(job)
         buckets = checked_samples(job)
         self._columns = [samples.columns for samples in buckets]
+        self.kept = KeptParts(job, self._columns)
         sizes = [samples.size for samples in buckets]
         self._batches = bucket_batches(job.seed, sizes, drop_last=[job.drop_last] * len(sizes))
         self._results = StepResults()
@@ -92,13 +95,15 @@ class _Followed:
         """Run the batches of an update. Raises CaptureError if one differs by more than numbers."""
         job = self._job
         for _, bucket, rows in islice(self._batches, job.accumulate):
-            batch = on_device((column[: len(rows)] for column in self._columns[bucket]), self._kind)
-            self._add(
-                (bucket, len(rows)), record_without_contents(job.model, job.loss_of(bucket), batch, self._results)
-            )
+            batch = on_device((column[: len(rows)].clone() for column in self._columns[bucket]), self._kind)
+            with self.kept.kept():
+                tape = record_without_contents(job.model, job.loss_of(bucket), batch, self._results)
+            self._add((bucket, len(rows)), tape)
             job.model.zero_grad(set_to_none=True)
             self._results.forget_expired()
-        hooks = digest(record_hooks_without_contents(job.model, job.optimizer, self._results), frozenset())
+        with self.kept.kept():
+            tape = record_hooks_without_contents(job.model, job.optimizer, self._results)
+        hooks = digest(tape, frozenset())
         if self._hooks not in (None, hooks):
             raise CaptureError("the hooks after the optimizer's step do something else than in the first update")
         self._hooks = hooks

@@ -1,5 +1,6 @@
 """What a job may not ask for, by name and with the remedy, and what its samples may be."""
 
+import types
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,33 @@ def test_a_hook_before_steps_or_on_all_optimizers_is_refused_whatever_it_does_at
             prepare(hooked)
     finally:
         handle.remove()
+
+
+class _Adding(torch.optim.SGD):
+    def zero_grad(self, set_to_none: bool = True) -> None: ...
+
+
+@pytest.mark.parametrize(("method", "scheduled"), [("step", False), ("step", True), ("zero_grad", False)])
+def test_a_method_of_the_optimizer_that_is_the_programs_own_is_named(method: str, scheduled: bool) -> None:
+    patched = job()
+    own = getattr(patched.optimizer, method)
+    setattr(patched.optimizer, method, types.MethodType(lambda self, *rest: own(*rest), patched.optimizer))
+    if scheduled:
+        torch.optim.lr_scheduler.StepLR(patched.optimizer, 1)
+    with pytest.raises(
+        JobError, match=rf"test_job_checks\.py:\d+ stands for {method}\(\) of the optimizer .*port-agent exec"
+    ):
+        prepare(patched)
+    overridden = job()
+    overridden.optimizer = _Adding(overridden.model.parameters(), 0.1)
+    with pytest.raises(JobError, match=r"test_job_checks\.py:\d+ stands for zero_grad\(\) of the optimizer _Adding"):
+        prepare(overridden)
+
+
+def test_a_schedulers_mark_on_the_step_is_no_method_of_the_program() -> None:
+    scheduled = job()
+    scheduled.scheduler = torch.optim.lr_scheduler.StepLR(scheduled.optimizer, 1)
+    prepare(scheduled)
 
 
 def test_libraries_may_watch_the_steps_of_all_optimizers() -> None:

@@ -85,6 +85,15 @@ def test_gradients_are_no_part_of_a_schedule() -> None:
         step_watched(job)
 
 
+def test_a_schedule_that_counts_its_own_calls_is_named() -> None:
+    job, calls = made(lambda *_: 1.0), iter(range(100))
+    job.scheduler = LambdaLR(job.optimizer, lambda _: 0.9 ** next(calls))
+    with pytest.raises(
+        CaptureError, match=r"test_schedules\.py:\d+: the scheduler gives other numbers .*port-agent exec"
+    ):
+        tabulated(job, 8, 0)
+
+
 def test_what_the_programs_steps_do_to_a_schedule_is_told() -> None:
     """As a scheduler that follows a count of the loss function."""
     steps: list[int] = []

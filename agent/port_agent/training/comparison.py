@@ -11,10 +11,10 @@ import xxhash
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.processor import core_names, cpuinfo
 from port_planner.base.tensor_bytes import chunks_of_tensor
-from port_planner.exactness.arithmetic import arithmetic
 from port_planner.ir.arithmetic import differences
 from port_planner.ir.bundle.manifest import ExpectedResults
 from port_planner.ir.device_kinds import CPU
+from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.ir.torch_device import device_name, generator_states
 
 _SAYS_LITTLE = ("DEFAULT", "NO AVX")

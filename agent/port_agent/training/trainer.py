@@ -38,7 +38,7 @@ from port_agent.worker.protocol import StateRecovered, StepDone
 from port_agent.worker.thread_limit import check_thread_limit
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.process_memory import peak_resident_bytes, resident_bytes
-from port_planner.exactness.arithmetic import UnavailableArithmeticError, arithmetic, set_arithmetic
+from port_planner.exactness.arithmetic import UnavailableArithmeticError, set_arithmetic
 from port_planner.exactness.half_products import say_once
 from port_planner.ir.arithmetic import Arithmetic
 from port_planner.ir.bundle.bundle import Bundle
@@ -59,6 +59,7 @@ from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Phase, Role, storage_key
 from port_planner.ir.lowering.optimizer_scalars import OptimizerSpec, StepScalars
 from port_planner.ir.program import Program
+from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.ir.torch_device import generator_states, repeat_kernels, restore_generators
 from port_planner.ir.torch_operators import dtype
 

@@ -30,20 +30,25 @@ _READS: tuple[tuple[Any, str], ...] = (
 A tensor's text is not watched: printing decides nothing.
 """
 
+_REPLACED: tuple[tuple[Any, str], ...] = ((PackedSequence, "__new__"), (torch.Tensor, "data"))
+
 
 @contextmanager
-def watch_reads(on_read: Callable[[torch.Tensor, str], None]) -> Iterator[None]:
+def watch_reads(
+    on_read: Callable[[torch.Tensor, str], None], on_exchange: Callable[[torch.Tensor], None] = lambda tensor: None
+) -> Iterator[None]:
     """Call `on_read(tensor, method)` before each such method runs in the block; of a storage, with its bytes as a tensor.
 
-    What it raises is raised where the program reads.
+    What it raises is raised where the program reads. `on_exchange`: called before a tensor's `data` is assigned.
     """
-    before = [(owner, name, vars(owner).get(name)) for owner, name in (*_READS, (PackedSequence, "__new__"))]
+    before = [(owner, name, vars(owner).get(name)) for owner, name in (*_READS, *_REPLACED)]
     kernels = torch.library.Library("aten", "IMPL")
     try:
         kernels.impl("one_hot", _one_hot, "AutogradCPU")
         PackedSequence.__new__ = staticmethod(_watching_sizes(PackedSequence.__new__, on_read))  # type: ignore[method-assign]
         for owner, name in _READS:
             setattr(owner, name, _watching(getattr(owner, name), name, on_read))
+        torch.Tensor.data = _watching_data(on_exchange)  # type: ignore[assignment]
         yield
     finally:
         remove_kernels(kernels)
@@ -63,6 +68,17 @@ def _watching(
         return method(read, *args, **kwargs)
 
     return telling
+
+
+def _watching_data(on_exchange: Callable[[torch.Tensor], None]) -> property:
+    """Return the attribute `data` of tensors that tells of assignments."""
+    own: Any = torch.Tensor.data
+
+    def assign(tensor: torch.Tensor, value: torch.Tensor) -> None:
+        on_exchange(tensor)
+        own.__set__(tensor, value)
+
+    return property(own.__get__, assign, own.__delete__)
 
 
 def _watching_sizes(make: Callable[..., Any], on_read: Callable[[torch.Tensor, str], None]) -> Callable[..., Any]:

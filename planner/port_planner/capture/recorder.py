@@ -7,7 +7,7 @@ meta tensors that carry shapes and strides but no memory.
 """
 
 import hashlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -18,11 +18,13 @@ from torch.overrides import enable_reentrant_dispatch
 
 from port_planner.base.errors import CaptureError, StatefulStepError, program_line
 from port_planner.capture.cross_step_state import StepResults
+from port_planner.ir.arithmetic import Arithmetic, differences
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import Argument, Named, Phase, Ref, Role, Value, operands
 from port_planner.ir.lowering.optimizer_scalars import SETTLED_STEP
 from port_planner.ir.operators import ADD_SCALED, GUARD, OPTIMIZERS, only_checks
 from port_planner.ir.run_op import flatten
+from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.ir.torch_device import generator_states, kind_of
 from port_planner.ir.torch_operators import COMPLEX, of_all_labels
 from port_planner.operators import operator_of
@@ -149,6 +151,11 @@ class StepRecorder(TorchDispatchMode):
         self._parameters: dict[int, list[torch.Tensor]] = {}
         self.before_writes: list[tuple[torch.Tensor, torch.Tensor]] = []
         """Parameters that the forward and backward pass write to, with copies of their earlier contents."""
+        self.settings = arithmetic()
+        self._other_settings: tuple[str, Arithmetic] | None = None
+        """Line and settings of the first operator that ran with others."""
+        self._exchanged: list[tuple[torch.Tensor, str]] = []
+        """Tensors whose `data` the program assigned, and where."""
 
     # -- tensors and their places
 
@@ -210,6 +217,29 @@ class StepRecorder(TorchDispatchMode):
                 f"{_CROSS_STEP_REMEDY}. To show a value, return it with the loss: loss_fn may return (loss, "
                 "aux)"
             )
+
+    def exchanged(self, tensor: torch.Tensor) -> None:
+        """Note that the program is about to assign `tensor.data`."""
+        self._exchanged.append((tensor, program_line()))
+
+    def require_kept(self, names: Mapping[torch.Tensor, str]) -> None:
+        """Raise CaptureError if the step gave one of these tensors other memory, or computed with settings that it set back."""
+        for tensor, line in self._exchanged:
+            if tensor in names and not self._is_at(tensor, names[tensor]):
+                raise CaptureError(
+                    f"{line}: the step assigns {names[tensor]}.data, which a bundle would not keep: change the tensor in place "
+                    f"(copy_, add_), or train with `port-agent exec`"
+                )
+        if self._other_settings is not None and arithmetic() == self.settings:
+            line, other = self._other_settings
+            raise CaptureError(
+                f"{line}: a part of the step computes with other settings of torch ({'; '.join(differences(other, self.settings))}), "
+                "and a bundle has one for all operators: set it before the job is returned, or train with `port-agent exec`"
+            )
+
+    def _is_at(self, tensor: torch.Tensor, name: str) -> bool:
+        place = self._places.get(storage_identity(tensor.untyped_storage()))
+        return place is not None and self.tape.storages[place.storage].name == name
 
     def leave_results(self) -> None:
         """Register what the step created, for the steps recorded after it."""
@@ -351,7 +381,12 @@ class StepRecorder(TorchDispatchMode):
         return result
 
     def _as_kernels_read(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the arguments with tensors in place of those that are only marked, or without contents if the step has none."""
+        """Return the arguments with tensors in place of those that are only marked, or without contents if the step has none.
+
+        Settings that differ from those at the start are noted, too.
+        """
+        if self._other_settings is None and self.without_contents is None and (now := arithmetic()) != self.settings:
+            self._other_settings = program_line(), now
         args, kwargs = pytree.tree_map_only(torch.Tensor, self._physical, (args, kwargs))
         if self.without_contents is not None and func is not torch.ops.aten.lift_fresh.default:
             args, kwargs = pytree.tree_map_only(torch.Tensor, self._emptied, (args, kwargs))

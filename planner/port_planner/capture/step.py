@@ -431,7 +431,7 @@ class _Session:
         """Record what the program does in the block."""
         recorder = self.recorder
         watched = contextlib.nullcontext() if self._is_known else self.code.watched()
-        with recorder, watch_reads(recorder.read), watched, plain_formulas() as others:
+        with recorder, watch_reads(recorder.read, recorder.exchanged), watched, plain_formulas() as others:
             yield
         names = {NODES_THAT_ASK_FOR_MODES[node] for node in others}
         lines = (f"{op.name}{' at ' * bool(op.line)}{op.line}" for op in recorder.tape.ops if op.name in names)
@@ -440,6 +440,7 @@ class _Session:
     def end(self) -> set[str]:
         """Record what the step leaves, and return the names of buffers that it replaced by other tensors."""
         kept = self._keep_rebound()
+        self.recorder.require_kept(self.names)
         if not self._is_known:
             placed = self.code.changed()
             others = changed(self.before, python_state(self.model, self.loss_fn))

@@ -1,34 +1,19 @@
-"""Torch's arithmetic settings: read, changed for a block, and restored to those of another process."""
+"""Torch's arithmetic settings: changed for a block, and restored to those of another process."""
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
 
 import torch
 
 from port_planner.base.errors import ExitCode, PortError
-from port_planner.ir.arithmetic import PRODUCTS, Arithmetic, differences
-
-_ONEDNN: Any = torch.backends.mkldnn
-_KINDS = tuple(getattr(_ONEDNN, kind) for kind in PRODUCTS)
-_DENORMAL = 5e-324
+from port_planner.ir.arithmetic import Arithmetic, differences
+from port_planner.ir.torch_arithmetic import ONEDNN, PRODUCT_SETTINGS, arithmetic
 
 
 class UnavailableArithmeticError(PortError):
     """Earlier steps were computed with settings that this build of torch or this processor does not have."""
 
     exit_code = ExitCode.IMPOSSIBLE
-
-
-def arithmetic() -> Arithmetic:
-    """Return the settings of this thread now."""
-    return Arithmetic(
-        torch.get_num_threads(),
-        _ONEDNN.enabled and _ONEDNN.is_available(),
-        tuple(kind.fp32_precision for kind in _KINDS),
-        torch.get_deterministic_debug_mode(),
-        _DENORMAL * 1.0 == 0.0,  # the register that decides this for torch's kernels decides it for Python's floats
-    )
 
 
 def set_arithmetic(then: Arithmetic) -> None:
@@ -65,8 +50,8 @@ def _change(before: Arithmetic, after: Arithmetic) -> None:
     if before.threads != after.threads:
         torch.set_num_threads(after.threads)
     if before.onednn != after.onednn:
-        _ONEDNN.set_flags(after.onednn, _fp32_precision=None)  # what `disable_global_flags` does not forbid
-    for kind, old, new in zip(_KINDS, before.precisions, after.precisions, strict=True):
+        ONEDNN.set_flags(after.onednn, _fp32_precision=None)  # what `disable_global_flags` does not forbid
+    for kind, old, new in zip(PRODUCT_SETTINGS, before.precisions, after.precisions, strict=True):
         if old != new:
             kind.fp32_precision = new
     if before.deterministic != after.deterministic:

@@ -8,8 +8,9 @@ import torch
 
 from port_agent.training import comparison
 from port_agent.training.comparison import MismatchError, compare_step, processor, tensor_checksum
-from port_planner.exactness.arithmetic import arithmetic, unchanged_arithmetic
+from port_planner.exactness.arithmetic import unchanged_arithmetic
 from port_planner.ir.bundle.manifest import ExpectedResults
+from port_planner.ir.torch_arithmetic import arithmetic
 
 WEIGHT = torch.arange(6.0).reshape(2, 3)
 REFERENCE = ExpectedResults(((0.5).hex(), float("nan").hex()), 1, processor(), {"parameter/w": tensor_checksum(WEIGHT)})

@@ -20,12 +20,13 @@ from port_agent.training.trainer import PastEndError, StepEvent, Trainer, step_m
 from port_agent.worker.control import LeftOnRequest
 from port_agent.worker.protocol import StateRecovered
 from port_planner.base.errors import PortError
-from port_planner.exactness.arithmetic import arithmetic, unchanged_arithmetic
+from port_planner.exactness.arithmetic import unchanged_arithmetic
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import NUMBERS_FORMAT, PLATEAU_FORMAT, BundleError
 from port_planner.ir.costs import Flash
 from port_planner.ir.graph import StepGraph
 from port_planner.ir.plan import Plan
+from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.job import TrainingJob
 from port_planner.plain_steps import plain_losses
 from port_planner.steps_ahead import known_steps

@@ -94,6 +94,23 @@ class Growing(Remembering):
         return result
 
 
+class Exchanging(Growing):
+    """Gives a buffer other memory."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.average.data = self.average + x.detach().mean()
+        result: torch.Tensor = self.linear(x)
+        return result
+
+
+def without_onednn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    before = torch.backends.mkldnn.set_flags(False, _fp32_precision=None)
+    try:
+        return entropy(model, x, y)
+    finally:
+        torch.backends.mkldnn.set_flags(before[0], _fp32_precision=None)
+
+
 CHANGING: dict[str, tuple[Callable[[], nn.Module], Loss, str]] = {
     "numpy noise": (net, numpy_noise, r"test_rerecord_check.py:\d+: aten::add.Tensor works on different contents"),
     "numpy's generator": (net, lambda m, x, y: entropy(m, x, y) * np.random.rand(), r"draws .* from `numpy.random`"),
@@ -112,6 +129,8 @@ CHANGING: dict[str, tuple[Callable[[], nn.Module], Loss, str]] = {
     "some rows": (net, lambda m, x, y: entropy(m, x[x[:, 0] > X[ROWS, 0]], y[x[:, 0] > X[ROWS, 0]]), "instead of"),
     "numpy decides": (net, positive_rows, r"reads \d+ numbers of a tensor"),
     "attribute": (Remembering, entropy, "that an earlier step created"),
+    "memory of a buffer": (Exchanging, entropy, r"test_rerecord_check.py:\d+: the step assigns average.data"),
+    "settings for a part": (net, without_onednn, r"test_rerecord_check.py:\d+: .*other settings of torch \(onednn off instead of on\)"),
     "buffer replaced": (Growing, entropy, "replaces average of the model by other tensors"),
 }  # fmt: skip
 

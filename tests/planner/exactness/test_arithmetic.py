@@ -8,11 +8,11 @@ import torch
 
 from port_planner.exactness.arithmetic import (
     UnavailableArithmeticError,
-    arithmetic,
     computing_as,
     set_arithmetic,
     unchanged_arithmetic,
 )
+from port_planner.ir.torch_arithmetic import arithmetic
 
 ONEDNN: Any = torch.backends.mkldnn
 PRODUCTS: Any = ONEDNN.matmul

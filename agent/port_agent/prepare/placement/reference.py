@@ -10,12 +10,13 @@ from port_agent.prepare.placement.eager import EagerStep, eager_contents
 from port_agent.prepare.repeatable import UnrepeatableError
 from port_agent.training.comparison import MismatchError, processor, tensor_checksum
 from port_planner.capture.step import Fill
-from port_planner.exactness.arithmetic import arithmetic, unchanged_arithmetic
+from port_planner.exactness.arithmetic import unchanged_arithmetic
 from port_planner.ir.bundle.data_order import bucket_batches
 from port_planner.ir.bundle.manifest import BucketSize, ExpectedResults, batch_kind, graph_name
 from port_planner.ir.graph import StepGraph, Value
 from port_planner.ir.lowering.optimizer_scalars import StepScalars
 from port_planner.ir.run_op import view
+from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.ir.torch_device import generator_states, restore_generators
 from port_planner.ir.torch_operators import dtype
 from port_planner.job_device import kind_of_job

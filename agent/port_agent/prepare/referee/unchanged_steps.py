@@ -22,6 +22,7 @@ from port_planner.ir.bundle.manifest import BucketSize
 from port_planner.ir.spelled_schedule import NO_SCHEDULE, SpelledSchedule
 from port_planner.job import TrainingJob
 from port_planner.job_device import kind_of_job, on_device
+from port_planner.kept_parts import KeptParts
 from port_planner.plain_steps import model_state, plain_pass
 from port_planner.schedules import difference, step_watched
 from port_planner.torch_compat.contentless import has_contents, without_contents
@@ -56,23 +57,23 @@ def unchanged_updates(
         BucketSize(c[0].shape[0], size)
         for c, size in zip(columns, (job.batch_size, *(b.batch_size for b in job.buckets)), strict=True)
     ]
-    start, began = first * job.accumulate, time.process_time()
+    start, began, parts = first * job.accumulate, time.process_time(), KeptParts(job, columns)
     batches = bucket_batches(job.seed, sizes, drop_last=[job.drop_last] * len(sizes), start=start)
     known: dict[tuple[int, int], list[Call]] = {}
     known_hooks: list[list[Call]] = []
     updates = 0
     note_step(job.optimizer)  # its schedule warns because it never made a real update
     for number, (_, bucket, rows) in zip(range(start, last * job.accumulate), batches, strict=False):
-        batch = on_device((c[: len(rows)] for c in columns[bucket]), kind_of_job(job))
+        batch = on_device((c[: len(rows)].clone() for c in columns[bucket]), kind_of_job(job))
         ends_update = (number + 1) % job.accumulate == 0
         try:
             calls = _Calls(job, batch, known.get((bucket, len(rows))))
-            with without_contents(), calls:
+            with parts.kept(), without_contents(), calls:
                 plain_pass(job, batch, number, bucket)
             known[bucket, len(rows)] = calls.finished()
             if ends_update:
                 calls = _Calls(job, (), known_hooks[0] if known_hooks else None)
-                with without_contents(), calls:
+                with parts.kept(), without_contents(), calls:
                     for hook in hooks_after_steps(job.optimizer):
                         hook(job.optimizer, (), {})
                 known_hooks[:] = [calls.finished()]
@@ -89,6 +90,10 @@ def unchanged_updates(
                 raise ChangedStepError(f"update {first + updates + 1}: {other}")
             if time.process_time() - began > within_s:
                 break
+    try:
+        parts.require_contents()
+    except CaptureError as error:
+        raise ChangedStepError(f"in one of updates {first + 1} to {first + updates}: {error}") from None
     return updates
 
 

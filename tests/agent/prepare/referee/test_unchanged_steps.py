@@ -72,6 +72,27 @@ def test_a_hook_after_steps_that_becomes_another_is_named_with_its_line_and_upda
         unchanged_updates(job, [job.data], 0, 2 * _LATE, 600.0)
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_rate_or_data_that_a_later_step_changes_is_named(in_place: bool) -> None:
+    job, steps = make_job(), io.StringIO()
+    array, plain = job.data[0].numpy(), job.loss_fn
+
+    def loss(model: nn.Module, *batch: torch.Tensor) -> Any:
+        steps.write("x")
+        if steps.tell() == _LATE and in_place:
+            array[:] *= 0.5
+        elif steps.tell() == _LATE:
+            job.optimizer.param_groups[0]["lr"] *= 0.5
+        return plain(model, *batch)
+
+    job.loss_fn = loss
+    named = (
+        "writes to the data by other means" if in_place else rf"update {_LATE}: the step changes the optimizer's groups"
+    )
+    with pytest.raises(ChangedStepError, match=named):
+        unchanged_updates(job, [job.data], 0, 2 * _LATE, 600.0)
+
+
 def test_a_loss_that_asks_for_contents_is_not_looked_at() -> None:
     job = _job(lambda loss, _: loss if loss.item() < 1e9 else loss * 2)
     assert unchanged_updates(job, [job.data], 0, 4, 600.0) == 0

@@ -8,8 +8,8 @@ import torch
 from torch import nn
 
 from port_planner.base.errors import CaptureError
+from port_planner.job import TrainingJob
 from port_planner.steps_ahead import known_steps
-from tests.planner.test_steps_ahead import Program
 
 _LATE = 3
 
@@ -20,7 +20,7 @@ OUTSIDE: dict[str, tuple[Callable[[Any], Any], str]] = {
     "rate": (lambda job: job.optimizer.param_groups[0].update(lr=0.5), "the optimizer's groups, such as a learning rate"),
     "group": (lambda job: job.optimizer.add_param_group({"params": [nn.Parameter(torch.ones(1))]}), "the optimizer's groups"),
     "seed": (lambda job: torch.manual_seed(5), r"torch's random generator \(torch.manual_seed\)"),
-    "state": (lambda job: job.optimizer.state.clear(), r"test_steps_ahead\.py:\d+: the step uses the optimizer's state"),
+    "state": (lambda job: job.optimizer.state.clear(), r"test_kept_parts\.py:\d+: the step uses the optimizer's state"),
     "new state": (lambda job: setattr(job.optimizer, "state", {}), "the step replaces the optimizer's state"),
     "memory": (lambda job: setattr(job.model[0].weight, "data", _FIRST), r"assigns 0\.weight\.data|which parameters the model has"),
     "buffer": (lambda job: setattr(job.model[1], "running_var", _RUNNING), "which buffers the model has|does not belong to the model"),
@@ -29,16 +29,23 @@ OUTSIDE: dict[str, tuple[Callable[[Any], Any], str]] = {
 }  # fmt: skip
 
 
+def _job() -> TrainingJob:
+    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4))
+    data = [torch.randn(8, 6), torch.randint(0, 4, (8,))]
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return TrainingJob(model, lambda m, x, y: nn.functional.cross_entropy(m(x), y), optimizer, data, 4)
+
+
 @pytest.mark.parametrize("what", OUTSIDE)
 @pytest.mark.parametrize("in_hook", [False, True])
 def test_what_reaches_training_past_the_operators_is_refused(what: str, in_hook: bool) -> None:
     change, reason = OUTSIDE[what]
-    program = Program(lambda loss, calls, kept: loss)
-    job = program.job()
+    job, calls = _job(), [0]
     _ARRAYS[:] = [dict(job.model.named_parameters())["0.weight"].detach().numpy(), job.data[0].numpy()]
 
     def late(*_: Any) -> None:
-        if program.calls == _LATE:
+        calls[0] += 1
+        if calls[0] == _LATE:
             change(job)
 
     (job.optimizer.register_step_post_hook if in_hook else job.model.register_forward_pre_hook)(late)

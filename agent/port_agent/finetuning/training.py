@@ -153,6 +153,8 @@ def _finetune(
                 "compare with that, merge it into the model first (port-agent merge), and train a new adapter of the result"
             )
     run = _Finetuning(options, found, base, model, budget, steering, given, note)
+    if given is None and (text := _uneven(options, len(split.train))):
+        note(text)
     try:
         with run.budget.held():
             return _run(run, tokenizer, report, note)
@@ -217,6 +219,20 @@ def _run(
 def count_updates(options: FinetuneOptions, sequences: int) -> int:
     """Return the number of updates for `sequences` sequences to train on."""
     return options.updates or max(1, options.epochs * sequences // (options.batch * options.accumulate))
+
+
+def _uneven(options: FinetuneOptions, sequences: int) -> str:
+    """Return a note if whole updates do not take each sequence once per epoch; "" if they do, or their number is given."""
+    together, asked = options.batch * options.accumulate, options.epochs * sequences
+    taken = count_updates(options, sequences) * together
+    if options.updates is not None or taken == asked:
+        return ""
+    if taken > asked:
+        return f"an update takes {together} sequences and there are {asked:,}, so some are learned more than once; lower --batch or --accumulate"
+    return (
+        f"{asked - taken} of {asked:,} sequences are not learned, because they do not fill an update of {together}; give "
+        "--updates, or another --batch or --accumulate"
+    )
 
 
 def _loss_of(model: Any, options: FinetuneOptions, task: Task) -> LearnedLoss | LabelLoss | PreferenceLoss:

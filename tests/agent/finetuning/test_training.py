@@ -490,6 +490,27 @@ def test_updates_are_counted_from_the_data_or_as_asked(asked: FinetuneOptions, t
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    ("accumulate", "said"),
+    [
+        (4, "1 of 5 sequences are not learned, because they do not fill an update of 4"),
+        (7, "some are learned more than once"),
+        (5, None),
+    ],
+)
+def test_sequences_that_do_not_fill_an_update_are_told(
+    accumulate: int, said: str | None, asked: FinetuneOptions, tmp_path: Path
+) -> None:
+    data = tmp_path / "data.jsonl"
+    data.write_text((json.dumps({"prompt": "to be", "completion": " or not"}) + "\n") * 5)
+    options = replace(
+        asked, data=(str(data),), out=str(tmp_path / "out"), held_out=0.0, epochs=1, accumulate=accumulate
+    )
+    found = [text for text in run(options)[1] if "learned" in text and "update" in text]
+    assert found == [] if said is None else said in found[0]
+
+
+@pytest.mark.slow
 def test_numbers_of_rows_that_are_compared_before_are_those_that_come(
     asked: FinetuneOptions, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

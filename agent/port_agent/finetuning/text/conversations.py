@@ -104,8 +104,11 @@ class ConversationWriter:
             except UnwrittenError as error:
                 refusals.append(error)
                 continue
+            if form is _in_parts and _writes_parts(answers[-1].whole, record):
+                break
             self._count_ignored(turns, record.tools)
-            self._count_unread(record.messages, answers[-1])
+            last = max(place for place, message in enumerate(record.messages) if message.is_learned)
+            self._count_unread(record.messages[:last], answers[-1])
             return answers
         raise refusals[0]
 
@@ -157,7 +160,7 @@ class ConversationWriter:
         self.ignored["tools"] += bool(tools) and self._same(whole, turns, ())
 
     def _count_unread(self, messages: Sequence[Message], last: _Answer) -> None:
-        """Count by role the messages before the last answer that the template leaves out; tool results may be written
+        """Count by role the messages, those before the last answer, that the template leaves out; tool results may be written
         in another form.
         """
         asked = [one for one in messages if one.role not in ("assistant", "tool")]
@@ -232,6 +235,12 @@ def _without_content(change: Callable[[Message], _Turn]) -> Callable[[Message], 
 def _in_parts(message: Message) -> _Turn:
     """The content as a list of parts, as vision models expect."""
     return {**_plain(message), "content": [{"type": "text", "text": message.content}]}
+
+
+def _writes_parts(whole: str, record: Record) -> bool:
+    """Return whether a text has the parts of a message as Python or JSON shows them: the template takes only text."""
+    said = f"{[message.content for message in record.messages]}{record.tools}"
+    return any(whole.count(mark) > said.count(mark) for mark in ("'type': 'text'", '"type": "text"'))
 
 
 _FORMS = (_plain, _as_stored, _without_content(_plain), _without_content(_as_stored), _in_parts)

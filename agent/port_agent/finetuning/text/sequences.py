@@ -125,7 +125,7 @@ class SequenceMaker:
         self.first_unwritten = ""
         self._shortened = self._unread_tokens = 0
         self._cut = self._cut_tokens = self._dropped = self._most_tokens = self._spanned = self._apart = 0
-        self._empty = 0
+        self._empty = self._endless = 0
         self._first_spanned = self._first_empty = ""
 
     def sequences(self, records: Collection[Record]) -> Iterator[TokenSequence]:
@@ -186,6 +186,10 @@ class SequenceMaker:
                 f"{self._empty:,} records are left out because they have no token to learn (the first: {self._first_empty})",
             ),
             (
+                self._endless,
+                f"the tokenizer has no end token, so none is learned after {self._endless:,} texts and completions",
+            ),
+            (
                 self._spanned,
                 f"{self._spanned:,} answers begin within a token that also holds the end of the prompt and is "
                 f"learned (the first: {self._first_spanned}); move the space between them to the completion",
@@ -240,6 +244,7 @@ class SequenceMaker:
         """Yield full sequences of the texts one after another, then the rest."""
         tokens, longest, begins = array(TOKEN), self._packed_tokens, list[int]()
         for text in texts:
+            self._endless += not self._encoder.end
             begins.append(len(tokens))
             for part in self._encoder.document(parts_of(text)):
                 tokens.extend(part)
@@ -316,6 +321,7 @@ class SequenceMaker:
         if all(label == IGNORED for label in labels[1:]):
             return None
         self._apart += 1
+        self._endless += text.begun and text.ended and not self._encoder.end
         if found.spanned:
             self._spanned += found.spanned
             self._first_spanned = self._first_spanned or place

@@ -115,6 +115,23 @@ def test_content_in_parts_is_written_as_the_template_has_it(tokenizer: Any, monk
     assert written(tokenizer, record) == plain
 
 
+@pytest.mark.parametrize("shown", ["m['content'][:3]", "m['content'] | replace('  ', ' ')", "m['content'] | upper"])
+def test_a_template_that_changes_an_answer_is_not_given_it_in_parts(
+    shown: str, tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokenizer, "chat_template", TEMPLATE.replace("m['content']", shown))
+    record = Record(messages=(Message("user", "to be"), Message("assistant", "or  not")))
+    with pytest.raises(UnwrittenError, match="leaves out part of an answer: 'or  not'"):
+        written(tokenizer, record)
+
+
+def test_messages_after_the_last_learned_answer_are_not_called_unwritten(tokenizer: Any) -> None:
+    writer = ConversationWriter(tokenizer, DAY)
+    unlearned = Message("assistant", "the question", learned=False)
+    writer.texts(Record(messages=(*TALK[:3], unlearned)))
+    assert not +writer.ignored
+
+
 def test_what_has_no_weight_is_not_learned(tokenizer: Any) -> None:
     turns = [{"role": m.role, "content": m.content, "weight": int(m.content != "not to be")} for m in TALK]
     record, _ = record_of({"messages": turns})

@@ -1,5 +1,6 @@
 """Text packed without loss, completions learned alone, conversations in the tokenizer's own words."""
 
+import copy
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -38,6 +39,14 @@ def test_texts_are_packed_to_full_sequences(tokenizer: Any) -> None:
     whole = [t for text in texts for t in (*tokenizer(text)["input_ids"], tokenizer.eos_token_id)]
     assert sorted(list(s.tokens) for s in found) == sorted(whole[i : i + 16] for i in range(0, len(whole), 16))
     assert all(s.tokens == s.labels for s in found)
+
+
+def test_a_tokenizer_without_an_end_is_told(tokenizer: Any) -> None:
+    endless = copy.deepcopy(tokenizer)
+    endless.eos_token = None
+    records = [Record(text=TEXT), Record(prompt="to", completion=" be")]
+    notes = split_sequences(records, endless, options(), CAUSAL).notes
+    assert "the tokenizer has no end token, so none is learned after 2 texts and completions" in notes
 
 
 def test_an_encoder_reads_the_prompt_and_the_decoder_learns_the_completion(tokenizer: Any) -> None:

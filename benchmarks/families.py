@@ -156,7 +156,7 @@ def _measured(family: str, folder: Path, budget_mib: int) -> Row:
     same = [event["loss"] for event in updates] == [event["loss"] for event in ours]
     return dataclasses.replace(
         row,
-        peak_mib=report["peak_resident_bytes"] >> 20,
+        peak_mib=-(-report["peak_resident_bytes"] // 2**20),
         moved_mib=sum(report[f"{what}_bytes"] for what in ("read", "written", "mapped")) / 2**20,
         seconds=_median(ours),
         equal=same and files[0] == files[1],

@@ -1,6 +1,8 @@
 """A round whose leader only sees sums: the sizes of changes first, then their masked sum by Flower's SecAgg+."""
 
+import importlib
 import math
+import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -21,7 +23,8 @@ from flwr.serverapp import Grid
 
 from port_agent.federate.grid import PeerGrid
 from port_agent.federate.masked_replies import check_stage_reply
-from port_agent.federate.masking import MIN_EXPONENT, SUMMED_MODULUS, SUMMED_RANGE, SUMMED_STEPS, safe_threshold
+from port_agent.federate.masking import MIN_EXPONENT, SUMMED_RANGE, SUMMED_STEPS, safe_threshold
+from port_agent.federate.masks import SUMMED_MODULUS, draw_masks_here
 from port_agent.federate.orders import (
     ARRAYS,
     CONFIG,
@@ -50,6 +53,9 @@ _MAX_EXPONENT, _MAX_EXPONENTS = 129, {"float64": 1023}
 """Largest exponent of a change between two numbers of a type: twice the largest number."""
 _SUM_ROUNDING = 1.001
 """An average of shares in a range may be outside by the steps of the sum."""
+_FAR_OUT = 8.0
+"""A largest change of so many times the median is named as the cause of steps that are too coarse."""
+draw_masks_here(importlib.import_module("flwr.server.workflow.secure_aggregation.secaggplus_workflow"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +67,8 @@ class _Sizes:
     losses: tuple[float, ...]
     exponents: tuple[int, ...]
     """Exponent of the largest change of any device, by tensor."""
+    cause: str
+    """Why the steps of a sum with these ranges would be too coarse."""
 
 
 class _Masking(SecAggPlusWorkflow):
@@ -114,7 +122,16 @@ class MaskedAverage:
         samples = {node: count for node, count in counts.items() if node not in wrong}
         exponents = zip(*(_exponents(metrics[node][EXPONENTS]) for node in samples), strict=True)
         losses = tuple(float(str(metrics[node][LOSS])) for node in samples)
-        return _Sizes(samples, losses, tuple(max(powers) for powers in exponents))
+        cause = self._cause({node: largest[node] for node in samples})
+        return _Sizes(samples, losses, tuple(max(powers) for powers in exponents), cause)
+
+    def _cause(self, largest: Mapping[int, float]) -> str:
+        """Return why the steps of a sum may be too coarse, given the largest change of each device."""
+        farthest, middle = max(largest, key=largest.__getitem__), statistics.median(largest.values())
+        if middle and largest[farthest] > _FAR_OUT * middle:
+            times = largest[farthest] / middle
+            return f"the largest change that {self._order.names[farthest]} reported is {times:.1e} times the median"
+        return "the devices' changes cancel each other"
 
     def _summed(self, arrays: Arrays, sizes: _Sizes) -> tuple[Arrays, list[int]]:
         """Return the average of the changes as shares of the round's ranges, and the samples of those that are in it."""
@@ -159,7 +176,8 @@ class MaskedAverage:
                 f"too few devices took part in all stages of secure aggregation, which needs {safe_threshold(count)} of {count} "
                 f"({reasons(order, self._grid.lost)})"
             )
-        return dict(zip(arrays, plain_arrays(after).values(), strict=True)), counts
+        summed = zip(arrays.items(), plain_arrays(after).values(), strict=True)
+        return {name: share.reshape(array.shape) for (name, array), share in summed}, counts
 
     def _check_steps(self, change: Arrays, sizes: _Sizes, counts: list[int]) -> None:
         """Raise RoundAbandonedError if the steps of the sum are too large a share of the change."""
@@ -171,13 +189,13 @@ class MaskedAverage:
         if steps > _COARSEST * size and any(power > MIN_EXPONENT for power in sizes.exponents):
             raise RoundAbandonedError(
                 f"the steps of the masked sum are {steps / size if size else math.inf:.1%} of the average change, more than "
-                f"{_COARSEST:.0%}: the devices' changes cancel each other; average without --secure, or train longer in a round"
+                f"{_COARSEST:.0%}: {sizes.cause}; average without --secure, or train longer in a round"
             )
 
     def check(self, asked: Message, reply: Message) -> None:
         """Raise FlowerMessageError for a reply that does not fit the stage of this round."""
         if RECORD_KEY_CONFIGS in asked.content.config_records:
-            shapes = [(1,), *(tuple(layout.shape) for layout in self._tensors.layouts.values())]
+            shapes = [(1,), *(tuple(layout.shape) or (1,) for layout in self._tensors.layouts.values())]
             check_stage_reply(asked, reply, shapes, self._samples)
             return
         check_records(reply)

@@ -17,6 +17,7 @@ A leader may name different silent devices to each device. Each device answers o
 """
 
 import hashlib
+import importlib
 import math
 from collections.abc import Iterable, Sequence
 
@@ -29,6 +30,7 @@ from flwr.clientapp.typing import ClientAppCallable
 from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, RECORD_KEY_STATE, Key, Stage
 from numpy.typing import NDArray
 
+from port_agent.federate.masks import SUMMED_MODULUS, draw_masks_here
 from port_agent.federate.orders import FEWEST_MASKED, LOSS, SAMPLES
 from port_agent.federate.signatures import DeviceSignatures, SignatureError
 from port_agent.federate.tensors import Arrays
@@ -38,16 +40,16 @@ from port_planner.base.errors import PortError
 SUMMED_RANGE = 1.0
 """Changes travel as shares of the round's largest."""
 SUMMED_STEPS = 1 << 22
-SUMMED_MODULUS = 1 << 32
-"""Flower's own; 1,024 devices fit."""
 MIN_EXPONENT = -1000
 """Exponent of a tensor that did not change; smaller powers of two are not numbers any more."""
 _COUNTS = (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)
-_MARK = b"port-agent: the masking keys of a round"
+_MARK = b"port-agent: the masking keys of a round, masks by AES-256"
+"""What is signed begins with it: devices whose masks are drawn otherwise do not sum."""
 _BETWEEN = b"."
 """Separates what is encrypted for a device, in base 64, from the signature of the keys."""
 _CHANGE, _FACTS = "port-agent.change", "port-agent.change-facts"
 """Records of the context; one name is one record of all kinds together."""
+draw_masks_here(importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod"))
 
 
 class MaskingError(PortError):
@@ -86,7 +88,10 @@ def kept_change(context: Context, start: Iterable[NDArray[np.generic]]) -> tuple
 
 
 def scaled(change: Arrays, exponents: object) -> list[NDArray[np.float64]]:
-    """Return a change as shares of the round's ranges. Raises MaskingError for ranges that do not hold it."""
+    """Return a change as shares of the round's ranges; a single number as an array of one, because Flower sums no others.
+
+    Raises MaskingError for ranges that do not hold it.
+    """
     try:
         ranges = msgspec.json.decode(exponents if isinstance(exponents, bytes) else b"", type=list[int])
     except msgspec.DecodeError as error:
@@ -94,7 +99,7 @@ def scaled(change: Arrays, exponents: object) -> list[NDArray[np.float64]]:
     if len(ranges) != len(change):
         raise MaskingError(f"{len(ranges)} ranges arrived for {len(change)} tensors")
     shares = [
-        np.ldexp(array.astype(np.float64, copy=False), -power)
+        np.atleast_1d(np.ldexp(array.astype(np.float64, copy=False), -power))
         for array, power in zip(change.values(), ranges, strict=True)
     ]
     largest = max((float(np.abs(share).max(initial=0.0)) for share in shares), default=0.0)

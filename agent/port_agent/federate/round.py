@@ -45,6 +45,9 @@ from port_agent.system.helper_process import helper_exit_code, send_event
 _CLIPPED = 1.001
 """A clipped change may be larger than the norm by this factor: devices clip in 32 bits."""
 
+_VARIANCE = "running_var"
+"""What the layers of torch that normalise call it."""
+
 
 class Round:
     """One round."""
@@ -69,6 +72,8 @@ class Round:
             return self._hand_out(arrays), None
         self._start = arrays
         averaged, count, loss = self._masked(arrays) if self._order.secure else self._plain(arrays)
+        if self._order.secure or self._order.noise:
+            averaged = without_negative_variances(averaged, arrays if self._order.noise else None)
         try:
             self._tensors.check(averaged)
         except FederatedTensorError as error:
@@ -154,6 +159,20 @@ def _change(start: Arrays, trained: Arrays) -> tuple[float, float]:
         squares += float(np.square(np.subtract(array, start[name], dtype=np.float64)).sum())
         rounding += float(np.square(np.spacing(np.abs(array)), dtype=np.float64).sum())
     return math.sqrt(squares), math.sqrt(rounding)
+
+
+def without_negative_variances(averaged: Arrays, before: Arrays | None) -> Arrays:
+    """Return averaged weights in which no running variance is negative: its root would be no number.
+
+    `before`: the weights whose variances are kept in the place of such as noise made negative. Without noise it was a step
+    of a masked sum, and they are zero.
+    """
+    kept = dict(averaged)
+    for name in averaged:
+        if name.rpartition(".")[2] == _VARIANCE:
+            instead = np.zeros((), averaged[name].dtype) if before is None else before[name]
+            kept[name] = np.where(np.less(averaged[name], 0), instead, averaged[name])
+    return kept
 
 
 def _number(value: object) -> float | None:

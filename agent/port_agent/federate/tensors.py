@@ -31,6 +31,10 @@ Arrays = dict[str, NDArray[np.generic]]
 
 _AVERAGED_AS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 """The type in which tensors of each type are sent and averaged."""
+_BEYOND = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.ffp127")}
+"""The least number, by type, that is rounded to infinity."""
+_COUNTERS = ("int", "uint", "bool")
+"""Beginnings of the types of counters, of which each device keeps its own."""
 _CHUNK_BYTES = 4 << 20
 
 
@@ -83,6 +87,8 @@ class FederatedTensors:
                 raise FederatedTensorError(f"{name} is {found}, not {_AVERAGED_AS[layout.dtype]} {list(layout.shape)}")
             if not np.isfinite(array).all():
                 raise FederatedTensorError(f"{name} has numbers that are not finite")
+            if float(np.abs(array).max(initial=0.0)) >= _BEYOND.get(layout.dtype, math.inf):
+                raise FederatedTensorError(f"{name} has numbers that {layout.dtype} cannot hold")
 
     def named(self, arrays: list[NDArray[np.generic]]) -> Arrays:
         """Return named arrays from a list without names; raises FederatedTensorError, as `check`."""
@@ -136,7 +142,12 @@ def _bundle_tensors(path: Path) -> FederatedTensors:
     layouts, changed = bundle.manifest.layouts, _changed_keys(bundle)
     keys = {name: bundle.result_key(name) for name in sorted(bundle.manifest.result)}
     averaged = {name: layouts[key] for name, key in keys.items() if key in changed}
-    averaged = {name: layout for name, layout in averaged.items() if layout.dtype in _AVERAGED_AS}
+    averaged = {name: layout for name, layout in averaged.items() if not layout.dtype.startswith(_COUNTERS)}
+    for name, layout in averaged.items():
+        if layout.dtype not in _AVERAGED_AS:
+            raise FederatedTensorError(
+                f"{path}: training changes {name} of type {layout.dtype}, which cannot be averaged"
+            )
     if not averaged:
         raise FederatedTensorError(f"{path}: a training step changes no floating-point tensor of the result")
 

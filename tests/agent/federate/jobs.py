@@ -1,5 +1,6 @@
 """Jobs of devices that have different data for the same model: gestures, which ship with the examples."""
 
+from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -87,15 +88,15 @@ def _trained_by_hand(
     return {name: tensor.numpy().copy() for name, tensor in job.model.state_dict().items()}
 
 
-def adapter_file(path: Path) -> Path:
-    """Write the file of a fine-tuning that federates a small adapter; its model and data are nowhere."""
+def adapter_file(path: Path, tensors: Mapping[str, Chunks] | None = None) -> Path:
+    """Write the file of a fine-tuning that federates a small adapter, or these tensors; its model and data are nowhere."""
     options = FinetuneOptions("/model", ("/data.jsonl",), "/out")
     job = FinetuneJob(
         options=options, ram_bytes=600 << 20, threads=1, page_dir="/", weights={"m": "ab"}, data_sha256="", sequences=9
     )
     numbers = np.arange(6, dtype=np.float32).tobytes()
-    tensors = {name: Chunks("float32", (2, 3), lambda: [numbers]) for name in ("q.lora_A.weight", "q.lora_B.weight")}
-    path.write_bytes(b"".join([job.encoded(), b"\n", *encode(tensors)]))
+    small = {name: Chunks("float32", (2, 3), lambda: [numbers]) for name in ("q.lora_A.weight", "q.lora_B.weight")}
+    path.write_bytes(b"".join([job.encoded(), b"\n", *encode(tensors or small)]))
     return path
 
 

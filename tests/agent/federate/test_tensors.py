@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 from port_agent.federate.tensors import (
     FederatedTensorError,
@@ -16,8 +17,10 @@ from port_agent.federate.tensors import (
     tensors_of,
 )
 from port_agent.training.comparison import tensor_checksum
-from tests.agent.federate.jobs import gestures_bundle, gestures_job
-from tests.agent.jobs_small import write_job
+from port_planner.ir.bundle.safetensors_io import Chunks
+from port_planner.job import TrainingJob
+from tests.agent.federate.jobs import adapter_file, gestures_bundle, gestures_job
+from tests.agent.jobs_small import classify, write_job
 
 
 @pytest.fixture(scope="module")
@@ -102,3 +105,42 @@ def test_half_precision_is_averaged_in_32_bits_and_rounded_as_torch_rounds(name:
     given = narrow.view(torch.int16).numpy().tobytes()
     assert np.array_equal(_widened(given, name), narrow.float().numpy())
     assert _narrowed(values.numpy(), name).tobytes() == given
+
+
+class Waves(nn.Module):
+    """Complex weights, which a step trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waves, self.head = nn.Parameter(torch.ones(12, dtype=torch.complex64)), nn.Linear(12, 3)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """x: (batch, 12) -> (batch, 3)."""
+        logits: torch.Tensor = self.head((self.waves * x).abs())
+        return logits
+
+
+@pytest.mark.slow
+def test_trained_numbers_that_cannot_be_averaged_are_refused_by_name(tmp_path: Path) -> None:
+    model, data = Waves(), (torch.randn(8, 12), torch.arange(8) % 3)
+    write_job(
+        tmp_path / "waves.port", TrainingJob(model, classify, torch.optim.SGD(model.parameters(), lr=0.1), data, 4)
+    )
+    with pytest.raises(FederatedTensorError, match="training changes waves of type complex64, which cannot be"):
+        federated_tensors(tmp_path / "waves.port")
+
+
+@pytest.mark.parametrize("name", ["float16", "bfloat16"])
+def test_numbers_that_half_precision_cannot_hold_are_refused(tmp_path: Path, name: str) -> None:
+    kind = getattr(torch, name)
+    largest = torch.tensor(torch.finfo(kind).max).float()
+    bits = int(largest.view(torch.int32))
+    half_a_step = 1 << (22 - (10 if name == "float16" else 7))
+    below, beyond = (
+        torch.tensor(bits + more, dtype=torch.int32).view(torch.float32) for more in (half_a_step - 1, half_a_step)
+    )
+    assert below.to(kind).isfinite() and beyond.to(kind).isinf(), "as torch rounds"
+    tensors = federated_tensors(adapter_file(tmp_path / "job.port", {"a": Chunks(name, (1,), lambda: [bytes(2)])}))
+    tensors.check({"a": -below.reshape(1).numpy()})
+    with pytest.raises(FederatedTensorError, match=f"a has numbers that {name} cannot hold"):
+        tensors.check({"a": -beyond.reshape(1).numpy()})

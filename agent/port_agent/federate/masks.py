@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 from numpy.typing import NDArray
 
 SUMMED_MODULUS = 1 << 32
-"""Of the sums: Flower's own; 1,024 devices fit."""
+"""Modulus of masked sums, which is Flower's own; 1,024 devices fit."""
 _MARK = b"port-agent: masks of a sum"
 _GENERATOR = "pseudo_rand_gen"
 

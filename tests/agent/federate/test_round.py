@@ -71,6 +71,18 @@ def test_the_second_round_begins_where_the_first_ended(led: Led) -> None:
 
 
 @pytest.mark.process
+def test_sums_have_the_same_bits_whoever_is_first(led: Led) -> None:
+    for member in led.members.values():
+        member.changed = small_change(member.step)
+    found = []
+    for order in (1, -1):
+        led.members = dict(list(led.members.items())[::order])
+        assert led.round()["averaged"] == 3
+        found.append(led.averaged())
+    assert all(np.array_equal(array, found[1][name]) for name, array in found[0].items())
+
+
+@pytest.mark.process
 def test_changes_are_clipped_and_devices_count_alike(led: Led) -> None:
     assert led.round(clip=2.0)["averaged"] == 3
     elements = sum(array.size for array in federated_tensors(led.bundle).initial().values())

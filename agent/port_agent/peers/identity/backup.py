@@ -14,7 +14,7 @@ from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import bytes_checksum
 
 _PAIRED_FOLDER, _PRIVACY_FOLDER = "paired", "privacy"
-_TRUSTED = ".json"
+_TRUSTED, _UNTRUSTED = ".json", ".refused"
 _LIMIT_BYTES = 4 << 20
 """A hundred paired devices take 150 kB."""
 
@@ -33,7 +33,7 @@ def write_backup(state_dir: Path, file: Path) -> tuple[Identity, int]:
     Raises IdentityError for a damaged one, OSError.
     """
     own = read_identity(state_dir / FILE_NAME)
-    paired = _files(state_dir / _PAIRED_FOLDER, _TRUSTED, ".refused")
+    paired = _files(state_dir / _PAIRED_FOLDER, _TRUSTED, _UNTRUSTED)
     privacy = _files(state_dir / _PRIVACY_FOLDER, ".json")
     content = msgspec.json.encode(_Backup(own.file.read_bytes(), paired, privacy))
     write_atomically(file, bytes_checksum(content).encode() + b"\n" + content)
@@ -78,12 +78,19 @@ def restore_backup(file: Path, state_dir: Path) -> tuple[Identity, int]:
             continue
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for name, record in files.items():
-            if files is backup.paired or not (folder / name).exists():  # what was spent here meanwhile stays spent
+            if _is_newer(folder / name, is_trust=files is backup.paired):
                 write_atomically(folder / name, record)
         written += [folder, *folder.iterdir()]
     write_atomically(target, backup.identity)
     _give_to_owner(state_dir, written)
     return read_identity(target), _count_trusted(backup.paired)
+
+
+def _is_newer(file: Path, *, is_trust: bool) -> bool:
+    """Return whether a file of a backup takes a place here: what was spent or unpaired here meanwhile stays so."""
+    if is_trust:
+        return file.suffix != _TRUSTED or not file.with_suffix(_UNTRUSTED).exists()
+    return not file.exists()
 
 
 def _give_to_owner(state_dir: Path, paths: Iterable[Path]) -> None:

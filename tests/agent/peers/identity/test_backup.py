@@ -48,6 +48,17 @@ def test_what_was_spent_and_who_is_refused_come_along(tmp_path: Path) -> None:
     assert ledger.spent().rounds == 2, "nothing that was spent is taken back"
 
 
+def test_whom_the_owner_unpaired_since_the_backup_stays_unpaired(tmp_path: Path, backup: Path) -> None:
+    restore_backup(backup, tmp_path / "new")
+    known = PairedDevices(tmp_path / "new")
+    known.load()
+    (cellar,) = known.all()
+    known.refuse(cellar.id)
+    restore_backup(backup, tmp_path / "new")
+    known.load()
+    assert known.all() == () and known.is_refused(cellar.id)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
 def test_what_root_restores_belongs_to_the_agents_user(tmp_path: Path, backup: Path) -> None:
     (tmp_path / "new").mkdir()

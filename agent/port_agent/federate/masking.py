@@ -44,7 +44,7 @@ MIN_EXPONENT = -1000
 """Exponent of a tensor that did not change; smaller powers of two are not numbers any more."""
 _COUNTS = (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)
 _MARK = b"port-agent: the masking keys of a round, masks by AES-256"
-"""What is signed begins with it: devices whose masks are drawn otherwise do not sum."""
+"""The beginning of what is signed: devices that draw their masks in another way do not sum."""
 _BETWEEN = b"."
 """Separates what is encrypted for a device, in base 64, from the signature of the keys."""
 _CHANGE, _FACTS = "port-agent.change", "port-agent.change-facts"

@@ -46,7 +46,7 @@ _CLIPPED = 1.001
 """A clipped change may be larger than the norm by this factor: devices clip in 32 bits."""
 
 _VARIANCE = "running_var"
-"""What the layers of torch that normalise call it."""
+"""The name that normalisation layers of torch give it."""
 
 
 class Round:

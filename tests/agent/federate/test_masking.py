@@ -1,9 +1,5 @@
 """What a device refuses in secure aggregation, whoever leads it."""
 
-import hashlib
-import importlib
-import struct
-import types
 from typing import Any
 
 import numpy as np
@@ -13,11 +9,9 @@ from tests.agent.federate.jobs import needs_flower
 
 flwr = pytest.importorskip("flwr")
 
-from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes  # noqa: E402
 from flwr.app import ConfigRecord, Context, RecordDict  # noqa: E402
 from flwr.common.secure_aggregation.secaggplus_constants import Key, Stage  # noqa: E402
 
-import port_agent.federate.masked_average  # noqa: E402, F401
 from port_agent.federate.masking import (  # noqa: E402
     MIN_EXPONENT,
     SUMMED_RANGE,
@@ -30,11 +24,8 @@ from port_agent.federate.masking import (  # noqa: E402
     safe_threshold,
     scaled,
 )
-from port_agent.federate.masks import SUMMED_MODULUS, draw_masks_here, masks  # noqa: E402
+from port_agent.federate.masks import SUMMED_MODULUS  # noqa: E402
 from port_agent.federate.tensors import Arrays  # noqa: E402
-
-masking_of_devices = importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod")
-masking_of_leaders = importlib.import_module("flwr.server.workflow.secure_aggregation.secaggplus_workflow")
 
 pytestmark = needs_flower
 
@@ -136,33 +127,3 @@ def test_a_change_is_kept_for_the_weights_it_is_of_and_comes_back_to_the_bit() -
     for wrong in (np.nan, np.inf):
         with pytest.raises(MaskingError, match="its training gave w numbers that are not finite"):
             keep_change(context, start, {"w": np.array([1.0, wrong], np.float32)}, 7, 0.5)
-
-
-def test_a_mask_is_of_all_bits_of_its_secret_and_of_nothing_else() -> None:
-    """Flower folds a secret into 32 bits: to it, the first two were the same, and 2^32 tries find any."""
-    secret = bytes(range(32))
-    folded_alike = secret[4:8] + secret[:4] + secret[8:]
-    assert masking_of_devices.pseudo_rand_gen is masking_of_leaders.pseudo_rand_gen is masks
-    (mask,), (again,), (other,) = (masks(one, SUMMED_MODULUS, [(50, 40)]) for one in (secret, secret, folded_alike))
-    assert np.array_equal(mask, again) and (mask == other).sum() < 3
-    assert mask.dtype == np.int64 and mask.min() >= 0 and 2**31 < mask.max() < SUMMED_MODULUS
-    for bit in range(256):
-        flipped = (int.from_bytes(secret, "big") ^ 1 << bit).to_bytes(32, "big")
-        assert (masks(flipped, SUMMED_MODULUS, [(50, 40)])[0] == mask).sum() < 3
-    shapes = [(1,), (), (0, 3), (2, 2)]
-    drawn = masks(secret, SUMMED_MODULUS, shapes)
-    assert [array.shape for array in drawn] == shapes
-    assert [*np.concatenate([array.ravel() for array in drawn])] == [*mask.ravel()[:6]]
-    with pytest.raises(ValueError, match="not 4096"):
-        masks(secret, 1 << 12, shapes)
-    with pytest.raises(ImportError, match="this version of Flower is not supported"):
-        draw_masks_here(types.ModuleType("flwr.elsewhere"))
-
-
-def test_masks_are_the_key_stream_of_aes(known: bytes = b"secret") -> None:
-    """By the block cipher itself, so that devices of this version and of later ones agree."""
-    key = hashlib.sha256(b"port-agent: masks of a sum" + known).digest()
-    block = Cipher(algorithms.AES(key), modes.ECB()).encryptor()
-    stream = b"".join(block.update(number.to_bytes(16, "big")) for number in range(3))
-    (drawn,) = masks(known, SUMMED_MODULUS, [(12,)])
-    assert [*drawn] == [*struct.unpack("<12I", stream)]

@@ -100,7 +100,7 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
             if not os.access(path, os.R_OK):
                 raise FinetuneError(
                     f"{whose} cannot read {path}; grant it permission (/home is hidden from the shipped service: "
-                    "copy it to a place that the service sees), or run `port-agent finetune --opportunistic` "
+                    "copy it to a place that the agent sees), or run `port-agent finetune --opportunistic` "
                     "yourself"
                 )
         for place in (Path(self.options.out).parent, Path(self.page_dir)):

@@ -145,8 +145,7 @@ class SequenceMaker:
                 self.first_unwritten = self.first_unwritten or f"{error} ({record.place})"
                 continue
             except _EmptyError:
-                self._empty += 1
-                self._first_empty = self._first_empty or record.place
+                self._count_empty(record)
                 continue
             whole = [sequence for sequence in found if sequence is not None]
             self.skipped += bool(found) and not whole
@@ -328,6 +327,10 @@ class SequenceMaker:
         self._count_cut(sum(found.learned[longest:]))
         return self._padded(tokens, labels)
 
+    def _count_empty(self, record: Record) -> None:
+        self._empty += 1
+        self._first_empty = self._first_empty or record.place
+
     def _count_cut(self, lost: int) -> None:
         self._cut += lost > 0
         self._cut_tokens += lost
@@ -335,6 +338,8 @@ class SequenceMaker:
     def _answer(self, record: Record, start: int) -> TokenSequence | None:
         """Return a prompt for an encoder and its completion for the decoder, cut at the end; None if the prompt is too
         long.
+
+        Raises _EmptyError, and FinetuneError.
         """
         if record.prompt is None:
             raise FinetuneError(
@@ -342,6 +347,8 @@ class SequenceMaker:
                 "records with prompt and completion, not with text or messages"
             )
         source: list[int] = self._tokenizer(record.prompt)["input_ids"]
+        if not source:
+            raise _EmptyError
         longest = self._longest
         target: list[int] = self._tokenizer(text_target=record.completion)["input_ids"]
         if self._tokenizer.eos_token_id is not None and target[-1:] != [self._tokenizer.eos_token_id]:
@@ -370,6 +377,9 @@ class SequenceMaker:
             raise FinetuneError('an encoder learns from texts; give records with "text"')
         if record.label is not None and self._task.labels:
             tokens = self._whole_text(record.text)
+            if not tokens:
+                self._count_empty(record)
+                return
             if record.label not in self._task.labels:
                 raise FinetuneError(
                     f"the label {shown(record.label)} ({record.place}) is not one of the trained labels"

@@ -8,6 +8,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from tokenizers import processors
 
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions
 from port_agent.finetuning.text import records as text_records
@@ -39,6 +40,16 @@ def test_texts_are_packed_to_full_sequences(tokenizer: Any) -> None:
     whole = [t for text in texts for t in (*tokenizer(text)["input_ids"], tokenizer.eos_token_id)]
     assert sorted(list(s.tokens) for s in found) == sorted(whole[i : i + 16] for i in range(0, len(whole), 16))
     assert all(s.tokens == s.labels for s in found)
+
+
+def test_a_text_without_tokens_is_left_out_of_those_with_labels(tokenizer: Any) -> None:
+    bare = copy.deepcopy(tokenizer)
+    bare._tokenizer.post_processor = processors.TemplateProcessing(single="$A", special_tokens=[])
+    task = Task(TaskKind.CLASSIFICATION, labels=("a", "b"))
+    records = [Record(text="", label="a", place="line 1"), *(Record(text="to be", label=label) for label in "ab")]
+    found = split_sequences(records, bare, options(), task)
+    assert [sequence.label for sequence in sorted(found.train, key=lambda one: one.label or 0)] == [0, 1]
+    assert "1 records are left out because they have no token to learn (the first: line 1)" in found.notes
 
 
 def test_a_tokenizer_without_an_end_is_told(tokenizer: Any) -> None:

@@ -13,6 +13,8 @@ continues where the last one ended.
 `--bundles`: one class of each model type as a job instead, captured, planned with all the memory it wants and with half of
 it, and trained by a worker, equal or refused; with `--programs N` that many random jobs, with `--operators` each function, with
 `--strangers` jobs of the kinds that strangers bring, for longer than `plan` compares them.
+
+`--commands`: of those jobs, judged by `port-agent plan` and `port-agent train` on a script, beside a loop in a process of its own.
 """
 
 import argparse
@@ -28,6 +30,7 @@ import torch
 
 from benchmarks.follow_zoo import features
 from benchmarks.follow_zoo.children import Case, Judged, run_in_children
+from benchmarks.follow_zoo.command_line import LENGTHS, CommandCase
 from benchmarks.follow_zoo.compare import ALL_SETTINGS, WRONG, Outcome
 from benchmarks.follow_zoo.on_device import DeviceCase
 from benchmarks.follow_zoo.table import Results, counts, markdown
@@ -47,6 +50,9 @@ def main() -> int:
     parser.add_argument("--programs", type=int, metavar="N", help="this many random programs instead of models")
     parser.add_argument("--bundles", action="store_true", help="jobs that are planned and trained by a worker")
     parser.add_argument("--strangers", action="store_true", help="with --bundles: jobs of strangers' kinds")
+    parser.add_argument(
+        "--commands", action="store_true", help="with --bundles: judge by the commands that a user types"
+    )
     parser.add_argument("--device", help="make tensors on this device and bound its memory, such as cuda")
     parser.add_argument("--seed", type=int, default=0, help="of the sample, and of the first random program")
     parser.add_argument("--sample", type=int, metavar="N", help="only N cases, drawn by the seed")
@@ -61,14 +67,18 @@ def main() -> int:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asked of CUDA itself, no child could use it
     os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # products have the same bits each time
     kind = _kind(arguments)
-    path = arguments.results or RESULTS / f"{kind}{'_' + arguments.device if arguments.device else ''}.jsonl"
+    suffix = f"_{arguments.device}" if arguments.device else "_by_commands" if arguments.commands else ""
+    path = arguments.results or RESULTS / f"{kind}{suffix}.jsonl"
     path.parent.mkdir(parents=True, exist_ok=True)
     results = Results.read(path)
     chosen = list(_chosen(kind, arguments, results))
-    found = run_and_tell(chosen, results, arguments.jobs, arguments.timeout, on_device=arguments.device is not None)
+    unbounded = arguments.device is not None or arguments.commands
+    found = run_and_tell(chosen, results, arguments.jobs, arguments.timeout, on_device=unbounded)
     results.compact()
     versions = ", ".join(f"{p} {importlib.metadata.version(p)}" for p in PACKAGES if importlib.util.find_spec(p))
     notes = f"Written by `python -m benchmarks.zoo`; {versions}; one thread. {TITLES[kind][1]}"
+    if arguments.commands:
+        notes += " Judged by the commands: a script, `port-agent plan`, `port-agent train`, and a plain loop in a process of its own."
     path.with_suffix(".md").write_text(markdown(TITLES[kind][0], notes, results.outcomes.values()))
     print(f"this run: {counts(found)}")
     print(f"all so far: {counts(results.outcomes.values())}")
@@ -135,6 +145,8 @@ def _chosen(kind: str, arguments: argparse.Namespace, results: Results) -> Itera
             for c in everything
             if isinstance(c, Case) and c.name not in features.KNOWN_WRONG
         ]
+    if arguments.commands:
+        everything = [CommandCase(c.name, *LENGTHS[kind]) for c in everything]
     if arguments.names:
         everything = [c for c in everything if any(n in c.name for n in arguments.names)]
     if arguments.sample is not None:

@@ -27,6 +27,8 @@ def port_job():
     return begun({name!r})
 """
 RAM = "2G"
+LENGTHS = {"stranger_jobs": (44, 8), "jobs": (20, 8), "bundles": (12, 2)}
+"""Batches to train, and epochs to plan for, by kind of job."""
 
 
 @dataclass(frozen=True, slots=True)

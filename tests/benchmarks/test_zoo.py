@@ -18,6 +18,7 @@ from torch.nn import functional
 from benchmarks.follow_zoo import bundles, features, operators, programs
 from benchmarks.follow_zoo.bundles import judge_bundle
 from benchmarks.follow_zoo.children import Case, Judged, run_in_children
+from benchmarks.follow_zoo.command_line import LENGTHS, SCRIPT, CommandCase
 from benchmarks.follow_zoo.compare import ALL_SETTINGS, SETTINGS, WRONG, Outcome, Verdict, digest, first_difference
 from benchmarks.follow_zoo.shrink import WIDTH, Reach, shrink
 from benchmarks.follow_zoo.table import Results, counts, markdown
@@ -29,6 +30,7 @@ pytestmark = pytest.mark.process
 SAMPLE = 40
 PROGRAMS = 200
 JOBS = 60
+BY_COMMANDS = 8
 
 
 def _judged(name: str, program: Any) -> Outcome:
@@ -150,6 +152,32 @@ def test_jobs_of_strangers_kinds_are_equal_or_refused() -> None:
     assert len(cases) >= 150
     outcomes = list(run_in_children(random.Random(28).sample(cases, SAMPLE), jobs=1, timeout_s=600))
     assert [o for o in outcomes if o.verdict in WRONG] == []
+
+
+@pytest.mark.long
+def test_commands_judge_jobs() -> None:
+    """A sample of strangers' and of random jobs; what counts its steps is among it."""
+    strangers = random.Random(28).sample([c.name for c in bundles.stranger_cases()], BY_COMMANDS)
+    cases = [CommandCase(name, *LENGTHS["stranger_jobs"]) for name in (*strangers, "state/weight_by_the_step")]
+    cases += [CommandCase(f"job/{seed}", *LENGTHS["jobs"]) for seed in range(BY_COMMANDS)]
+    outcomes = list(run_in_children(cases, jobs=1, timeout_s=600, on_device=True))
+    assert [o for o in outcomes if o.verdict in WRONG] == []
+    assert Verdict.EQUAL in {o.verdict for o in outcomes}
+
+
+@pytest.mark.long
+def test_commands_tell_a_job_that_differs() -> None:
+    """As one whose script gives the loop of the benchmark another loss than the agent."""
+    script = SCRIPT.format(name="losses/focal").replace("    return begun", "    job = begun") + OTHER
+    assert CommandCase("other", script=script).judged(lambda at: None).verdict is Verdict.DIFFERS
+
+
+OTHER = """    import sys
+    if sys.argv[0].endswith("plain_job.py"):
+        loss = job.loss_fn
+        job.loss_fn = lambda *parts: loss(*parts) * 0.5
+    return job
+"""
 
 
 @pytest.mark.long

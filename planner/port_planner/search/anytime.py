@@ -5,7 +5,6 @@ Every rung is judged by the replay, never by the solver's own result; the best v
 
 import itertools
 import math
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -18,6 +17,7 @@ from port_planner.milp.milp_model import Formulation
 from port_planner.milp.telescoped import run_relaxed
 from port_planner.problem.problem import Problem, Schedule, Semantics
 from port_planner.problem.replay import replay
+from port_planner.search import clock
 from port_planner.search.greedy.search import EMPHASES, Greedy, greedy, greedy_variants
 from port_planner.search.heuristics import cheap_segments, simple_schedules
 from port_planner.search.incumbent import OPTIMAL_GAP, Climb, GainRate, Judge
@@ -77,7 +77,7 @@ def climb(
     `first`: the greedy search's result for it, if known. `bounded`: the same problem with wider limits, if the bound must hold
     for those.
     """
-    deadline = time.process_time() + time_limit_s
+    deadline = clock.now() + time_limit_s
     state = Climb(problem, deadline, progress, judge=judge, paging=paging, recompute=recompute)
     state.greedy = first or greedy(problem, paging=paging, recompute=recompute)
     if state.greedy.schedule is not None:
@@ -167,9 +167,9 @@ def _heuristics(problem: Problem) -> Iterator[tuple[Schedule | None, str]]:
 def _formulation(state: Climb, breadth: Breadth) -> Formulation:
     """Return the model of this breadth; it also offers what the best schedule decides."""
     allowed = replace(breadth, paging=state.paging, recompute=state.recompute)
-    begin = time.process_time()
+    begin = clock.now()
     made = Formulation(state.problem, allowed, state.schedule)
-    state.seconds_per_return = (time.process_time() - begin) / max(_returns(state.problem, breadth), 1)
+    state.seconds_per_return = (clock.now() - begin) / max(_returns(state.problem, breadth), 1)
     return made
 
 
@@ -206,7 +206,7 @@ def small_bound(state: Climb, problem: Problem) -> None:
 def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:
     """Return the smallest relaxation's bound on the overhead joules of `problem`; None if time was too short."""
     formulation = Formulation(problem, SMALLEST)
-    run = run_relaxed(formulation.model, time_limit_s)
+    run = run_relaxed(formulation.model, clock.solver_seconds(time_limit_s))
     return run.bound * formulation.joule_scale if run.status is SolverStatus.OPTIMAL else None
 
 
@@ -223,7 +223,7 @@ def guided(state: Climb, breadth: Breadth, share: float, seconds: float, *, fix_
     Promising: reduced cost within `share` of the LP's value. With `fix_ones`, columns that the LP sets to one are fixed.
     Nothing is proven here; a good schedule soon is what matters.
     """
-    begin = time.process_time()
+    begin = clock.now()
     formulation = _formulation(state, breadth)
     if formulation.model.impossible:
         return
@@ -240,7 +240,7 @@ def guided(state: Climb, breadth: Breadth, share: float, seconds: float, *, fix_
     session = HighsSession(formulation.model)
     session.bound_columns(fixed, np.full(len(fixed), value), np.full(len(fixed), value))
     free = sum(formulation.model.integral) - len(fixed)
-    left = seconds - (time.process_time() - begin)
+    left = seconds - (clock.now() - begin)
     gap = LARGE_GAP if fix_ones else OPTIMAL_GAP
     rung = f"window {breadth.window}, {free} columns"
     search(state, formulation, session, min(left, state.left), gap, rung, start=not fix_ones)
@@ -262,7 +262,8 @@ def search(
     known = formulation.start_values(state.schedule) if start and state.schedule is not None else None
     if known is not None:
         session.start_from(known)
-    run = session.run(state.wall(seconds), gap=gap, progress=scaled_progress(state, formulation))
+    progress, nodes = scaled_progress(state, formulation), clock.solver_nodes()
+    run = session.run(state.wall(seconds), gap=gap, progress=progress, node_limit=nodes)
     if run.values is not None:
         state.offer(formulation.schedule(run.values), rung)
     return run

@@ -9,11 +9,11 @@
 - POET's optimum under its own semantics (ICML 2022), judged by the real one.
 """
 
-import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from port_planner.problem.problem import Problem, Schedule, Semantics
+from port_planner.search import clock
 from port_planner.search.anytime import climb
 from port_planner.search.heuristics import by_time, chain_schedules, pack_everything, page_everything, sqrt_segments
 from port_planner.search.incumbent import Climb, Judge
@@ -85,7 +85,7 @@ BASELINES: dict[str, Baseline] = {
 
 
 def _state(problem: Problem, time_limit_s: float, judge: Judge) -> Climb:
-    return Climb(problem, time.process_time() + time_limit_s, judge=judge)
+    return Climb(problem, clock.now() + time_limit_s, judge=judge)
 
 
 def _first_valid(

@@ -10,6 +10,7 @@ from port_planner.milp.highs import Progress
 from port_planner.problem.problem import Problem, Schedule
 from port_planner.problem.replay import ScheduleCost, replay
 from port_planner.problem.variants import min_extra_joules
+from port_planner.search import clock
 from port_planner.search.greedy.search import Greedy
 
 OPTIMAL_GAP = 1e-4
@@ -48,11 +49,12 @@ class Climb:
 
     @property
     def left(self) -> float:
-        """CPU seconds left."""
-        return self.deadline - time.process_time()
+        """CPU seconds left, or attempts where the clock counts them."""
+        return self.deadline - clock.now()
 
     def wall(self, cpu_seconds: float) -> float:
         """Return how long `cpu_seconds` take on this machine now: HiGHS limits only wall-clock time."""
+        cpu_seconds = clock.solver_seconds(cpu_seconds)
         elapsed = time.perf_counter() - self.began[0]
         used = time.process_time() - self.began[1]
         return cpu_seconds * min(max(elapsed / used, 1.0), 8.0) if used > 0.02 else cpu_seconds
@@ -64,6 +66,7 @@ class Climb:
 
     def offer(self, schedule: Schedule, rung: str) -> bool:
         """Keep `schedule` if it is valid and better; return whether it was kept."""
+        clock.note_attempt()
         evaluation = self.judge(self.problem, schedule)
         cost = objective(self.problem, evaluation)
         self.log.append(f"{rung}: {cost:.6g} J{'' if evaluation.valid else ' invalid: ' + evaluation.errors[0]}")

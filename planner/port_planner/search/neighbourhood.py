@@ -15,6 +15,7 @@ from port_planner.milp.milp_model import Formulation
 from port_planner.milp.restriction import Restriction
 from port_planner.milp.telescoped import run_relaxed
 from port_planner.problem.problem import Schedule
+from port_planner.search import clock
 from port_planner.search.incumbent import Climb, GainRate
 
 WINDOW_GAP = 5e-3
@@ -141,7 +142,9 @@ class _Search:
         session.start_from(left.start(start | self.hiding))
         run = session.run(state.wall(seconds), gap=WINDOW_GAP, node_limit=nodes)
         before = state.cost
-        if run.values is not None:
+        if run.values is None:
+            clock.note_attempt()
+        else:
             found = left.whole(run.values)
             if state.offer(formulation.schedule(found), f"piece of {len(gaps)}"):
                 self.hiding = {c: float(np.round(found[c])) for c in self.hiding}

@@ -4,7 +4,6 @@ Every plan returned here has been lowered to the program that an executor follow
 """
 
 import math
-import time
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -19,6 +18,7 @@ from port_planner.problem.coarsen import Coarse, coarsen
 from port_planner.problem.problem import Problem, Schedule
 from port_planner.problem.reorder import peak_bytes, reorder
 from port_planner.problem.replay import ScheduleCost
+from port_planner.search import clock
 from port_planner.search.anytime import relaxation_bound
 from port_planner.search.floor import Floor, floor_of, floor_plans
 from port_planner.search.greedy.search import Greedy, greedy
@@ -104,9 +104,16 @@ def plan_step(
     time_limit_s: float = 20.0,
     strategy: str = "milp",
     rivals: Iterable[Plan] = (),
+    iterations: int | None = None,
 ) -> PlanResult:
-    """Return a plan for one captured step within `ram_bytes` of resident memory, as `plan_within` does."""
+    """Return a plan for one captured step within `ram_bytes` of resident memory, as `plan_within` does.
+
+    `iterations`: limit of attempts in place of `time_limit_s`. The plan is then the same in each run.
+    """
     limits = PlanLimits(ram_bytes, deadline_s)
+    if iterations is not None:
+        with clock.counted():
+            return plan_within(graph, costs, limits, time_limit_s=iterations, strategy=strategy, rivals=rivals)
     return plan_within(graph, costs, limits, time_limit_s=time_limit_s, strategy=strategy, rivals=rivals)
 
 
@@ -159,7 +166,7 @@ def _packing(request: _PlanRequest) -> PlanResult:
     One more kind of decision must not raise the cost: the search then meets other plans first, and not always the better
     ones. On flash that wears out, a plan that writes less may take a little longer.
     """
-    begin = time.process_time()
+    begin = clock.now()
     graph, costs = request.graph, request.costs
     bare = _within(replace(request.quick, costs=replace(costs, packings=())))
     if bare.plan is None:
@@ -204,7 +211,7 @@ def _bounded(request: _PlanRequest, found: PlanResult, begin: float) -> PlanResu
         outcome=outcome,
         bound_joules=bound,
         gap=gap,
-        seconds=time.process_time() - begin,
+        seconds=clock.now() - begin,
         message=_message(outcome, plan),
     )
 
@@ -233,7 +240,7 @@ def _within(request: _PlanRequest) -> PlanResult:
 
 def _sparing(request: _PlanRequest) -> PlanResult:
     """Return a plan that writes little to flash that wears out, and is little slower than one planned without wear."""
-    begin = time.process_time()
+    begin = clock.now()
     graph, costs, limits = request.graph, request.costs, request.limits
     share = visible_share(costs.device, base_joules(costs), sum(s.nbytes for s in graph.storages))
     unworn, seen_costs = (replace(costs, device=with_wear(costs.device, part)) for part in (0.0, share))
@@ -244,7 +251,7 @@ def _sparing(request: _PlanRequest) -> PlanResult:
         return careless
     slowest_s = SPARING_TIME * careless.plan.seconds
     limits = replace(limits, deadline_s=slowest_s if limits.deadline_s is None else min(slowest_s, limits.deadline_s))
-    spent = time.process_time() - begin
+    spent = clock.now() - begin
     unhurried = replace(request, costs=seen_costs, limits=replace(limits, deadline_s=None))
     seen = _plan(replace(unhurried, time_limit_s=request.time_limit_s - spent))
     quick = seen if request.strategy == "greedy" else _plan(unhurried.quick)
@@ -252,7 +259,7 @@ def _sparing(request: _PlanRequest) -> PlanResult:
     if seen.plan is None or seen.plan.seconds > slowest_s:
         seen = _plan(replace(unhurried, limits=limits, time_limit_s=request.time_limit_s / 2, rivals=known))
     found = better_of(graph, costs, limits, found=_restated(graph, costs, seen), rivals=known)
-    return replace(found, seconds=time.process_time() - begin)
+    return replace(found, seconds=clock.now() - begin)
 
 
 def _restated(graph: StepGraph, costs: CostTable, found: PlanResult) -> PlanResult:
@@ -268,7 +275,7 @@ def _in_time(request: _PlanRequest) -> PlanResult:
     """Return a plan that keeps the deadline, if there is one."""
     graph, costs, limits, time_limit_s = request.graph, request.costs, request.limits, request.time_limit_s
     untimed, deadline_s = replace(request, limits=replace(limits, deadline_s=None)), limits.deadline_s
-    begin = time.process_time()
+    begin = clock.now()
     free = _plan(untimed if deadline_s is None else replace(untimed, time_limit_s=time_limit_s / 3))
     if free.plan is None and limits.write_limit_bytes is None:
         free = _confirmed(replace(request.quick, rivals=()), free)
@@ -282,9 +289,9 @@ def _in_time(request: _PlanRequest) -> PlanResult:
         ).plan
     ]
     known = (*hurried, free.plan, *request.rivals)
-    left = max(time_limit_s - (time.process_time() - begin), 0.2 * time_limit_s)
+    left = max(time_limit_s - (clock.now() - begin), 0.2 * time_limit_s)
     result = _plan(replace(request, time_limit_s=left, rivals=known))
-    spent = time.process_time() - begin
+    spent = clock.now() - begin
     if result.plan is not None:
         return replace(result, seconds=spent)
     return _too_slow(graph, costs, limits.ram_bytes, deadline_s, known, spent)
@@ -331,7 +338,7 @@ def _measured(graph: StepGraph, costs: CostTable, plan: Plan, ram_bytes: int) ->
 
 def _plan(request: _PlanRequest) -> PlanResult:
     """Return a plan within the limits; above the step's floor there is one unless time or writes are limited."""
-    begin = time.process_time()
+    begin = clock.now()
     graph, costs, limits = request.graph, request.costs, request.limits
     floor = floor_of(graph, costs)
     if limits.ram_bytes < floor.nbytes:
@@ -342,7 +349,7 @@ def _plan(request: _PlanRequest) -> PlanResult:
     keep_all = dict.fromkeys((Plan(), Plan(order=reorder(graph))))
     found = better_of(graph, costs, limits, found=found, rivals=(*keep_all, *request.rivals))
     found = better_of(graph, costs, limits, found=found, rivals=_of_less_room(request, found, decided, floor, begin))
-    left = request.time_limit_s - (time.process_time() - begin)
+    left = request.time_limit_s - (clock.now() - begin)
     if found.plan is None and request.strategy in LADDER and left > 0:
         finer = _coarse_plan(replace(request, time_limit_s=left), 0)
         found = finer if finer.plan is not None else found
@@ -356,7 +363,7 @@ def _of_less_room(request: _PlanRequest, found: PlanResult, decided: int, floor:
     limits, base_bytes = request.limits, request.costs.device.base_bytes
     for share in RIVAL_ROOMS:
         less_bytes = base_bytes + int(share * (limits.ram_bytes - base_bytes))
-        left = request.time_limit_s - (time.process_time() - begin)
+        left = request.time_limit_s - (clock.now() - begin)
         known = found.plan is None or found.outcome is Outcome.OPTIMAL or request.strategy != "milp"
         if known or less_bytes < floor.nbytes or left < FINISHING * request.time_limit_s:
             return
@@ -374,14 +381,14 @@ def _below(floor: Floor, limits: PlanLimits, begin: float) -> PlanResult:
     )
     held = tuple((str(held), held.nbytes) for held in floor.holders)
     return PlanResult(
-        Outcome.INFEASIBLE, None, None, None, time.process_time() - begin, message, floor.nbytes, floor.op, held[:MAX_HOLDERS],
+        Outcome.INFEASIBLE, None, None, None, clock.now() - begin, message, floor.nbytes, floor.op, held[:MAX_HOLDERS],
         remedy=f"lower the floor: {floor.remedy}",
     )  # fmt: skip
 
 
 def _coarse_plan(request: _PlanRequest, min_bytes: int) -> PlanResult:
     """Return the plan of a problem that decides about storages of at least `min_bytes`."""
-    begin = time.process_time()
+    begin = clock.now()
     graph, costs, limits, ram_bytes = request.graph, request.costs, request.limits, request.limits.ram_bytes
     start, order = None, request.order
     if order is None:
@@ -399,7 +406,7 @@ def _coarse_plan(request: _PlanRequest, min_bytes: int) -> PlanResult:
                 order=order, min_bytes=min_bytes,
             ), None  # fmt: skip
             judge = ProgramJudge(costs, coarse, ram_bytes, overruns)
-        left = (1 - FINISHING) * request.time_limit_s - (time.process_time() - begin)
+        left = (1 - FINISHING) * request.time_limit_s - (clock.now() - begin)
         bounded = request.bounded or limits
         wider = replace(coarse.problem, deadline_s=bounded.deadline_s, write_limit_bytes=bounded.write_limit_bytes)
         solution = solve(
@@ -591,7 +598,7 @@ def _message(outcome: Outcome, takes: Program | Plan) -> str:
 def _success(costs: CostTable, plan: Plan, program: Program, solution: Solution, begin: float) -> PlanResult:
     plan = with_figures(plan, costs, program, solution.bound_joules)
     gap = relative_gap(plan.overhead_joules, solution.bound_joules)
-    seconds = time.process_time() - begin
+    seconds = clock.now() - begin
     return PlanResult(solution.outcome, plan, solution.bound_joules, gap, seconds, _message(solution.outcome, program))
 
 
@@ -600,7 +607,7 @@ def _failure(coarse: Coarse, solution: Solution, overruns: Sequence[BudgetError]
 
     Its figures are those of programs that nearly fit, or of the coarse problem.
     """
-    seconds = time.process_time() - begin
+    seconds = clock.now() - begin
     if overruns:
         nearest = min(overruns, key=lambda error: error.needed_bytes)
         held = [(coarse.graph.label(s), size) for s, size in nearest.holders]

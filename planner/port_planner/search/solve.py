@@ -1,7 +1,6 @@
 """Solve an abstract problem: a schedule, with a bound, a gap and a plain statement of the outcome."""
 
 import enum
-import time
 from dataclasses import dataclass, replace
 
 from port_planner.base.errors import ExitCode, PortError
@@ -9,6 +8,7 @@ from port_planner.milp.conflict import Shortfall
 from port_planner.milp.highs import Progress
 from port_planner.problem.problem import Problem, Schedule
 from port_planner.problem.replay import ScheduleCost, replay
+from port_planner.search import clock
 from port_planner.search.anytime import climb
 from port_planner.search.baselines import BASELINES, BITTRAIN
 from port_planner.search.greedy.search import Greedy, greedy
@@ -104,7 +104,7 @@ def solve(
     packing. `bounded`: the problem that the bound must hold for, if it has wider limits. Raises StrategyError for an unknown
     strategy.
     """
-    begin = time.process_time()
+    begin = clock.now()
     if strategy == "milp":
         state = climb(problem, time_limit_s, progress, judge, first=first, bounded=bounded)
     elif strategy == "greedy":
@@ -132,7 +132,7 @@ def _greedy_climb(
     *,
     unpacked_known: bool,
 ) -> Climb:
-    state = Climb(problem, time.process_time() + time_limit_s, progress, judge=judge)
+    state = Climb(problem, clock.now() + time_limit_s, progress, judge=judge)
     state.greedy = first or greedy(problem)
     if state.greedy.schedule is not None:
         state.offer(state.greedy.schedule, "greedy")
@@ -144,7 +144,7 @@ def _greedy_climb(
 
 
 def _solution(state: Climb, begin: float, strategy: str) -> Solution:
-    seconds = time.process_time() - begin
+    seconds = clock.now() - begin
     needed = state.greedy.needed_bytes if state.greedy is not None else None
     stage = state.greedy.stage if state.greedy is not None else None
     if state.schedule is None:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from benchmarks.follow_zoo.stranger_jobs import losses, networks, optimizers, state
+from benchmarks.follow_zoo.stranger_jobs import late, losses, networks, optimizers, state
 from port_planner.job import TrainingJob
 
 
@@ -10,6 +10,6 @@ def registered() -> dict[str, Callable[[], TrainingJob]]:
     """Return what makes each job, by name."""
     return {
         f"{part.JOBS.subject}/{name}": make
-        for part in (losses, networks, optimizers, state)
+        for part in (losses, networks, optimizers, state, late)
         for name, make in part.JOBS.makers.items()
     }

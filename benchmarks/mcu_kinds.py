@@ -3,7 +3,8 @@
     python -m benchmarks.mcu_kinds [--only written|random] [--randoms 60] [--json]
 
 Right means, on samples that calibration did not see: the float graph gives what the module gives, the firmware's engine on this
-machine what torch gives with every tensor rounded to its int8 format, and a step of training moves weights as the module's own
+machine what torch gives with every tensor rounded to its int8 format, the kernels for DSP instructions the same bits as those
+without, and a step of training moves weights as the module's own
 gradients say. How far int8 is from the module is printed too; with random weights it means little. Ends with 1 where a network is
 neither right nor refused.
 """
@@ -25,6 +26,7 @@ from torch import nn
 from benchmarks.mcu_networks.kinds import KINDS, NetworkKind, random_kind
 from port_planner.mcu import CompiledModel, HostEngine, UpdateOptions, UpdateRounding, compile_model
 from port_planner.mcu.frontend import SOFTMAX_NOTE
+from port_planner.mcu.host import FAST
 from port_planner.mcu.ir import KernelCall, McuCompileError, OpKind, row_bytes
 from port_planner.mcu.module_trace import softmax_as
 from port_planner.mcu.quantize import logits_error, rounded_logits, run_float
@@ -78,6 +80,8 @@ def judge(kind: NetworkKind) -> KindResult:
     engine = HostEngine(model)
     logits = np.stack([engine.infer(row)[1] for row in model.quantize_input(fresh)])
     engine_error = logits_error(logits, rounded)
+    if not _is_same_with_dsp(model, engine, fresh):
+        return KindResult(kind.name, Verdict.WRONG, note="the DSP kernels give other bits")
     if SOFTMAX_NOTE in graph.notes:
         answer = torch.from_numpy(wanted)
         imported, logits = (softmax_as(answer, torch.from_numpy(values)).numpy() for values in (imported, logits))
@@ -86,6 +90,17 @@ def judge(kind: NetworkKind) -> KindResult:
     right = float_error <= FLOAT_ERROR and engine_error <= ENGINE_ERROR and (cosine is None or cosine >= LEAST_COSINE)
     verdict = Verdict.RIGHT if right else Verdict.WRONG
     return KindResult(kind.name, verdict, float_error, engine_error, int8_error, cosine)
+
+
+def _is_same_with_dsp(model: CompiledModel, engine: HostEngine, fresh: NDArray[np.float32]) -> bool:
+    """Return whether the loops of the kernels for DSP instructions infer and train to the same bits."""
+    rows, other, initial = model.quantize_input(fresh), HostEngine(model, FAST), engine.parameters
+    same = all((engine.infer(row)[1] == other.infer(row)[1]).all() for row in rows)
+    for each in (engine, other):
+        each.train_many(rows[:TRAINED], np.arange(TRAINED) % model.quantized.graph.classes)
+    same = same and engine.parameters == other.parameters
+    engine.parameters = initial
+    return same
 
 
 def settled_module(kind: NetworkKind) -> tuple[nn.Module, NDArray[np.float32]]:

@@ -199,6 +199,7 @@ KINDS: tuple[NetworkKind, ...] = (
     NetworkKind("stream upsampled by transposed", STREAM, along(lambda m, x: m.a(x).relu(), 5, a=nn.ConvTranspose1d(8, 5, 7, 4, 3, 2))),
     NetworkKind("decoder of features", ROW, lambda: nn.Sequential(nn.Linear(20, 32), nn.ReLU(), nn.Unflatten(1, (8, 2, 2)), nn.ConvTranspose2d(8, 6, 3, 3), nn.ReLU(), nn.ConvTranspose2d(6, 1, 2, 2), nn.Flatten())),
     NetworkKind("decoder of a stream", ROW, lambda: nn.Sequential(nn.Linear(20, 24), nn.Tanh(), nn.Unflatten(1, (4, 6)), nn.ConvTranspose1d(4, 2, 4, 2, 1), nn.Flatten(), nn.Linear(24, CLASSES))),
+    NetworkKind("padded pixels", IMAGE, image(lambda m, x: m.b(m.a(x).relu()), 8, a=nn.Conv2d(8, 8, 1, padding=1), b=nn.Conv2d(8, 8, 1, padding=(0, 2)))),
     NetworkKind("reflect padding", IMAGE, image(lambda m, x: m.a(x), 8, a=nn.Conv2d(8, 8, 3, padding=1, padding_mode="reflect"))),
     NetworkKind("explicit padding", IMAGE, image(lambda m, x: m.a(F.pad(x, (0, 1, 0, 1))), 8, a=nn.Conv2d(8, 8, 3))),
     NetworkKind("local response", IMAGE, image(lambda m, x: m.a(x), 8, a=nn.LocalResponseNorm(2))),

@@ -42,6 +42,8 @@ class Core(Enum):
     M3 = ("-mcpu=cortex-m3 -mfloat-abi=soft", "mps2-an385", 1024 * 1024, 256 * 1024)
     M4F = ("-mcpu=cortex-m4 -mfpu=fpv4-sp-d16 -mfloat-abi=hard", "mps2-an386", 1024 * 1024, 256 * 1024)
     M7F = ("-mcpu=cortex-m7 -mfpu=fpv5-sp-d16 -mfloat-abi=hard", "mps2-an500", 1024 * 1024, 256 * 1024)
+    M33 = ("-mcpu=cortex-m33 -mfpu=fpv5-sp-d16 -mfloat-abi=hard", "mps2-an505", 1024 * 1024, 256 * 1024)
+    """The Arm core of a Pico 2's RP2350, in its secure state, as it boots."""
     RP2040 = ("-mcpu=cortex-m0plus -mfloat-abi=soft", RP2040JS, 2048 * 1024, 256 * 1024)
     RV32 = ("-march=rv32imc -mabi=ilp32", "virt", 0, 1024 * 1024)
     """The instructions of an ESP32-C3; QEMU's board has no flash, the program is in its RAM."""
@@ -58,7 +60,12 @@ class Core(Enum):
     @property
     def origin(self) -> int:
         """The address at which the program lies."""
-        return {Core.RP2040: 0x1000_0000, Core.RV32: 0x8000_0000}.get(self, 0)
+        return {Core.RP2040: 0x1000_0000, Core.M33: 0x1000_0000, Core.RV32: 0x8000_0000}.get(self, 0)
+
+    @property
+    def ram_origin(self) -> int:
+        """The address at which its RAM begins."""
+        return 0x3800_0000 if self is Core.M33 else 0x2000_0000
 
     @property
     def machine(self) -> str:
@@ -183,7 +190,7 @@ def build_image(
         "-Wl,--no-warn-rwx-segments",
         *(["-specs=picolibc.specs"] if core is Core.RV32 else ["-specs=nano.specs", "-specs=nosys.specs"]),
     ]
-    limits = [f"-Wl,--defsym=bench_origin={core.origin}"]
+    limits = [f"-Wl,--defsym=bench_origin={core.origin}", f"-Wl,--defsym=bench_ram_origin={core.ram_origin}"]
     limits += [f"-Wl,--defsym=bench_flash={core.flash_bytes}", f"-Wl,--defsym=bench_ram={ram_bytes or core.ram_bytes}"]
     include = ["-I", str(firmware_root() / "include"), "-I", str(directory)]
     _run(

@@ -96,14 +96,10 @@ static float input_value(const port_bound *bound, const float *gradient, int32_t
     return sum;
 }
 
-static int is_pointwise(const port_op *op) {
-    return op->kernel_h == 1 && op->kernel_w == 1 && op->stride_h == 1 && op->stride_w == 1;
-}
-
 void port_conv_input_gradient(const port_bound *bound, const float *gradient, float *target, int accumulate) {
     const port_op *op = bound->op;
     int32_t start = bound->first * op->in_w, pixels = bound->last * op->in_w, in_c = op->in_c, tiled_pixels = start, tiled_c = 0;
-    if (is_pointwise(op)) {
+    if (port_is_pointwise(op)) {
         tiled_pixels = pixels - (pixels - start) % TILE;
         tiled_c = in_c - in_c % TILE;
     }
@@ -136,7 +132,7 @@ static walk walk_tap(const port_bound *bound, const float *gradient, int32_t u, 
     w.rows = vertical.last - vertical.first, w.columns = horizontal.last - horizontal.first;
     w.dy_column = op->out_c, w.x_column = op->stride_w * op->in_c;
     w.dy_row = op->out_w * op->out_c, w.x_row = op->stride_h * op->in_w * op->in_c;
-    if (is_pointwise(op)) w.columns *= w.rows, w.rows = w.columns ? 1 : 0;
+    if (port_is_pointwise(op)) w.columns *= w.rows, w.rows = w.columns ? 1 : 0;
     return w;
 }
 

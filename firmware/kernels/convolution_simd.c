@@ -193,7 +193,7 @@ void port_conv_forward_simd(const port_bound *bound) {
     column_plan plan = {op->kernel_h * op->kernel_w * op->in_c, 0, port_offset_pair(op->in_zero)};
     plan.groups = (plan.length + GROUP - 1) / GROUP;
     int32_t pixels = bound->last * op->out_w;
-    int pointwise = op->kernel_h * op->kernel_w * op->stride_h * op->stride_w == 1;
+    int pointwise = port_is_pointwise(op);
     for (int32_t p = bound->first * op->out_w; p < pixels; p += 2) {
         int32_t q = p + 1 < pixels ? p + 1 : p; /* an odd last pixel is computed twice */
         for (int side = 0; side < 2; side++) {

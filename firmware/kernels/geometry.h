@@ -1,8 +1,10 @@
-/* Which kernel taps fall inside the input, for one output position. */
+/* Which inputs an output position reads. */
 #ifndef PORT_GEOMETRY_H
 #define PORT_GEOMETRY_H
 
 #include <stdint.h>
+
+#include "port_model.h"
 
 /* Input positions start + first .. start + last - 1 exist; taps first .. last - 1 of the kernel touch them. */
 typedef struct port_taps {
@@ -15,6 +17,12 @@ static inline port_taps port_window(int32_t position, int32_t stride, int32_t pa
     taps.first = taps.start < 0 ? -taps.start : 0;
     taps.last = taps.start + kernel > extent ? extent - taps.start : kernel;
     return taps;
+}
+
+/* Whether each output pixel reads the input pixel of the same number, which zero padding would shift. */
+static inline int port_is_pointwise(const port_op *op) {
+    int same_size = op->in_h == op->out_h && op->in_w == op->out_w;
+    return same_size && op->kernel_h * op->kernel_w * op->stride_h * op->stride_w == 1;
 }
 
 #endif

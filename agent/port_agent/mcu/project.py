@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 SCRIPT = "project.py"
 JOB = "job.json"
 REPORT_SAMPLES = 64
+CALIBRATION_SAMPLES = 256
+"""Samples of `train_x` that give the ranges of tensors again."""
 MAX_INT8_ERROR = 0.5
 """Largest error of the logits with which a model in int8 is still the same model."""
 MIN_RATE_SAMPLES = 30
@@ -171,6 +173,16 @@ def freeze_project(project: Project) -> Project:
     model = project.model
     frozen = compile_quantized(model.quantized, scheme=SparseScheme({}), simd=model.simd)
     return _with_scheme(project, frozen)
+
+
+def grow_project(project: Project, growth: float) -> Project:
+    """Return the project with ranges in which weights and activations may become `growth` times their largest on `train_x`.
+
+    Raises McuCompileError for less than 1.
+    """
+    from port_planner.mcu.compile import with_growth
+
+    return replace(project, model=with_growth(project.model, project.train_x[:CALIBRATION_SAMPLES], growth))
 
 
 def widen_project(project: Project) -> Project:

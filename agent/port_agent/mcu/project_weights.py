@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from port_planner.mcu.quantize import QuantizedOp
 
 
+MAX_EXPORTED = 127.75
+"""The largest code with a low byte that a board exports, 127 and 127/256, and room for its rounding in a file of floats."""
+
+
 def write_layers(folder: Path, model: "CompiledModel") -> None:
     """Write the layers of a compiled model into its directory."""
     arrays: Arrays = {MODULE + name: values for name, values in model.quantized.graph.state.items()}
@@ -104,6 +108,12 @@ def _with_weights(op: "QuantizedOp", layer: OpLayer, given: Mapping[str, NDArray
         raise BoardJobError(
             f"the weights do not fit layer {place} ({error}); give those of this project's module"
         ) from error
+    most = float(np.abs(exact).max(initial=0.0))
+    if most > MAX_EXPORTED:
+        raise BoardJobError(
+            f"weights of layer {layer.layer or layer.norm} are up to {most / 127:.3g} times the largest that the project's "
+            "model can hold; load the file in project.py, so that the ranges follow, or give a larger --growth"
+        )
     source = replace(
         op.op, weight=np.ascontiguousarray(weight.reshape(layer.shape), np.float32),
         bias=np.broadcast_to(bias, scale.shape).astype(np.float32),

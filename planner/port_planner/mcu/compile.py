@@ -167,6 +167,17 @@ def choose_channels(model: CompiledModel, share: float) -> CompiledModel:
     return compile_quantized(model.quantized, scheme=scheme, simd=model.simd)
 
 
+def with_growth(model: CompiledModel, calibration: NDArray[np.float32], growth: float) -> CompiledModel:
+    """Return the model with ranges in which weights and activations may become `growth` times their largest now.
+
+    For a module that is to learn from random weights. `calibration` [N, C, H, W] or [N, C, W] gives the ranges of all tensors but
+    the input's, which stays. Raises McuCompileError for a `growth` below 1.
+    """
+    quantized, samples = model.quantized, calibration_samples(calibration).numpy()
+    wide = quantize(quantized.graph, samples, growth, growth, quantized.input)
+    return compile_quantized(wide, scheme=model.scheme, simd=model.simd)
+
+
 def with_low_bytes(model: CompiledModel) -> CompiledModel:
     """Return the model with a low byte for every trained weight, which the Q8.8 rule of updates needs."""
     return compile_quantized(model.quantized, scheme=model.scheme, q88=True, simd=model.simd)

@@ -31,6 +31,10 @@ FAST = ("-O3", "-DPORT_SIMD_EMULATE")
 """More flags, for experiments with many samples: the loops of the DSP kernels give the same bits in two thirds of the time."""
 
 
+MAX_CODE = 127
+"""Largest code of a weight, of either sign."""
+
+
 class UpdateRounding(IntEnum):
     """Rounding of the int8 update; the numbers are those of `enum port_rule`."""
 
@@ -269,6 +273,13 @@ class HostEngine:
         if slot.weight_offset is not None:
             found += image[slot.weight_offset :][: update.rows * row_bytes(op)]
         return found
+
+    def at_limit(self, layer: str) -> float:
+        """Return the share of a layer's trained weights that are at the end of their range, beyond which they cannot grow."""
+        op = self.model.quantized.graph.op(layer)
+        count = self.model.scheme.of(layer).rows * row_bytes(op)
+        weights = np.frombuffer(self.values(layer)[-count:], np.int8)
+        return float(np.mean(np.abs(weights.astype(np.int16)) >= MAX_CODE))
 
     @property
     def pages(self) -> PageCounters:

@@ -63,7 +63,7 @@ def trace_module(module: nn.Module, name: str) -> fx.GraphModule:
         )
     try:
         return fx.symbolic_trace(module)
-    except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, LookupError) as error:
+    except (fx.proxy.TraceError, TypeError, ValueError, RuntimeError, AttributeError, LookupError, NameError) as error:
         first_line = str(error).partition("\n")[0]
         raise McuCompileError(
             name, f"cannot be traced ({first_line})", "remove control flow on tensor values"

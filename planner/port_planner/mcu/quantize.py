@@ -211,22 +211,28 @@ def _clamped(clamp: Clamp, tensor: torch.Tensor) -> torch.Tensor:
     return F.relu(tensor) if high is None else F.hardtanh(tensor, low, high)
 
 
-def quantize(graph: Graph, calibration: NDArray[np.float32], headroom: float = HEADROOM) -> QuantizedGraph:
+def quantize(
+    graph: Graph,
+    calibration: NDArray[np.float32],
+    headroom: float = HEADROOM,
+    growth: float = WEIGHT_HEADROOM,
+    start: QuantizedTensor | None = None,
+) -> QuantizedGraph:
     """Return the int8 graph, its ranges taken from `calibration` [N, C, H, W]; a few dozen samples are enough.
 
     `headroom` widens the range of every activation except the input, for a model that will keep learning. The ranges of
-    weights widen as much, up to WEIGHT_HEADROOM. Without it, the largest weight of every row starts at its limit and cannot
-    grow. Raises McuCompileError for a `headroom` below 1.
+    weights widen as much, up to `growth` times the largest weight of a row. Without it, that weight starts at its limit and
+    cannot grow. `start`: the format of the input; None: by `calibration`. Raises McuCompileError for a `headroom` below 1.
     """
     if headroom < 1.0:
         raise McuCompileError("headroom", f"{headroom} would clip the calibration data", "use 1.0 or more")
     with torch.no_grad():
         tensors = run_float(graph, torch.from_numpy(np.ascontiguousarray(calibration, dtype=np.float32)))
-    formats = {graph.input_name: _tensor_format(tensors[graph.input_name], Clamp.NONE, 1.0)}
+    formats = {graph.input_name: start or _tensor_format(tensors[graph.input_name], Clamp.NONE, 1.0)}
     ops = []
     for op in graph.ops:
         inputs = tuple(formats[name] for name in op.inputs)
-        quantized = _quantize_op(op, inputs, tensors[op.name], headroom)
+        quantized = _quantize_op(op, inputs, tensors[op.name], headroom, min(headroom, growth))
         formats[op.name] = quantized.output
         ops.append(quantized)
     return QuantizedGraph(graph, formats[graph.input_name], tuple(ops))
@@ -248,7 +254,7 @@ def _limits(clamp: Clamp, output: QuantizedTensor) -> tuple[int, int]:
 
 
 def _quantize_op(
-    op: KernelCall, inputs: tuple[QuantizedTensor, ...], result: torch.Tensor, headroom: float
+    op: KernelCall, inputs: tuple[QuantizedTensor, ...], result: torch.Tensor, headroom: float, growth: float
 ) -> QuantizedOp:
     if op.kind in (OpKind.AVERAGE_POOL, OpKind.MAX_POOL, OpKind.UPSAMPLE):
         return QuantizedOp(op, inputs, inputs[0], *_limits(op.clamp, inputs[0]))
@@ -263,7 +269,7 @@ def _quantize_op(
         return _quantize_product(op, inputs, output)
     if op.kind is OpKind.GRU:
         output = STATE
-    return _quantize_weighted(op, inputs[0], output, min(headroom, WEIGHT_HEADROOM) if op.trains_weight else 1.0)
+    return _quantize_weighted(op, inputs[0], output, growth if op.trains_weight else 1.0)
 
 
 def _tabulate(op: KernelCall, source: QuantizedTensor, result: torch.Tensor, headroom: float) -> QuantizedOp:
@@ -402,6 +408,7 @@ def logits_error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> flo
 __all__ = [
     "HEADROOM",
     "WEIGHTED",
+    "WEIGHT_HEADROOM",
     "QuantizedGraph",
     "QuantizedOp",
     "QuantizedTensor",

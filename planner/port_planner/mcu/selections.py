@@ -41,7 +41,10 @@ def read_choice(call: Callable[[torch.Tensor], torch.Tensor], extents: Sequence[
     """
     size = prod(extents)
     ids = torch.arange(1, BATCH * size + 1, dtype=torch.float64).reshape(BATCH, *extents)
-    result = call(ids).round().long()
+    answer = call(ids)
+    result = answer.long()
+    if not torch.equal(answer, result.to(answer.dtype)):
+        return None  # some values are computed, not selected
     if len(result) != BATCH or not torch.equal(result[1], torch.where(result[0] > 0, result[0] + size, 0)):
         return None
     found: NDArray[np.int64] = result[0].numpy()

@@ -25,6 +25,9 @@ WARNINGS = ("-Wall", "-Wextra", "-Werror", "-O2")
 CORES = {
     "m0": ("arm-none-eabi", "-mcpu=cortex-m0", "-mthumb"),
     "m4f": ("arm-none-eabi", "-mcpu=cortex-m4", "-mthumb", "-mfpu=fpv4-sp-d16", "-mfloat-abi=hard"),
+    "m7f": ("arm-none-eabi", "-mcpu=cortex-m7", "-mthumb", "-mfpu=fpv5-d16", "-mfloat-abi=hard"),  # Teensy 4
+    "m33": ("arm-none-eabi", "-mcpu=cortex-m33", "-mthumb", "-mfpu=fpv5-sp-d16", "-mfloat-abi=softfp"),  # Pico 2
+    "hazard3": ("riscv64-unknown-elf", "-march=rv32imac", "-mabi=ilp32", "--specs=picolibc.specs"),  # the same, RISC-V
     "rv32": ("riscv64-unknown-elf", "-march=rv32imc", "-mabi=ilp32", "--specs=picolibc.specs"),
 }
 ARDUINO = """

@@ -12,6 +12,7 @@ from port_agent.mcu.layers import LayerTables
 from port_agent.mcu.project_weights import read_weights, take_weights, write_layers
 from port_agent.mcu.protocol.board_model import read_model
 from port_planner.mcu import compile_model
+from port_planner.mcu.compile import with_growth
 from port_planner.mcu.emit import parameter_image
 
 
@@ -28,6 +29,22 @@ def test_weights_of_another_module_are_refused(tmp_path: Path) -> None:
         take_weights(model, state | {"2.weight": np.zeros((3, 9), np.float32)})
     with pytest.raises(BoardJobError, match="do not fit layer 0"):
         take_weights(model, {name: values for name, values in state.items() if not name.startswith("0")})
+
+
+def test_weights_beyond_the_range_of_the_model_are_refused_and_fit_where_they_may_grow() -> None:
+    torch.manual_seed(0)
+    data = np.random.default_rng(1).normal(size=(8, 6)).astype(np.float32)
+    model = compile_model(nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)).eval(), data)
+    state = dict(model.quantized.graph.state)
+    larger = state | {"2.weight": 3 * state["2.weight"]}
+    with pytest.raises(
+        BoardJobError, match=r"weights of layer 2 are up to 2\.4 times the largest .* a larger --growth"
+    ):
+        take_weights(model, larger)
+    (*_, last) = take_weights(with_growth(model, data, 4.0), larger).quantized.ops
+    assert last.weight is not None and last.weight_scale is not None
+    real = last.weight.reshape(3, 4) * last.weight_scale[:, None]
+    assert np.abs(real - larger["2.weight"]).max() <= 0.501 * last.weight_scale.max()
 
 
 def test_a_value_that_is_in_no_layer_of_the_board_is_refused() -> None:

@@ -39,7 +39,7 @@ from port_planner.mcu.ir import Graph, OpKind
 from port_planner.mcu.page_costs import PageMedium
 from port_planner.mcu.schemes.contributions import backward_macs
 from port_planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2
-from tests.planner.mcu.networks import Build, every_layer, hidden_linear, joins, recurrent, settled, transposed
+from tests.planner.mcu.networks import Build, every_layer, hidden_linear, joins, padded, recurrent, settled, transposed
 
 pytestmark = pytest.mark.skipif(missing_tools(counting=True) is not None, reason=str(missing_tools(counting=True)))
 
@@ -64,7 +64,7 @@ def digits(simd: bool = True) -> tuple[CompiledModel, np.ndarray, np.ndarray]:
 
 @pytest.mark.process
 @pytest.mark.sample(4)
-@pytest.mark.parametrize("core", [Core.M0, Core.M3, Core.M4F, Core.M7F])
+@pytest.mark.parametrize("core", [Core.M0, Core.M3, Core.M4F, Core.M7F, Core.M33])
 @pytest.mark.parametrize("rule", [UpdateRounding.STOCHASTIC, UpdateRounding.Q88])
 def test_every_core_trains_to_the_hosts_bits(core: Core, rule: UpdateRounding, tmp_path: Path) -> None:
     """All layer kinds, all parameters, five samples."""
@@ -87,7 +87,7 @@ def test_every_core_trains_to_the_hosts_bits(core: Core, rule: UpdateRounding, t
 
 @pytest.mark.process
 @pytest.mark.parametrize("core", [Core.M4F, Core.M0])
-@pytest.mark.parametrize("build", [joins, transposed, recurrent])
+@pytest.mark.parametrize("build", [joins, transposed, padded, recurrent])
 def test_newer_layers_train_to_the_hosts_bits(build: Build, core: Core, tmp_path: Path) -> None:
     module, data = build(5)
     model = compile_model(module, data[:, :, :8, :6], q88=True)

@@ -194,6 +194,14 @@ def transposed(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
     return settled(Transposed(), data), data
 
 
+def padded(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
+    """Return convolutions of single pixels whose padding makes the image larger, and four classes."""
+    torch.manual_seed(6)
+    data = np.random.default_rng(6).normal(size=(count, 3, 8, 6)).astype(np.float32)
+    body = (nn.Conv2d(3, 9, 1, padding=1), nn.ReLU(), nn.Conv2d(9, 8, 1, padding=(0, 2)), nn.AvgPool2d(2))
+    return settled(nn.Sequential(*body, nn.Flatten(), nn.Linear(8 * 5 * 6, 4)), data), data
+
+
 def recurrent(count: int = 12) -> tuple[nn.Module, NDArray[np.float32]]:
     torch.manual_seed(10)
     data = np.random.default_rng(10).normal(size=(count, 2, 8, 9)).astype(np.float32)
@@ -214,5 +222,6 @@ BUILDS = NETWORKS | {
     "joins": joins,
     "choices": choices,
     "transposed": transposed,
+    "padded": padded,
     "recurrent": recurrent,
 }

@@ -134,6 +134,13 @@ def _add_variants(parser: argparse.ArgumentParser) -> None:
         help="compile for inference only, which takes less RAM: a smaller board can use what another one learnt",
     )
     parser.add_argument(
+        "--growth",
+        type=positive_number,
+        metavar="TIMES",
+        help="leave room for weights and activations to become TIMES their largest value while they are trained, instead of "
+        "1.25 and 1.5 times: 8 for a module with random weights, whose weights have to grow",
+    )
+    parser.add_argument(
         "--choose-rate",
         action=argparse.BooleanOptionalAction,
         help="choose the learning rate: train at each of several on the project's samples in the host's engine, and "

@@ -18,6 +18,7 @@ from port_agent.mcu.project import (
     choose_project,
     fit_project,
     freeze_project,
+    grow_project,
     hold_project,
     int8_error,
     load_project,
@@ -105,12 +106,11 @@ def run_compile(arguments: argparse.Namespace) -> int:
 
 
 def _check_options(arguments: argparse.Namespace) -> None:
-    if arguments.inference and (
-        arguments.q88 or arguments.sparse_update or arguments.dynamic_update or arguments.per_joule
-    ):
+    options = ("growth", "q88", "sparse_update", "dynamic_update", "per_joule")
+    if arguments.inference and any(getattr(arguments, name) for name in options):
         raise BoardJobError(
-            "--inference trains nothing; leave out --q88, --sparse-update, --dynamic-update and --per-joule, which "
-            "say how to train"
+            "--inference trains nothing; leave out --growth, --q88, --sparse-update, --dynamic-update and --per-joule, "
+            "which say how to train"
         )
     if arguments.ram is None:
         if arguments.deadline is not None:
@@ -128,6 +128,8 @@ def _check_options(arguments: argparse.Namespace) -> None:
 def _choose(project: Project, arguments: argparse.Namespace) -> tuple[Project, _Choices]:
     """Return the project as the options change it, and the choices made on the way."""
     fitted = valuation = held = None
+    if arguments.growth is not None:
+        project = grow_project(project, arguments.growth)
     if arguments.weights is not None:
         project = weigh_project(project, arguments.weights)
     if arguments.inference:
@@ -192,7 +194,12 @@ def _show_choices(choices: _Choices) -> None:
 def _rate_json(found: RateChoice) -> dict[str, Any]:
     """Return the accuracy of each learning rate on held-out samples, as shares."""
     measured = [{"rate": each.rate, "accuracy": each.accuracy} for each in found.measured]
-    return {"chosen": found.best.rate, "untrained": found.untrained, "measured": measured}
+    return {
+        "chosen": found.best.rate,
+        "untrained": found.untrained,
+        "measured": measured,
+        "weights_at_limit": dict(found.at_limit),
+    }
 
 
 def _show_rate(found: RateChoice) -> None:
@@ -202,6 +209,11 @@ def _show_rate(found: RateChoice) -> None:
     if not found.helps:
         print(
             "no learning rate gives a better result than the untrained model: give more samples, or train other layers"
+        )
+    for layer in found.cramped:
+        print(
+            f"{layer}: {found.at_limit[layer]:.0%} of its weights end at the limit of their range and cannot grow; if the "
+            "module has random weights, --growth 8 lets them become 8 times as large"
         )
 
 

@@ -42,20 +42,29 @@ class EngineMeasure:
     folds: int = 3
 
     def __call__(self, scheme: SparseScheme, draws: Sequence[int]) -> list[float]:
+        engine = self._engine(scheme)
+        return [self._adapt(engine, draw) for draw in draws]
+
+    def at_limit(self, scheme: SparseScheme) -> dict[str, float]:
+        """Return, by layer, the share of trained weights that the first adaptation leaves at the end of their range."""
+        engine = self._engine(scheme)
+        self._adapt(engine, 0)
+        return {name: engine.at_limit(name) for name, update in scheme.updates.items() if update.rows}
+
+    def _engine(self, scheme: SparseScheme) -> HostEngine:
         compiled = compile_quantized(self.model, scheme=scheme)
         engine = HostEngine(compiled, FAST)
         low_bytes = self.options.rule is not UpdateRounding.Q88 or compiled.q88
         engine.set_options(self.options if low_bytes else replace(self.options, rule=UpdateRounding.STOCHASTIC))
-        epochs = self.epochs if compiled.memory.program.backward else 0
-        return [self._adapt(engine, epochs, draw) for draw in draws]
+        return engine
 
-    def _adapt(self, engine: HostEngine, epochs: int, draw: int) -> float:
+    def _adapt(self, engine: HostEngine, draw: int) -> float:
         order = np.random.default_rng(draw // self.folds).permutation(len(self.labels))
         judged = np.arange(len(order)) % self.folds == draw % self.folds
         trained, shuffle = order[~judged], np.random.default_rng(draw)
         engine.reset()
         engine.state = replace(engine.state, generator=draw * 2654435761 % 2**32 + 1)
-        for _ in range(epochs):
+        for _ in range(self.epochs if engine.model.memory.program.backward else 0):
             engine.train_many(self.inputs, self.labels, shuffle.permutation(trained))
         loss, accuracy = engine.evaluate(self.inputs[order[judged]], self.labels[order[judged]])
         targets = self.model.graph.targets

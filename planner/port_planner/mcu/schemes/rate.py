@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,8 @@ from port_planner.mcu.schemes.fit import EngineMeasure
 
 RATES = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
 FOLDS = 3
+CRAMPED_SHARE = 0.05
+"""Share of a layer's weights at the end of their range from which it is worth saying."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +43,13 @@ class RateChoice:
     measured: tuple[MeasuredRate, ...]
     untrained: float
     explains: bool = False
+    at_limit: Mapping[str, float] = field(default_factory=dict)
+    """Share of each layer's weights that training at the best rate leaves at the end of their range."""
+
+    @property
+    def cramped(self) -> tuple[str, ...]:
+        """The layers of which at least CRAMPED_SHARE of the weights cannot grow further."""
+        return tuple(name for name, share in self.at_limit.items() if share >= CRAMPED_SHARE)
 
     @property
     def best(self) -> MeasuredRate:
@@ -71,12 +80,16 @@ def choose_rate(
     judge = EngineMeasure(model.quantized, inputs, labels, epochs, options, FOLDS)
     draws = range(FOLDS)
     untrained = float(np.mean(judge(SparseScheme({}), draws)))
-    measured = []
+    measured: list[MeasuredRate] = []
     targets = model.quantized.graph.targets
     for done, each in enumerate(rates):
         progress(done, len(rates))
         rate = each * targets / 2 if targets else each
-        judged = replace(judge, options=replace(options, learning_rate=rate))
-        measured.append(MeasuredRate(rate, tuple(judged(model.scheme, draws))))
+        measured.append(MeasuredRate(rate, tuple(_at_rate(judge, rate)(model.scheme, draws))))
     progress(len(rates), len(rates))
-    return RateChoice(tuple(measured), untrained, targets > 0)
+    found = RateChoice(tuple(measured), untrained, targets > 0)
+    return replace(found, at_limit=_at_rate(judge, found.best.rate).at_limit(model.scheme))
+
+
+def _at_rate(judge: EngineMeasure, rate: float) -> EngineMeasure:
+    return replace(judge, options=replace(judge.options, learning_rate=rate))

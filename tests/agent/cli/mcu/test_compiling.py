@@ -3,7 +3,9 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from port_agent.cli import main
 from port_planner.mcu.schemes.rate import RATES
@@ -65,6 +67,23 @@ def test_compile_reports_each_layer_and_chooses_a_rate(tmp_path: Path, capsys: p
     assert main(["mcu", *words]) == 0
     said, page = capsys.readouterr().out, (tmp_path / "out" / "report.html").read_text()
     assert "on held-out samples" in said and "clipped" in said and page.count("<tr>") == 1 + len(found["layers"])
+
+
+@pytest.mark.process
+def test_compile_gives_weights_room_to_grow(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "project.py").write_text(UNTRAINED)
+    words = ["compile", str(tmp_path), "-o", str(tmp_path / "out")]
+    run_json(capsys, *words)
+    scales = load_file(tmp_path / "out" / "layers.safetensors")
+    run_json(capsys, *words, "--growth", "5")
+    for name, wide in load_file(tmp_path / "out" / "layers.safetensors").items():
+        if name.endswith("/scale"):
+            np.testing.assert_allclose(wide, 4 * scales[name], rtol=1e-5)  # 1.25 times without
+    (found,) = run_json(capsys, *words, "--choose-rate")
+    assert found["learning_rate"]["weights_at_limit"]["features_0_0"] == 0
+    assert main(["mcu", *words, "--growth", "0.5"]) == 1
+    assert main(["mcu", *words, "--growth", "2", "--inference"]) == 2
+    assert "--growth" in capsys.readouterr().err
 
 
 @pytest.mark.process

@@ -20,6 +20,9 @@ _OVERLAP_CHARACTERS = 2048
 _AGREEING_TOKENS = 32
 """Tokens before and after a joint that both windows must agree on."""
 
+_AGREEING_SHARE = 0.75
+"""Share of the characters of both windows that must have the same tokens: all but those near a border that cuts a word."""
+
 Span = tuple[int, int]
 """Characters: the first, and the one after the last."""
 
@@ -160,17 +163,21 @@ def _joint(held: Sequence[_Token], found: Sequence[_Token]) -> tuple[int, int] |
     """Return the place in both windows from which the tokens of the second replace those of the first; None if they
     agree nowhere.
 
-    It is the middle of the longest run of tokens that they have in common.
+    It is the middle of the longest run of tokens that they have in common. The run must take most of the characters of
+    both: windows that group digits otherwise have shorter ones in common, by chance.
     """
     places = {token: place for place, token in enumerate(held)}
-    best, length, run, before = None, 0, 0, -1
+    best, last, length, run, before = None, 0, 0, 0, -1
     for place, token in enumerate(found):
         there = places.get(token, -1)
         run = run + 1 if there >= 0 and there == before + 1 and run else int(there >= 0)
         before = there
         if run > length:
-            best, length = (there - run // 2, place - run // 2), run
-    return best if length >= 2 * _AGREEING_TOKENS else None
+            best, last, length = (there - run // 2, place - run // 2), place, run
+    if length < 2 * _AGREEING_TOKENS:
+        return None
+    both, common = held[-1][2] - found[0][1], found[last][2] - found[last - length + 1][1]
+    return best if common >= _AGREEING_SHARE * both else None
 
 
 def _same_begin(held: Sequence[_Token], found: Sequence[_Token]) -> tuple[int, int]:

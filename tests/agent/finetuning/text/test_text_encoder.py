@@ -5,6 +5,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from tokenizers import Regex, Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 from port_agent.finetuning.inputs.options import FinetuneError
 from port_agent.finetuning.text.text_encoder import LearnedText, TextEncoder
@@ -95,6 +97,28 @@ def test_a_text_in_parts_has_the_tokens_of_the_whole(zoo: Any, part: int, monkey
         found = [token for tokens in encoder.document(parts) for token in tokens]
         assert found == [*encoder.begin, *whole(zoo, text), *encoder.end]
         assert [t for tokens in TextEncoder(Slow(zoo)).document(parts) for t in tokens] == found
+
+
+def test_windows_that_group_digits_otherwise_are_not_joined() -> None:
+    """Most digits are tokens of their own here, so that windows agree for a while however they group them."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(r"\d{1,3}"), "isolated")
+    tokenizer.train_from_iterator(["0123456789", "86 86"], trainers.BpeTrainer(vocab_size=12))
+    grouping = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    text = "".join(random.Random(1).choices("0123456789", k=40_000))
+    assert {"86"} == {token for token in grouping.get_vocab() if len(token) > 1}
+    for part in (10_000, 10_001):
+        found = TextEncoder(grouping).undivided(text[start : start + part] for start in range(0, len(text), part))
+        assert [token for tokens in found for token in tokens] == whole(grouping, text)
+
+
+def test_ordinary_text_is_read_in_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    zoo, read = tokenizer_zoo.made(NAMES[0]), list[int]()
+    encoder, text, part = TextEncoder(zoo), " ".join(CORPUS) * 100, 10_000
+    located = encoder._located
+    monkeypatch.setattr(encoder, "_located", lambda text, shift: (read.append(len(text)), located(text, shift))[1])
+    list(encoder.undivided(text[start : start + part] for start in range(0, len(text), part)))
+    assert len(read) == -(-len(text) // part) > 1
 
 
 def test_a_tokenizer_of_which_the_marks_cannot_be_told_is_refused() -> None:

@@ -336,6 +336,8 @@ class FederatedJobs:
                 reason = f"the message has {format_bytes(part.total)}, more than {format_bytes(most)}"
             if not reason and shutil.disk_usage(folder.parent).free < _COPIES * part.total:
                 reason = f"its disk has no space for {_COPIES} times {format_bytes(part.total)}"
+            if not reason and task is None and job.spec.terms.max_rounds is not None and (folder / _TASK_FILE).exists():
+                reason = "the record of its rounds is damaged, and its owner limits them; submit the job again"
             if reason:
                 return _refused(reason)
             rounds = 0 if task is None else task.rounds

@@ -349,6 +349,20 @@ def test_a_job_trains_no_more_rounds_than_its_owner_allows(tmp_path: Path, bundl
     run(work)
 
 
+def test_a_damaged_record_of_rounds_does_not_begin_at_zero(tmp_path: Path, bundle: Path) -> None:
+    async def work() -> None:
+        async with home(tmp_path, bundle, terms=replace(LED, max_rounds=1)) as made:
+            await made.begun()
+            made.trained()
+            assert (await made.answered()).state is TaskState.DONE
+            record = made.folder / "task.json"
+            record.write_bytes(record.read_bytes()[:-1])
+            answer = await made.restarted().respond(ATTIC, made.part(0))
+            assert answer.state is TaskState.REFUSED and "the record of its rounds is damaged" in answer.reason
+
+    run(work)
+
+
 def test_one_federation_at_a_time_and_messages_of_its_size(tmp_path: Path, bundle: Path) -> None:
     async def work() -> None:
         async with home(tmp_path, bundle) as made:

@@ -19,6 +19,7 @@ from port_planner.mcu.ir import Graph, KernelCall, LayerOrigin, McuCompileError,
 from port_planner.mcu.module_trace import softmax_as
 from port_planner.mcu.quantize import run_float, torch_weight, weights_of
 from port_planner.mcu.torch_axes import TorchAxes
+from port_planner.torch_compat.autograd import has_gradient_hooks
 
 SAMPLES = 8
 TOLERANCE = 0.05
@@ -35,11 +36,12 @@ def trained_as_module(
     """Return the graph with what the module trains of each layer marked, and a note of the layers that it does not train.
 
     `logits`: the tensor of the graph that the module returns, and how torch sees it; `has_softmax`: through a softmax.
-    Raises McuCompileError, with the layer, if a gradient of the graph differs from the module's, or if torch has none; and for
-    a network without weights.
+    Raises McuCompileError, with the layer, if a gradient of the graph differs from the module's, or if torch has none; for
+    a parameter with hooks on its gradient; and for a network without weights.
     """
     if not graph.weighted():
         raise McuCompileError(graph.name, "no layer has weights", "give it one, of which a board can learn")
+    _refuse_hooks(module)
     chunk, parameters = samples[:SAMPLES].double(), _double_parameters(module)
     buffers = {name: b.double() if b.is_floating_point() else b for name, b in module.named_buffers()}
     with torch.enable_grad(), _one_thread():
@@ -82,6 +84,17 @@ def _one_thread() -> Iterator[None]:
 def _leaves(op: KernelCall) -> tuple[torch.Tensor, torch.Tensor]:
     weight, bias = weights_of(op)
     return torch_weight(op, weight).double().requires_grad_(), torch.from_numpy(bias).double().requires_grad_()
+
+
+def _refuse_hooks(module: nn.Module) -> None:
+    """Refuse hooks on the gradients of parameters, which the copies that are compared do not have."""
+    for name, parameter in module.named_parameters():
+        if parameter.requires_grad and has_gradient_hooks(parameter):
+            raise McuCompileError(
+                name,
+                "a hook is registered on its gradient, and a board runs no hooks",
+                "remove it: handle.remove() of the handle that register_hook or register_post_accumulate_grad_hook returned",
+            )
 
 
 def _double_parameters(module: nn.Module) -> dict[str, torch.Tensor]:

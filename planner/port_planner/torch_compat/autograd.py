@@ -92,6 +92,26 @@ def version_of(tensor: Tensor) -> int:
     return int(tensor._version)
 
 
+def _hooks_on_gradients_are_seen() -> None:
+    leaf = torch.zeros(1, requires_grad=True)
+    registers: tuple[Callable[..., Any], ...] = (leaf.register_hook, leaf.register_post_accumulate_grad_hook)
+    for register in registers:
+        handle = register(lambda _: None)
+        require(has_gradient_hooks(leaf), "hooks on gradients are kept elsewhere")
+        handle.remove()
+        require(not has_gradient_hooks(leaf), "removed hooks on gradients are kept")
+
+
+@uses(
+    "torch.Tensor._backward_hooks, _post_accumulate_grad_hooks",
+    "a board silently trains without what a hook does to a gradient",
+    _hooks_on_gradients_are_seen,
+)
+def has_gradient_hooks(tensor: Tensor) -> bool:
+    """Return whether a tensor has hooks that run when its gradient is computed, or when it has been accumulated."""
+    return bool(tensor._backward_hooks or tensor._post_accumulate_grad_hooks)
+
+
 def _nodes_are_as_known() -> None:
     x, one = torch.eye(2, requires_grad=True), torch.ones(())
     results = (

@@ -103,6 +103,20 @@ def test_a_gradient_of_its_own_is_refused(net: Net, layer: str, refused: str) ->
         import_module(net, SHAPE)
 
 
+@pytest.mark.parametrize("kind", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_on_the_gradient_of_a_parameter_is_refused(net: Net, kind: str) -> None:
+    handle = getattr(net.second.weight, kind)(lambda gradient: None)
+    with pytest.raises(
+        McuCompileError, match=r"second\.weight: a hook is registered on its gradient.*handle\.remove\(\)"
+    ):
+        import_module(net, SHAPE)
+    net.second.weight.requires_grad_(False)
+    assert "second" not in trained(import_module(net, SHAPE))
+    net.second.weight.requires_grad_(True)
+    handle.remove()
+    assert trained(import_module(net, SHAPE))["second"] == (True, False)
+
+
 def test_the_graph_is_judged_whatever_made_it(net: Net) -> None:
     graph, samples = import_module(net, SHAPE), torch.randn(8, *SHAPE, generator=torch.Generator().manual_seed(1))
     logits = "head", TorchAxes.of(graph.ops[-1].out_shape, "C")

@@ -9,6 +9,7 @@ from port_planner.torch_compat.autograd import (
     NODES_THAT_ASK_FOR_MODES,
     differs_under_modes,
     forward_differentiating,
+    has_gradient_hooks,
     is_batch,
     is_wrapped,
     saved_as_they_were,
@@ -76,3 +77,13 @@ def test_what_torch_func_wraps_takes_the_formula_of_a_mode_anyway() -> None:
 
 def test_backward_calls_the_engine_by_its_name() -> None:
     assert callable(getattr(torch.autograd, ENGINE))
+
+
+def test_hooks_on_a_gradient_are_seen_until_they_are_removed() -> None:
+    x = torch.ones(2, requires_grad=True)
+    assert not has_gradient_hooks(x)
+    for register in (x.register_hook, x.register_post_accumulate_grad_hook):
+        handle = register(lambda _: None)
+        assert has_gradient_hooks(x)
+        handle.remove()
+        assert not has_gradient_hooks(x)

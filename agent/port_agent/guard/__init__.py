@@ -5,14 +5,17 @@ clean or paged out. Whoever touches a paged-out block, an operator or not, fault
 `guard.h` is the interface and defines its terms. `arena.c`: addresses; `frames.c`: pages that move from block to block;
 `store.c`: the page file; `guard.c`: which blocks stay and which are evicted; `faults.c`: the fault handler, and the
 program's own; `kernel_calls.c`: buffers handed to the kernel. `processes.c`: processes that share a budget,
-`program_starts.c`: how they join it, `service.c`: the thread that measures; `probe.c`: a self-test.
+`program_starts.c`: how they join it, `take_over.c`: how a process that already runs begins, `service.c`: the thread that measures; `probe.c`: a self-test.
 """
 
 from port_agent.guard.memory import (
     GuardCounters,
     GuardedMemory,
     MappingKind,
+    GuardError,
     active_guard,
+    begin_guard,
+    end_guard,
     guard_environment,
     smallest_block_bytes,
 )
@@ -20,6 +23,6 @@ from port_agent.guard.probe import GuardProbe, probe_guard
 from port_agent.guard.processes import ProcessTable, ProcessUse
 
 __all__ = [
-    "GuardCounters", "GuardProbe", "GuardedMemory", "MappingKind", "ProcessTable", "ProcessUse", "active_guard", "guard_environment", "probe_guard",
+    "GuardCounters", "GuardError", "GuardProbe", "GuardedMemory", "MappingKind", "ProcessTable", "ProcessUse", "active_guard", "begin_guard", "end_guard", "guard_environment", "probe_guard",
     "smallest_block_bytes",
 ]  # fmt: skip

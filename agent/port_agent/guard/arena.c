@@ -53,6 +53,8 @@ bool arena_grow(void *table, size_t *usable, size_t needed) {
 static uintptr_t aligned(uintptr_t address, size_t bytes) { return (address + bytes - 1) & ~(bytes - 1); }
 
 bool arena_begin(size_t block_bytes) {
+    if (begin_)
+        return true; /* blocks of an earlier beginning are still in use: theirs stays the size */
     guard_page = (size_t)sysconf(_SC_PAGESIZE);
     block_bytes_ = block_bytes;
     /* 39 bits of addresses on a Raspberry Pi, 47 on x86-64; fewer under RLIMIT_AS. */
@@ -83,6 +85,8 @@ bool arena_holds(const void *address) { return (uintptr_t)address >= begin_ && (
 struct block *arena_block(uint32_t index) { return &blocks_[index]; }
 
 size_t arena_block_bytes(void) { return block_bytes_; }
+
+uint32_t arena_records(void) { return made_; }
 
 uint32_t arena_index_of(const struct block *block) { return (uint32_t)(block - blocks_); }
 
@@ -215,6 +219,7 @@ static void divide(struct block *first, size_t bytes) {
     first->all_bytes = bytes;
     for (uint32_t index = arena_index_of(first); index != NOTHING; index = blocks_[index].following) {
         struct block *block = &blocks_[index];
+        block->base = 0;
         block->bytes = bytes < block_bytes_ ? bytes : block_bytes_;
         bytes -= block->bytes;
         block->span_count = 0;

@@ -11,8 +11,6 @@
 
 #include "guard_internal.h"
 
-#define EXPORT __attribute__((visibility("default")))
-
 typedef int sigaction_function(int, const struct sigaction *, struct sigaction *);
 typedef int mask_function(int, const sigset_t *, sigset_t *);
 
@@ -89,6 +87,8 @@ static void on_fault(int number, siginfo_t *info, void *context) {
 }
 
 bool faults_begin(void) {
+    if (begun_)
+        return true;
     struct sigaction action = {.sa_sigaction = on_fault, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART};
     sigfillset(&action.sa_mask);
     sigdelset(&action.sa_mask, SIGSEGV); /* a fault of ours inside the handler must end the process with a message, not silently */
@@ -98,7 +98,7 @@ bool faults_begin(void) {
     return true;
 }
 
-EXPORT int sigaction(int number, const struct sigaction *action, struct sigaction *old) {
+static int keep_action(int number, const struct sigaction *action, struct sigaction *old) {
     if (number != SIGSEGV || !begun_)
         return real_sigaction()(number, action, old);
     struct sigaction before = theirs_;
@@ -109,9 +109,11 @@ EXPORT int sigaction(int number, const struct sigaction *action, struct sigactio
     return 0;
 }
 
-EXPORT sighandler_t signal(int number, sighandler_t handler) {
+STANDS_IN int sigaction(int number, const struct sigaction *action, struct sigaction *old) { return keep_action(number, action, old); }
+
+STANDS_IN sighandler_t signal(int number, sighandler_t handler) {
     struct sigaction action = {.sa_handler = handler, .sa_flags = SA_RESTART}, old;
-    return sigaction(number, &action, &old) ? SIG_ERR : old.sa_handler;
+    return keep_action(number, &action, &old) ? SIG_ERR : old.sa_handler;
 }
 
 static const sigset_t *without_ours(const sigset_t *set, sigset_t *copy) {
@@ -122,7 +124,7 @@ static const sigset_t *without_ours(const sigset_t *set, sigset_t *copy) {
     return copy;
 }
 
-EXPORT int pthread_sigmask(int how, const sigset_t *set, sigset_t *old) {
+STANDS_IN int pthread_sigmask(int how, const sigset_t *set, sigset_t *old) {
     static mask_function *real;
     if (!real)
         *(void **)&real = next_symbol("pthread_sigmask");
@@ -130,7 +132,7 @@ EXPORT int pthread_sigmask(int how, const sigset_t *set, sigset_t *old) {
     return real(how, how == SIG_UNBLOCK ? set : without_ours(set, &copy), old);
 }
 
-EXPORT int sigprocmask(int how, const sigset_t *set, sigset_t *old) {
+STANDS_IN int sigprocmask(int how, const sigset_t *set, sigset_t *old) {
     static mask_function *real;
     if (!real)
         *(void **)&real = next_symbol("sigprocmask");

@@ -573,6 +573,25 @@ static size_t block_bytes_for(size_t limit_bytes) {
     return bytes;
 }
 
+/* Return the next block after `index` that an allocation uses, or NULL. */
+static struct block *next_used(uint32_t *index) {
+    while (*index < arena_records()) {
+        struct block *block = arena_block((*index)++);
+        if (block->bytes && atomic_load(&block->state) != FREE_BLOCK)
+            return block;
+    }
+    return NULL;
+}
+
+/* Reserve space in the page file for the blocks of an earlier beginning. */
+static bool reserve_for_living(void) {
+    uint32_t index = 0;
+    for (const struct block *block; (block = next_used(&index));)
+        if (block == arena_first(block) && !store_reserve(block->all_bytes))
+            return false;
+    return true;
+}
+
 int guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes) {
     if (active_)
         return EALREADY;
@@ -585,7 +604,7 @@ int guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes
         return error;
     counters_.limit_bytes = asked_limit_ = limit_bytes;
     smallest_ = smallest_bytes < guard_page ? guard_page : smallest_bytes;
-    if (!faults_begin())
+    if (!faults_begin() || !reserve_for_living())
         return errno;
     active_ = true;
     return 0;
@@ -742,7 +761,8 @@ bool guard_free(void *address) {
         atomic_store(&block->state, FREE_BLOCK);
         whole = whole && frames_of(block) == block->bytes;
     }
-    store_forgo(first->all_bytes);
+    if (active_)
+        store_forgo(first->all_bytes);
     if (whole)
         list_free(first);
     bool any = false;
@@ -750,10 +770,11 @@ bool guard_free(void *address) {
         any = any || block->span_count;
         frames_offer(block);
     }
+    size_t limit = active_ ? counters_.limit_bytes : 0;
     if (!any)
         arena_give(first);
-    else if (counters_.resident_bytes > counters_.limit_bytes)
-        resident_changed(0, frames_trim(counters_.resident_bytes - counters_.limit_bytes));
+    else if (counters_.resident_bytes > limit)
+        resident_changed(0, frames_trim(counters_.resident_bytes - limit));
     unlock();
     return true;
 }
@@ -866,6 +887,63 @@ void guard_unmapped(const void *address, size_t bytes) {
             forget(arena_first(block), begin, end);
         unlock();
     }
+}
+
+static bool may_be_kept(size_t bytes) {
+    lock();
+    bool kept = store_reserve(bytes);
+    if (kept)
+        store_forgo(bytes); /* reserved again, block by block */
+    unlock();
+    return kept;
+}
+
+bool guard_adopt(void *base, size_t bytes) {
+    uintptr_t start = ((uintptr_t)base + guard_page - 1) & ~(guard_page - 1), end = ((uintptr_t)base + bytes) & ~(guard_page - 1);
+    if (!active_ || end <= start || !may_be_kept(end - start))
+        return false;
+    /* Read-only first, so that no thread's write is lost while its pages are copied. */
+    if (guard_watch((void *)start, end - start) != FILE_PAGES)
+        return false;
+    arena_block_at(start)->base = (uintptr_t)base;
+    return guard_take_from_file((void *)start);
+}
+
+void guard_disown(const void *base) {
+    uintptr_t start = ((uintptr_t)base + guard_page - 1) & ~(guard_page - 1);
+    struct block *first = guard_page ? arena_adopted_from(start) : NULL;
+    if (!first || first->address != start || first->base != (uintptr_t)base)
+        return;
+    lock();
+    size_t bytes = first->all_bytes;
+    forget(first, start, start + bytes);
+    if (mmap((void *)start, bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_FIXED, -1, 0) == MAP_FAILED)
+        guard_die("the kernel gave no memory for what torch frees", NULL);
+    unlock();
+}
+
+void guard_end(void) {
+    if (!active_)
+        return;
+    lock();
+    call_when_near_ = NULL;
+    process_limit_ = 0;
+    asked_limit_ = SIZE_MAX;
+    set_limit();
+    bool brought;
+    uint32_t index = 0;
+    for (struct block *block; (block = next_used(&index));) {
+        uint32_t state = atomic_load(&block->state);
+        if (state != MAPPED && state != DROPPED)
+            ensure(block, true, &brought);
+        store_release(block);
+    }
+    for (struct block *block; (block = arena_adopted_from(0));)
+        forget(arena_first(block), 0, 0);
+    resident_changed(0, frames_trim(SIZE_MAX));
+    active_ = false;
+    store_end();
+    unlock();
 }
 
 bool guard_seal(const void *address, uint32_t *writes) {

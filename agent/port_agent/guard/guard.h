@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GUARD_INTERFACE_VERSION 4u
+#define GUARD_INTERFACE_VERSION 5u
 
 /* Counted since the start; `_bytes` are multiples of the page size. The order is part of the binary interface. */
 struct guard_counters {
@@ -46,6 +46,12 @@ struct guard_counters {
 /* Begin, with an unnamed page file in `directory`. Returns 0, or an errno value. */
 int guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes);
 bool guard_active(void);
+/* End: everything is resident and ordinary memory from here on, and `guard_begin` may follow. */
+void guard_end(void);
+/* For a process that was not started with this library: make the loaded libraries, and those loaded later, call its
+ * functions instead of the C library's and torch's. Returns 0, or an errno value. */
+int guard_take_over(void);
+bool guard_took_over(void);
 
 /* Return an allocation of at least `bytes`, page-aligned; NULL with errno if there is no memory or no space on the medium. */
 void *guard_allocate(size_t bytes);
@@ -95,6 +101,10 @@ bool guard_take_from_file(const void *address);
 bool guard_is_of_file(const void *address);
 /* Drop pages that their file still holds; false if the block is not, or no longer, one of a file. */
 bool guard_drop_pages(const void *address);
+/* Guard the whole pages of memory that torch allocated by other means and will free by `base`; false if that is impossible. */
+bool guard_adopt(void *base, size_t bytes);
+/* Torch is about to free memory: if it was adopted, its pages become ordinary ones, with undefined contents. */
+void guard_disown(const void *base);
 /* Another mapping is about to take these addresses. */
 void guard_unmapped(const void *address, size_t bytes);
 

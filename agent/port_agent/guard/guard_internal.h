@@ -35,6 +35,7 @@ struct span {
  * evicted one by one. */
 struct block {
     uintptr_t address;
+    uintptr_t base;                /* of the allocation of torch's whose whole pages it has; 0: there is none */
     size_t bytes;                  /* multiple of the page size */
     size_t reserved;               /* addresses, multiple of GRANULE; 0: they belong to a mapping, not to the arena */
     size_t all_bytes;              /* of the allocation; in the first of its blocks */
@@ -76,6 +77,8 @@ struct block *arena_take(size_t bytes);
 struct block *arena_adopt(uintptr_t address, size_t bytes);
 /* Return the first block over such addresses that ends beyond `address`, or NULL. */
 struct block *arena_adopted_from(uintptr_t address);
+/* The number of records: `arena_block` returns those with lower indices, in use or not. */
+uint32_t arena_records(void);
 /* Change what may be done at a block's addresses; false if the kernel refuses. */
 bool arena_protect(struct block *block, int protection);
 void arena_give(struct block *first);         /* frees an allocation without pages */
@@ -108,6 +111,7 @@ struct untouched untouched_now(void);
 
 /* store.c: the page file. */
 int store_begin(const char *directory);
+void store_end(void);                         /* nothing has a place any more */
 bool store_reserve(size_t bytes);             /* guarantees this much space from now on */
 void store_forgo(size_t bytes);               /* releases that guarantee */
 bool store_take(struct block *block);
@@ -122,6 +126,13 @@ void store_before_fork(void);
 void store_after_fork(void);
 void store_in_child(void);
 uint64_t store_bytes(void);
+
+/* Functions that stand in for the C library's or torch's: in a preloaded library by their names, in a process that
+ * loaded it later because take_over.c makes other libraries call them. */
+#define STANDS_IN __attribute__((visibility("default"), section("port_stand_ins")))
+
+/* take_over.c */
+void take_over_new_libraries(void);           /* those loaded since the last call; nothing without `guard_take_over` */
 
 /* faults.c */
 bool faults_begin(void);

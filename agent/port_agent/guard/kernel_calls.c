@@ -19,8 +19,6 @@
 #undef fread_unlocked /* macros of <stdio.h> where the compiler optimises */
 #undef fwrite_unlocked
 
-#define EXPORT __attribute__((visibility("default")))
-
 static bool pin_all(const struct iovec *parts, int count, bool write) {
     bool any = false;
     for (int i = 0; i < count; i++)
@@ -35,7 +33,7 @@ static void unpin_all(const struct iovec *parts, int count) {
 
 /* A call with one buffer. */
 #define CALL(type, name, parameters, arguments, buffer, bytes, write)   \
-    EXPORT type name parameters {                                       \
+    STANDS_IN type name parameters {                                       \
         static type(*real) parameters;                                  \
         if (!real)                                                      \
             *(void **)&real = dlsym(RTLD_NEXT, #name);                  \
@@ -48,7 +46,7 @@ static void unpin_all(const struct iovec *parts, int count) {
 
 /* A call with several. */
 #define CALL_PARTS(type, name, parameters, arguments, parts, count, write)   \
-    EXPORT type name parameters {                                            \
+    STANDS_IN type name parameters {                                            \
         static type(*real) parameters;                                       \
         if (!real)                                                           \
             *(void **)&real = dlsym(RTLD_NEXT, #name);                       \
@@ -151,7 +149,7 @@ static void collect(long *arguments, va_list list) {
 extern const char __ehdr_start[] __attribute__((visibility("hidden")));
 extern const char _end[] __attribute__((visibility("hidden")));
 
-EXPORT long syscall(long number, ...) {
+STANDS_IN long syscall(long number, ...) {
     static long (*real)(long, ...);
     if (!real)
         *(void **)&real = dlsym(RTLD_NEXT, "syscall");
@@ -172,7 +170,7 @@ EXPORT long syscall(long number, ...) {
     return result;
 }
 
-EXPORT int ioctl(int file, unsigned long request, ...) {
+STANDS_IN int ioctl(int file, unsigned long request, ...) {
     static int (*real)(int, unsigned long, ...);
     if (!real)
         *(void **)&real = dlsym(RTLD_NEXT, "ioctl");
@@ -197,7 +195,7 @@ CALL_PARTS(ssize_t, process_vm_writev,
             unsigned long flags),
            (pid, parts, count, theirs, their_count, flags), parts, count, false)
 
-EXPORT ssize_t vmsplice(int file, const struct iovec *parts, size_t count, unsigned flags) {
+STANDS_IN ssize_t vmsplice(int file, const struct iovec *parts, size_t count, unsigned flags) {
     static ssize_t (*real)(int, const struct iovec *, size_t, unsigned);
     if (!real)
         *(void **)&real = dlsym(RTLD_NEXT, "vmsplice");
@@ -207,7 +205,7 @@ EXPORT ssize_t vmsplice(int file, const struct iovec *parts, size_t count, unsig
 
 /* Fails as on kernels and sockets without the option, so that programs send copies. It would not be known for a long
  * time when lent memory is free again. */
-EXPORT int setsockopt(int file, int level, int option, const void *value, socklen_t bytes) {
+STANDS_IN int setsockopt(int file, int level, int option, const void *value, socklen_t bytes) {
     static int (*real)(int, int, int, const void *, socklen_t);
     if (!real)
         *(void **)&real = dlsym(RTLD_NEXT, "setsockopt");
@@ -232,7 +230,7 @@ static void unpin_messages(struct mmsghdr *messages, unsigned count) {
 
 /* A call with several messages of several parts each. */
 #define CALL_MESSAGES(name, parameters, arguments, write)                   \
-    EXPORT int name parameters {                                            \
+    STANDS_IN int name parameters {                                            \
         static int(*real) parameters;                                       \
         if (!real)                                                          \
             *(void **)&real = dlsym(RTLD_NEXT, #name);                      \

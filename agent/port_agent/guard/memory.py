@@ -11,9 +11,10 @@ from functools import cache
 from pathlib import Path
 from typing import Self
 
-from port_agent.malloc import PreloadMode, preload_environment, preload_mode
+from port_agent.malloc import PreloadMode, preload_environment, preload_mode, preload_path, preload_trouble
+from port_planner.base.errors import ExitCode, PortError
 
-INTERFACE_VERSION = 4
+INTERFACE_VERSION = 5
 """GUARD_INTERFACE_VERSION in guard.h."""
 SMALLEST_BLOCK_BYTES = 64 << 10
 """Tensors of this size and larger are guarded, unless the budget is tiny."""
@@ -22,6 +23,12 @@ _SMALLEST_SHARE = 64
 _UNLIMITED = 2**64 - 1
 _PENDING_CALL = ctypes.PYFUNCTYPE(ctypes.c_int, ctypes.c_void_p)
 _PAGE = os.sysconf("SC_PAGE_SIZE")
+
+
+class GuardError(PortError):
+    """Memory cannot be guarded in this process."""
+
+    exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,10 +95,12 @@ class _RawCounters(ctypes.Structure):
 
 
 class GuardedMemory:
-    """The guarded memory that this process was started with; see `active_guard`."""
+    """The guarded memory of this process; see `active_guard`."""
 
-    def __init__(self, process: ctypes.CDLL) -> None:
+    def __init__(self, process: ctypes.CDLL, *, adopts: bool = False) -> None:
         self._process = process  # called without the GIL: a call may wait for a page
+        self.adopts = adopts
+        """Whether it began after the process, which may have made tensors before: `adopt` guards them, too."""
         for name in ("bring", "write_back", "evict"):
             function = getattr(process, f"port_guard_{name}")
             function.argtypes, function.restype = [ctypes.c_void_p], ctypes.c_bool
@@ -113,6 +122,8 @@ class GuardedMemory:
             getattr(process, f"port_guard_{name}").argtypes = [address, ctypes.c_uint32]
         process.port_guard_copy.argtypes = [address, size, address, size, ctypes.c_bool]
         process.port_guard_copy.restype = ctypes.c_bool
+        process.port_guard_begin.argtypes = [ctypes.c_char_p, size, size]
+        process.port_guard_adopt.argtypes, process.port_guard_adopt.restype = [address, size], ctypes.c_bool
         for name in ("set_limit", "set_process_limit"):
             getattr(process, f"port_guard_{name}").argtypes = [ctypes.c_size_t]
 
@@ -121,11 +132,35 @@ class GuardedMemory:
         """Return it if this process was started with it, in a version that this code supports."""
         if sys.platform != "linux":
             return None
-        process = ctypes.CDLL(None)
-        if not hasattr(process, "port_guard_version") or process.port_guard_version() != INTERFACE_VERSION:
+        process = _preloaded()
+        if process is None:
             return None
         process.port_guard_active.restype = ctypes.c_bool
         return cls(process) if process.port_guard_active() else None
+
+    @classmethod
+    def begin_late(cls, page_dir: Path, tensor_bytes: int | None) -> Self:
+        """Begin guarded memory in a process that was not started with it; otherwise as `begin_guard`."""
+        process = _preloaded()
+        if process is None:
+            path = preload_path() if preload_mode() is PreloadMode.PRELOAD else None
+            if path is None:
+                raise GuardError(preload_trouble() or "memory can be guarded on Linux with glibc alone")
+            process = ctypes.CDLL(str(path))
+        limit = _UNLIMITED if tensor_bytes is None else tensor_bytes
+        guard = cls(process, adopts=True)
+        error = process.port_guard_begin(os.fsencode(page_dir), limit, smallest_block_bytes(tensor_bytes))
+        if error:
+            raise GuardError(f"no page file could be made in {page_dir}: {os.strerror(error)}")
+        error = process.port_guard_take_over()
+        if error:
+            guard.end()
+            raise GuardError(f"the functions of loaded libraries could not be replaced: {os.strerror(error)}")
+        return guard
+
+    def end(self) -> None:
+        """Bring everything in and stop guarding: all memory is ordinary from here on."""
+        self._process.port_guard_end()
 
     def counters(self) -> GuardCounters:
         """Return all counters, read at one instant."""
@@ -176,6 +211,10 @@ class GuardedMemory:
     def drop_pages(self, address: int) -> bool:
         """Release watched pages that equal their file; return whether they do."""
         return bool(self._process.port_guard_drop_pages(address))
+
+    def adopt(self, address: int, nbytes: int) -> bool:
+        """Guard the whole pages of memory that torch allocated before; return whether they are guarded now."""
+        return bool(self._process.port_guard_adopt(address, nbytes))
 
     def seal(self, address: int) -> int | None:
         """Write-protect a block until its next write, and return the number of earlier writes; None if that is
@@ -292,10 +331,43 @@ class GuardedMemory:
         self._process.port_guard_pause_and_say(PauseState.RELEASED)
 
 
+def _preloaded() -> ctypes.CDLL | None:
+    """Return the functions of the preloaded library, if there is one that this code supports."""
+    process = ctypes.CDLL(None)
+    supported = hasattr(process, "port_guard_version") and process.port_guard_version() == INTERFACE_VERSION
+    return process if supported else None
+
+
+_begun_late: GuardedMemory | None = None
+
+
 @cache
-def active_guard() -> GuardedMemory | None:
-    """Return the guarded memory if this process was started with it, otherwise None."""
+def _begun_with_process() -> GuardedMemory | None:
     return GuardedMemory.of_this_process()
+
+
+def active_guard() -> GuardedMemory | None:
+    """Return the guarded memory of this process; None if it has none."""
+    return _begun_late or _begun_with_process()
+
+
+def begin_guard(page_dir: Path, tensor_bytes: int | None) -> GuardedMemory:
+    """Begin guarded memory in a process that was not started with it, until `end_guard`.
+
+    `page_dir`: directory of the page file. `tensor_bytes`: limit for resident tensors; None: no limit until another is
+    set. Raises GuardError where that is impossible.
+    """
+    global _begun_late
+    _begun_late = GuardedMemory.begin_late(page_dir, tensor_bytes)
+    return _begun_late
+
+
+def end_guard() -> None:
+    """End what `begin_guard` began; nothing otherwise."""
+    global _begun_late
+    if _begun_late is not None:
+        _begun_late.end()
+        _begun_late = None
 
 
 def guard_environment(page_dir: Path, *, tensor_bytes: int | None, process_bytes: int | None) -> dict[str, str]:

@@ -112,6 +112,7 @@ static void *serve(void *nothing) {
         obey_line(reached);
         reached = obey_pause();
         processes_say_need();
+        take_over_new_libraries();
         bool quiet = !guard_active() || processes_wanted_pause() != RUNS;
         struct timespec tick = {0, quiet ? QUIET_TICK_NS : TICK_NS};
         nanosleep(&tick, NULL);

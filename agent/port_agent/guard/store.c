@@ -70,12 +70,22 @@ int store_begin(const char *directory) {
     if (strlen(directory) >= sizeof directory_)
         return ENAMETOOLONG;
     strcpy(directory_, directory);
-    files_[0] = open_file();
-    sums_[0] = arena_reserve(MOST_FILE_BYTES / GRANULE * sizeof **sums_);
-    if (files_[0] < 0 || !sums_[0])
+    direct_ = true;
+    int own = file_count_ ? file_count_ - 1 : 0;
+    files_[own] = open_file();
+    if (!sums_[own])
+        sums_[own] = arena_reserve(MOST_FILE_BYTES / GRANULE * sizeof **sums_);
+    if (files_[own] < 0 || !sums_[own])
         return errno;
-    file_count_ = 1;
+    file_count_ = own + 1;
     return store_reserve(0) ? 0 : errno;
+}
+
+void store_end(void) {
+    close(files_[file_count_ - 1]);
+    hole_count_ = 0;
+    used_ = reserved_ = 0;
+    promised_ = 0;
 }
 
 uint64_t store_bytes(void) { return (uint64_t)reserved_; }

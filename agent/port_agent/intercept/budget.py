@@ -10,6 +10,7 @@ Model, optimizers and the ends of steps are found, not named. The numbers are th
 """
 
 import contextlib
+import gc
 import math
 import os
 from collections.abc import Iterator, Sequence
@@ -21,7 +22,7 @@ from typing import Self, TypedDict, Unpack
 
 import torch
 
-from port_agent.guard import active_guard, smallest_block_bytes
+from port_agent.guard import GuardError, active_guard, begin_guard, end_guard, smallest_block_bytes
 from port_agent.intercept.consumption import EnergyUse, wear_joules_per_byte, wear_share
 from port_agent.intercept.decisions.step_planner import StepBounds, StepPlanner
 from port_agent.intercept.dispatch.device_pool import DevicePool
@@ -30,16 +31,21 @@ from port_agent.intercept.patches.pointer_guards import PointerGuards
 from port_agent.intercept.patches.program import ProgramHooks
 from port_agent.intercept.residency.backing import Backing, GuardedStorages, ResizedStorages
 from port_agent.intercept.residency.memory import ProcessBudget
+from port_agent.intercept.residency.operands import is_wrapper
 from port_agent.intercept.residency.refusals import UnsupportedError
 from port_agent.intercept.residency.residency import NotRestorableError, Residency
-from port_agent.intercept.residency.storages import SMALLEST_BYTES, StorageTable
+from port_agent.intercept.residency.storages import SMALLEST_BYTES, StorageTable, data_ptr
 from port_agent.malloc import thrifty_glibc
 from port_agent.paging.page_space import PageSpace, check_not_in_ram, default_page_dir
 from port_agent.paging.pager import Pager
 from port_planner.base.process_memory import peak_resident_bytes
 from port_planner.base.units import SizeError, parse_bytes, parse_duration, shown
+from port_planner.ir.device_kinds import CPU
+from port_planner.torch_compat.modes import without_modes
 
 _SMALLEST_FRACTION = 64
+_TRIED_BYTES = 1 << 20
+"""A tensor of this size is guarded under any limit."""
 _SMALLEST_OF_ALL_BYTES = 256
 """Smallest storage that is intercepted under a small budget, from a 64th of the budget."""
 
@@ -132,17 +138,25 @@ class Budget:
         wear_joules: float | None = None,
         device: DeviceBounds | None = None,
     ) -> None:
-        self._wear_joules, self._device = wear_joules, device
+        self._wear_joules, self._device, self._resized = wear_joules, device, False
         self._ram_bytes, self._tensor_bytes, self._page_dir = ram_bytes, tensor_bytes, page_dir
         self._limits = limits or StepBounds()
         self._speeds = read_bytes_per_s, write_bytes_per_s
         self._running: _Running | None = None
         self._report: Report | None = None
 
+    def resizing(self) -> Self:
+        """Empty the storages of evicted tensors instead of guarding their memory, and return this budget.
+
+        For programs of ours, whose every access is an operator: it works on systems without guarded memory, too.
+        """
+        self._resized = True
+        return self
+
     def start(self) -> Self:
         """Intercept the operators of this thread, and of threads that it starts, from now on.
 
-        Raises PageError, BudgetTooSmallError, or UnsupportedError if it is already started.
+        Raises PageError, BudgetTooSmallError, or UnsupportedError if it is already started, or memory cannot be guarded here.
         """
         if self._running is not None:
             raise UnsupportedError("this budget is already started; call stop() first")
@@ -154,6 +168,7 @@ class Budget:
             self._limits,
             self._wear_joules,
             self._device,
+            resized=self._resized,
         )
         return self
 
@@ -345,9 +360,29 @@ class _Running:
         limits: StepBounds,
         wear_joules: float | None,
         device: DeviceBounds | None,
+        *,
+        resized: bool,
     ) -> None:
         if _Running._of_this_process is not None:
             raise UnsupportedError("another budget is active in this process; use one at a time")
+        if not resized and active_guard() is None and (ram_bytes, tensor_bytes) != (None, None):
+            _guard_this_process(page_dir, tensor_bytes)
+        try:
+            self._start(ram_bytes, tensor_bytes, page_dir, speeds, limits, wear_joules, device)
+        except BaseException:
+            end_guard()
+            raise
+
+    def _start(
+        self,
+        ram_bytes: int | None,
+        tensor_bytes: int | None,
+        page_dir: Path,
+        speeds: tuple[float | None, float | None],
+        limits: StepBounds,
+        wear_joules: float | None,
+        device: DeviceBounds | None,
+    ) -> None:
         limit = tensor_bytes if tensor_bytes is not None else math.inf
         bounded_bytes = tensor_bytes or ram_bytes or SMALLEST_BYTES * _SMALLEST_FRACTION
         smallest = max(_SMALLEST_OF_ALL_BYTES, min(SMALLEST_BYTES, bounded_bytes // _SMALLEST_FRACTION))
@@ -356,6 +391,8 @@ class _Running:
             self.table = StorageTable(smallest)
         else:
             self.table = StorageTable(max(smallest, smallest_block_bytes(tensor_bytes)), guard)
+            if guard.adopts:
+                _adopt_tensors(self.table)
         self._process = None if ram_bytes is None else ProcessBudget(ram_bytes, self.table)
         if self._process is not None:
             thrifty_glibc()
@@ -437,6 +474,7 @@ class _Running:
         _Running._of_this_process = None
         self.table.forget()
         self._backing.close()
+        end_guard()
 
     def flash_written_bytes(self) -> int:
         """See the function of the same name."""
@@ -503,6 +541,36 @@ class _Running:
 
 
 os.register_at_fork(before=_Running.before_fork, after_in_parent=_Running.after_fork, after_in_child=_Running.in_child)
+
+
+def _guard_this_process(page_dir: Path, tensor_bytes: int | None) -> None:
+    """Begin guarded memory for tensors; raises UnsupportedError where that is impossible."""
+    try:
+        guard = begin_guard(page_dir, tensor_bytes)
+    except GuardError as error:
+        raise UnsupportedError(
+            f"memory cannot be guarded in this process, and without that a budget could change numbers: {error}"
+        ) from error
+    tried = torch.empty(_TRIED_BYTES, dtype=torch.uint8)
+    if not guard.usable_bytes(data_ptr(tried.untyped_storage())):
+        end_guard()
+        raise UnsupportedError(
+            f"torch {torch.__version__} allocates tensors by functions of its own here, and no budget would hold; "
+            "use PyPI's build"
+        )
+
+
+def _adopt_tensors(table: StorageTable) -> None:
+    """Make the table meet the tensors that the program made before; others are met when an operator uses them."""
+    with without_modes():
+        for one in gc.get_objects():
+            if (
+                issubclass(type(one), torch.Tensor)
+                and one.layout is torch.strided
+                and one.device.type == CPU
+                and not is_wrapper(one)
+            ):
+                table.of(one)
 
 
 def _device_report(device: DevicePool) -> DeviceMemoryReport:

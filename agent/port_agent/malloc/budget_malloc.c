@@ -17,7 +17,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../guard/guard.h"
+#include "../guard/guard_internal.h"
 #include "../guard/processes.h"
 #include "block_cache.h"
 
@@ -195,33 +195,11 @@ EXPORT void *reallocarray(void *address, size_t count, size_t size) {
     return __builtin_mul_overflow(count, size, &bytes) ? refuse(ENOMEM) : reallocate(address, bytes);
 }
 
-/* Only libc10 requests memory for tensors, and only through this function. */
-static bool is_called_by_torch(const void *caller) {
-    static _Atomic(uintptr_t) begin, end;
-    uintptr_t address = (uintptr_t)caller;
-    if (address >= atomic_load_explicit(&begin, memory_order_relaxed) && address < atomic_load_explicit(&end, memory_order_relaxed))
-        return true;
-    static _Atomic(uintptr_t) others[64];
-    _Atomic(uintptr_t) *known = &others[(address >> 2) & 63];
-    if (atomic_load_explicit(known, memory_order_relaxed) == address)
-        return false;
-    Dl_info info;
-    if (dladdr(caller, &info) && info.dli_fname && strstr(info.dli_fname, "libc10.")) {
-        atomic_store(&begin, (uintptr_t)info.dli_fbase);
-        atomic_store(&end, address + 1 > atomic_load(&end) ? address + 1 : atomic_load(&end));
-        return true;
-    }
-    atomic_store_explicit(known, address, memory_order_relaxed);
-    return false;
-}
-
 EXPORT int posix_memalign(void **result, size_t alignment, size_t bytes) {
     if (!is_power_of_two(alignment) || alignment % sizeof(void *))
         return EINVAL;
     int saved = errno;
-    void *address = guard_active() && is_called_by_torch(__builtin_return_address(0)) ? guard_allocate(bytes) : NULL;
-    if (!address)
-        address = allocate_aligned(alignment, bytes);
+    void *address = allocate_aligned(alignment, bytes);
     errno = saved;
     if (!address)
         return ENOMEM;
@@ -229,10 +207,8 @@ EXPORT int posix_memalign(void **result, size_t alignment, size_t bytes) {
     return 0;
 }
 
-#ifdef __aarch64__
-/* Torch's builds for Arm have an allocator of their own inside libc10 (mimalloc) and never call posix_memalign, so
- * their tensors would escape every budget. c10::alloc_cpu and c10::free_cpu make and free all memory of tensors.
- * libc10 itself looks them up by name, so they can be replaced here. */
+/* c10::alloc_cpu and c10::free_cpu make and free all memory of tensors. libc10 itself looks them up by name, so they can
+ * be replaced. Torch's builds for Arm have an allocator of their own behind them (mimalloc), others call posix_memalign. */
 #define TENSOR_ALIGNMENT 64 /* c10::gAlignment */
 #define MOST_TORCH_BLOCKS 16
 
@@ -244,12 +220,24 @@ static void *torch_function(const char *name) {
     return library ? dlsym(library, name) : NULL;
 }
 
+static void *torch_allocate(size_t bytes) {
+    static _Atomic(uintptr_t) known;
+    if (!atomic_load_explicit(&known, memory_order_relaxed))
+        atomic_store(&known, (uintptr_t)torch_function("_ZN3c109alloc_cpuEm"));
+    void *(*allocate)(size_t) = (void *(*)(size_t))atomic_load_explicit(&known, memory_order_relaxed);
+    return allocate ? allocate(bytes) : NULL;
+}
+
+static void torch_free(void *address) {
+    static _Atomic(uintptr_t) known;
+    if (!atomic_load_explicit(&known, memory_order_relaxed))
+        atomic_store(&known, (uintptr_t)torch_function("_ZN3c108free_cpuEPv"));
+    ((void (*)(void *))atomic_load_explicit(&known, memory_order_relaxed))(address);
+}
+
 /* Have torch allocate: if it fails, it throws its own error, which a function in C cannot. */
 static void *allocated_by_torch(size_t bytes) {
-    void *(*allocate)(size_t) = (void *(*)(size_t))(uintptr_t)torch_function("_ZN3c109alloc_cpuEm");
-    if (!allocate)
-        return NULL;
-    void *address = allocate(bytes);
+    void *address = torch_allocate(bytes);
     for (unsigned i = 0; address && i < MOST_TORCH_BLOCKS; i++) {
         void *nothing = NULL;
         if (atomic_compare_exchange_strong(&torch_blocks_[i], &nothing, address)) {
@@ -257,33 +245,41 @@ static void *allocated_by_torch(size_t bytes) {
             return address;
         }
     }
-    return address ? allocate(PTRDIFF_MAX) : NULL; /* throws: too many to remember which allocator must free it */
+    return address ? torch_allocate(PTRDIFF_MAX) : NULL; /* throws: too many to remember which allocator must free it */
 }
 
-EXPORT void *_ZN3c109alloc_cpuEm(size_t bytes) {
+STANDS_IN void *_ZN3c109alloc_cpuEm(size_t bytes) {
     int saved = errno;
-    void *address = NULL;
-    if (bytes && bytes <= PTRDIFF_MAX) {
-        address = guard_active() ? guard_allocate(bytes) : NULL;
-        if (!address)
-            address = allocate_aligned(TENSOR_ALIGNMENT, bytes);
-    }
+    bool possible = bytes && bytes <= PTRDIFF_MAX;
+    void *address = possible && guard_active() ? guard_allocate(bytes) : NULL;
+    if (possible && !address && !guard_took_over())
+        address = allocate_aligned(TENSOR_ALIGNMENT, bytes);
     errno = saved;
-    return address || !bytes ? address : allocated_by_torch(bytes);
+    if (address || !bytes)
+        return address;
+    return guard_took_over() ? torch_allocate(bytes) : allocated_by_torch(bytes);
 }
 
-EXPORT void _ZN3c108free_cpuEPv(void *address) {
+/* Return whether torch itself allocated this, and must free it. */
+static bool is_torchs(void *address) {
     for (unsigned i = 0; address && atomic_load(&torch_block_count_) && i < MOST_TORCH_BLOCKS; i++) {
         void *known = address;
         if (atomic_compare_exchange_strong(&torch_blocks_[i], &known, NULL)) {
             atomic_fetch_sub(&torch_block_count_, 1);
-            ((void (*)(void *))(uintptr_t)torch_function("_ZN3c108free_cpuEPv"))(address);
-            return;
+            return true;
         }
     }
-    free(address);
+    return false;
 }
-#endif
+
+STANDS_IN void _ZN3c108free_cpuEPv(void *address) {
+    if (!guard_took_over() && !is_torchs(address)) {
+        release(address);
+    } else if (address && !guard_free(address)) {
+        guard_disown(address);
+        torch_free(address);
+    }
+}
 
 EXPORT void *aligned_alloc(size_t alignment, size_t bytes) {
     return is_power_of_two(alignment) ? allocate_aligned(alignment, bytes) : refuse(EINVAL);
@@ -338,6 +334,12 @@ EXPORT bool port_guard_active(void) { return guard_active(); }
 EXPORT int port_guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes) {
     return guard_begin(directory, limit_bytes, smallest_bytes);
 }
+
+EXPORT int port_guard_take_over(void) { return guard_take_over(); }
+
+EXPORT void port_guard_end(void) { guard_end(); }
+
+EXPORT bool port_guard_adopt(void *base, size_t bytes) { return guard_adopt(base, bytes); }
 
 EXPORT bool port_guard_bring(const void *address) { return guard_bring(address); }
 

@@ -17,7 +17,7 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#include "../guard/guard.h"
+#include "../guard/guard_internal.h"
 
 #define EXPORT __attribute__((visibility("default")))
 #define MOST_MAPPINGS 1024u /* noted between two closings; further ones stay as their library made them */
@@ -53,7 +53,7 @@ EXPORT int mprotect(void *address, size_t bytes, int protection) {
     return failed;
 }
 
-EXPORT int munmap(void *address, size_t bytes) {
+STANDS_IN int munmap(void *address, size_t bytes) {
     guard_unmapped(address, bytes);
     if (!count) /* nothing is noted; tensors are mapped and unmapped all the time */
         return (int)syscall(SYS_munmap, address, bytes);

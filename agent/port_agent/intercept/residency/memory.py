@@ -116,7 +116,7 @@ class ProcessBudget:
 
     def check(self) -> None:
         """Raise BudgetTooSmallError if the process alone fills the budget."""
-        now = resident_now()
+        now = resident_now() - (0 if self._guard is None else self._guard.counters().resident_bytes)
         if now + _MIN_TENSOR_BYTES > self._usable:
             raise BudgetTooSmallError(
                 f"this process takes {format_bytes(now)} before training, but the budget is {format_bytes(self.ram_bytes)}; "
@@ -172,10 +172,13 @@ class ProcessBudget:
         resident = resident_now() if self._statm is None else self._look(self._statm)
         if self.strict and resident + _KEPT_FREE_BYTES > self.ram_bytes:
             resident = self.lacking_bytes(0) + self.ram_bytes
+        mapped_bytes = self._table.mapped_bytes
+        guarded_bytes = 0 if self._guard is None else self._guard.counters().resident_bytes
+        if self._allocator is None and self._guard is not None:
+            return self._guarded_bytes(self._guard, self._rest(resident - guarded_bytes - mapped_bytes), 0)
         if self._allocator is None:
             return max(self._usable - self._rest(resident - self._table.resident_bytes), _MIN_TENSOR_BYTES)
-        stats, mapped_bytes = self._allocator.stats(), self._table.mapped_bytes
-        guarded_bytes = 0 if self._guard is None else self._guard.counters().resident_bytes
+        stats = self._allocator.stats()
         rest = self._rest(resident - stats.live_bytes - stats.cached_bytes - guarded_bytes - mapped_bytes)
         self._cache_limit = self._usable - rest - guarded_bytes
         self._allocator.set_limit(max(self._cache_limit - self._coming_bytes - mapped_bytes, stats.live_bytes))

@@ -326,12 +326,21 @@ class StorageTable:
         if self._guard is not None and self._guard.usable_bytes(data_ptr(storage)):
             return self._add(storage, nbytes)
         if storage.resizable():
-            return None if self._guard is not None else self._add(storage, nbytes)
+            return self._add(storage, nbytes) if self._guard is None else self._adopt(self._guard, storage, nbytes)
         if nbytes < SMALLEST_MAPPING_BYTES or not self._mappings.private(data_ptr(storage), nbytes):
             return None
         if self._guard is None:
             return self._add(storage, nbytes, mapped=True)
         return self._watch(self._guard, storage, nbytes)
+
+    def _adopt(self, guard: GuardedMemory, storage: torch.UntypedStorage, nbytes: int) -> Storage | None:
+        """Have guarded memory take what torch allocated before it began."""
+        if not (guard.adopts and nbytes >= SMALLEST_MAPPING_BYTES and guard.adopt(data_ptr(storage), nbytes)):
+            return None
+        made = self._add(storage, nbytes)
+        start, page_bytes = whole_pages(storage)
+        made.block_offset, made.beside_bytes = start - data_ptr(storage), nbytes - page_bytes
+        return made
 
     def _watch(self, guard: GuardedMemory, storage: torch.UntypedStorage, nbytes: int) -> Storage | None:
         """Make guarded memory watch whether a mapping still equals its file."""

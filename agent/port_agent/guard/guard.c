@@ -602,6 +602,11 @@ int guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes
     int error = store_begin(directory);
     if (error)
         return error;
+    counters_ = (struct guard_counters){.resident_bytes = counters_.resident_bytes,
+                                        .peak_resident_bytes = counters_.resident_bytes,
+                                        .live_bytes = counters_.live_bytes,
+                                        .peak_live_bytes = counters_.live_bytes,
+                                        .live_blocks = counters_.live_blocks};
     counters_.limit_bytes = asked_limit_ = limit_bytes;
     smallest_ = smallest_bytes < guard_page ? guard_page : smallest_bytes;
     if (!faults_begin() || !reserve_for_living())

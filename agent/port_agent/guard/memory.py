@@ -178,6 +178,11 @@ class GuardedMemory:
         """
         self._process.port_guard_set_process_limit(limit_bytes)
 
+    def lift_limits(self) -> None:
+        """Keep all tensors resident from now on, until another limit is set."""
+        self.set_process_limit(0)
+        self.set_limit(_UNLIMITED)
+
     def bring(self, address: int) -> bool:
         """Make the block at `address` resident; return False if there is none."""
         return bool(self._process.port_guard_bring(address))

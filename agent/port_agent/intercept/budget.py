@@ -448,11 +448,13 @@ class _Running:
             try:
                 for residency in pools:
                     if restore:
+                        self._limit_guard(lifted=True)
                         residency.restore()
                     else:
                         residency.discard()
             except NotRestorableError:
                 self._limit_at_end = None
+                self._limit_guard(lifted=False)
                 if self.interceptor.device is not None:
                     self.interceptor.device.bind()
                 for residency, limit_bytes in zip(pools, limits, strict=True):
@@ -463,6 +465,17 @@ class _Running:
                 self._end()
                 raise
             self._end()
+
+    def _limit_guard(self, *, lifted: bool) -> None:
+        """Set or lift the limits of guarded memory that began with this budget."""
+        guard = active_guard()
+        if guard is None or not guard.adopts:
+            return
+        guard.lift_limits()
+        if not lifted and self._tensor_bytes is not None:
+            guard.set_limit(self._tensor_bytes)
+        if not lifted and self._ram_bytes is not None:
+            guard.set_process_limit(self._ram_bytes)
 
     def _end(self) -> None:
         if self.interceptor.device is not None:

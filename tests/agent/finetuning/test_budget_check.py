@@ -56,7 +56,7 @@ def attempt(**given):
         print(error)
     print("state", (folder / "out.state" / "checkpoint.pt").exists(), "out", (folder / "out" / "adapter_config.json").exists())
     reset_peak()
-with budget(ram="700M", page_dir=folder):
+with budget(ram="700M", page_dir=folder).resizing():
     attempt(steering=InTheUpdate())
     attempt(tokenizer=AtTheEnd(options))
     attempt()
@@ -68,7 +68,7 @@ with budget(ram="700M", page_dir=folder):
 def test_hardly_more_than_the_budget_is_said_once_and_much_more_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with budget(ram="2G", page_dir=tmp_path):
+    with budget(ram="2G", page_dir=tmp_path).resizing():
         found = BudgetCheck(options_of(tmp_path))
         assert found.check_peak() is None
         monkeypatch.setattr(budget_check, "peak_resident_bytes", lambda: (2 << 30) + (1 << 20))
@@ -118,7 +118,7 @@ def test_where_all_rows_of_the_head_are_too_much_it_runs_on_as_many_as_fit(
         "bytes_at_once",
         lambda self, rows, at_once=None: (1 << 40) if (at_once or rows) > 32 else bytes_at_once(self, rows, at_once),
     )
-    with budget(ram="2G", page_dir=tmp_path):
+    with budget(ram="2G", page_dir=tmp_path).resizing():
         loss = LearnedLoss(model)
         noted = BudgetCheck(options_of(tmp_path)).check(loss, trained, tokens, 96)
         assert noted is not None and noted.startswith("the head runs on 32 rows at a time: all 96 take 1.0 TiB at once")
@@ -138,7 +138,7 @@ def test_numbers_of_rows_that_come_later_are_compared_before_the_first_update(
         LearnedLoss, "bytes_at_once", lambda self, rows, at_once=None: (1 << 40) if (at_once or rows) > 16 else 0
     )
     monkeypatch.setattr(HeadRows, "_has_bits_of_whole", lambda self, blocks: blocks[-1][1] != 64)
-    with budget(ram="2G", page_dir=tmp_path):
+    with budget(ram="2G", page_dir=tmp_path).resizing():
         assert BudgetCheck(options_of(tmp_path)).check(LearnedLoss(model), [], tokens, 96, lambda: {96, 32})
         with pytest.raises(FinetuneError, match=r"product of 64 rows has different bits in blocks of 16 rows"):
             BudgetCheck(options_of(tmp_path)).check(LearnedLoss(model), [], tokens, 96, lambda: {96, 64, 32})
@@ -164,7 +164,7 @@ def test_a_budget_that_can_never_suffice_is_refused_before_a_grid_is_made(
     asked = replace(options_of(tmp_path, sequence_tokens=32), base=Quantization.NF4)
     monkeypatch.setattr(LearnedLoss, "bytes_at_once", lambda self, rows, at_once=None: (at_once or 0) << 40)
     noted = r"2\.0 GiB is too little: .* the logits of 16 tokens with their loss 16\.0 TiB"
-    with budget(ram="2G", page_dir=tmp_path), pytest.raises(FinetuneError, match=noted):
+    with budget(ram="2G", page_dir=tmp_path).resizing(), pytest.raises(FinetuneError, match=noted):
         finetune(asked, lambda update: None, lambda note: None)
     assert not (folder / ".port-agent").exists()
 

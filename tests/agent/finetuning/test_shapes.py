@@ -118,7 +118,7 @@ def test_it_has_the_bits_of_plain_pytorch(
         updates=3, batch=2 if kind in WITH_ENCODER else 1, held_out=0.0, learning_rate=0.01, autocast=autocast, float32_result=True,
     )  # fmt: skip
     losses: dict[str, list[float]] = {"mine": [], "plain": []}
-    with budget(tensors="300K", page_dir=tmp_path):
+    with budget(tensors="300K", page_dir=tmp_path).resizing():
         finetune(options, lambda update: losses["mine"].append(update.loss), lambda note: None)
     monkeypatch.setattr("port_agent.finetuning.training.LearnedLoss", _PlainLoss)
     plain = replace(options, out=str(tmp_path / "plain"))
@@ -168,7 +168,7 @@ def test_an_encoder_that_chooses_labels_has_the_bits_of_plain_pytorch(
         float32_result=True,
     )
     losses: dict[str, list[float]] = {"mine": [], "plain": []}
-    with budget(tensors="100K", page_dir=tmp_path):
+    with budget(tensors="100K", page_dir=tmp_path).resizing():
         outcome = finetune(asked, lambda update: losses["mine"].append(update.loss), lambda note: None)
     assert outcome.labels == ("a", "b") and outcome.loss_after is not None
     assert json.loads((tmp_path / "mine" / LABELS).read_text()) == ["a", "b"]

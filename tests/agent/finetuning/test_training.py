@@ -299,7 +299,7 @@ def test_on_flash_that_wears_out_layers_are_computed_once_more(tmp_path: Path, m
     noted: list[str] = []
     for order, totals in written.items():
         asked = replace(options, out=str(tmp_path / str(order)), accumulate_by=order)
-        with budget(tensors="512K", page_dir=tmp_path, wear_joules=1e-6):
+        with budget(tensors="512K", page_dir=tmp_path, wear_joules=1e-6).resizing():
             noted += run(asked, note_written(totals))[1]
     assert any("the batch of an update runs" in note and "to flash" in note for note in noted), noted
     spared, plain = (totals[-1] - totals[1] for totals in written.values())
@@ -319,7 +319,7 @@ def test_magnitudes_are_trained_in_a_budget_layer_by_layer_and_told_as_they_are_
     plain = replace(options, out=str(tmp_path / "plain"), events=str(tmp_path / "runs"))
     bounded = replace(options, out=str(tmp_path / "bounded"), accumulate_by=MicroBatchOrder.LAYERS)
     run(plain)
-    with budget(tensors="640K", page_dir=tmp_path):
+    with budget(tensors="640K", page_dir=tmp_path).resizing():
         run(bounded)
     first, second = (load_file(Path(one.out) / "adapter_model.safetensors") for one in (plain, bounded))
     assert any(name.endswith(".lora_magnitude_vector") for name in first)
@@ -347,7 +347,7 @@ def test_pairs_of_answers_are_learned_in_a_budget_as_without(tmp_path: Path) -> 
         and not outcome.is_of_tokens
         and not any("perplexity" in note for note in notes)
     )
-    with budget(tensors="640K", page_dir=tmp_path):
+    with budget(tensors="640K", page_dir=tmp_path).resizing():
         run(bounded)
     first, second = ((Path(one.out) / "adapter_model.safetensors").read_bytes() for one in (plain, bounded))
     assert first == second
@@ -375,7 +375,7 @@ def test_odds_of_answers_are_learned_by_a_whole_model_in_a_budget_as_without(tmp
     assert outcome.loss_before is not None and outcome.loss_after is not None
     assert outcome.loss_after < outcome.loss_before and not outcome.is_of_tokens
     assert not any("perplexity" in note for note in notes)
-    with budget(tensors="640K", page_dir=tmp_path):
+    with budget(tensors="640K", page_dir=tmp_path).resizing():
         run(bounded)
     first, second = (files(Path(one.out))["model.safetensors"] for one in (plain, bounded))
     assert first == second
@@ -389,7 +389,7 @@ def test_under_autocast_a_budget_changes_no_bit(tmp_path: Path) -> None:
     options = FinetuneOptions(str(model), (str(data),), "", sequence_tokens=64, updates=3, held_out=0.0, autocast=True)
     plain, bounded, uncast = (replace(options, out=str(tmp_path / name)) for name in ("plain", "bounded", "uncast"))
     run(plain)
-    with budget(tensors="640K", page_dir=tmp_path) as bound:
+    with budget(tensors="640K", page_dir=tmp_path).resizing() as bound:
         run(bounded)
     assert bound.report.written_bytes > 0
     run(replace(uncast, autocast=False))

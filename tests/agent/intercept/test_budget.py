@@ -39,7 +39,7 @@ def test_started_and_stopped_by_hand(tmp_path: Path) -> None:
 
 
 def test_what_torch_refused_to_make_counts_as_nothing(tmp_path: Path) -> None:
-    with budget(tensors="1M", page_dir=tmp_path) as b:
+    with budget(tensors="1M", page_dir=tmp_path).resizing() as b:
         with pytest.raises(RuntimeError, match="can't allocate memory"):
             torch.empty(1 << 50)
         assert b.report.over_bytes == 0
@@ -97,7 +97,7 @@ def test_what_does_not_fit_into_memory_stays_away_and_is_not_lost(
 
 def test_where_the_allocator_refuses_nothing_is_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kept = [torch.full((256, 256), float(k)) for k in range(8)]
-    b = budget(tensors="300K", page_dir=tmp_path).start()
+    b = budget(tensors="300K", page_dir=tmp_path).resizing().start()
     assert [one.mean().item() for one in kept] == list(range(8))
     left = iter(range(3))
 
@@ -116,7 +116,7 @@ def test_where_the_allocator_refuses_nothing_is_lost(tmp_path: Path, monkeypatch
 
 
 def test_at_the_end_of_a_process_everything_goes_that_nobody_else_reads(tmp_path: Path) -> None:
-    followed = budget(tensors="1M", page_dir=tmp_path).start()
+    followed = budget(tensors="1M", page_dir=tmp_path).resizing().start()
     mine, shared = torch.ones(100_000) + 1, torch.ones(100_000) + 1
     array = shared.numpy()
     assert mine.sum() == 200_000
@@ -127,7 +127,7 @@ def test_at_the_end_of_a_process_everything_goes_that_nobody_else_reads(tmp_path
 
 @pytest.mark.slow
 def test_a_strict_budget_refuses_what_would_exceed_it(tmp_path: Path, held_bytes: int) -> None:
-    with budget(ram=held_bytes + (400 << 20), page_dir=tmp_path) as bound:
+    with budget(ram=held_bytes + (400 << 20), page_dir=tmp_path).resizing() as bound:
         small = torch.ones(1 << 20)
         assert strict_budget() is not None
         with pytest.raises(BudgetTooSmallError, match=r"needs 4\.0 GiB at once .* more than the budget of .*; give "):

@@ -33,7 +33,7 @@ def test_a_medium_that_cannot_be_read_is_said_at_the_operator(tmp_path: Path) ->
     model, x = layers(4), torch.ones(4, 256)
     with torch.no_grad():
         expected = model(x)
-        with budget(tensors=TWO_LAYERS, page_dir=tmp_path):
+        with budget(tensors=TWO_LAYERS, page_dir=tmp_path).resizing():
             model(x)
             with failing_medium(), pytest.raises(PageError, match="copy your data off it") as raised:
                 model(x)
@@ -44,7 +44,7 @@ def test_a_medium_that_cannot_be_read_is_said_at_the_operator(tmp_path: Path) ->
 @pytest.mark.process
 def test_a_medium_that_cannot_be_written_leaves_everything_resident(tmp_path: Path) -> None:
     model, expected = layers(4), layers(4)
-    with torch.no_grad(), budget(tensors=TWO_LAYERS, page_dir=tmp_path):
+    with torch.no_grad(), budget(tensors=TWO_LAYERS, page_dir=tmp_path).resizing():
         left = []
         with failing_medium():
             for p in model.parameters():
@@ -105,9 +105,9 @@ def test_a_disk_that_fills_up_ends_a_step_and_no_more(way: str, tmp_path: Path) 
     with contextlib.ExitStack() as stack:
         if way == "small disk":
             pages = stack.enter_context(small_disk())
-            stack.enter_context(budget(tensors="1M", page_dir=pages))
+            stack.enter_context(budget(tensors="1M", page_dir=pages).resizing())
         else:
-            stack.enter_context(budget(tensors="1M", page_dir=tmp_path))
+            stack.enter_context(budget(tensors="1M", page_dir=tmp_path).resizing())
             stack.enter_context(largest_file(MIN_FREE_BYTES + (4 << 20)))
         model = layers(4)
         losses = train(model, batches, tmp_path / "followed")
@@ -120,7 +120,7 @@ def test_a_disk_that_fills_up_ends_a_step_and_no_more(way: str, tmp_path: Path) 
 def test_a_flipped_bit_is_never_read(tmp_path: Path) -> None:
     model, x = layers(4), torch.ones(4, 256)
     lost = pytest.raises(PageError, match=r"2 tensors of 512\.0 KiB are lost and hold NaN")
-    with lost, torch.no_grad(), budget(tensors=TWO_LAYERS, page_dir=tmp_path):
+    with lost, torch.no_grad(), budget(tensors=TWO_LAYERS, page_dir=tmp_path).resizing():
         model(x)
         assert flip_bits(LAYER_BYTES) > 0
         for _ in range(2):
@@ -136,7 +136,7 @@ def test_a_full_disk_is_said_before_the_start(tmp_path: Path) -> None:
         largest_file(MIN_FREE_BYTES // 2),
         pytest.raises(PageError, match=r"free, and 16.0 MiB of pages did not fit"),
     ):
-        budget(tensors="1M", page_dir=tmp_path).start()
+        budget(tensors="1M", page_dir=tmp_path).resizing().start()
     torch.ones(8).sum()
     assert list(tmp_path.iterdir()) == []
 
@@ -144,8 +144,8 @@ def test_a_full_disk_is_said_before_the_start(tmp_path: Path) -> None:
 @pytest.mark.skipif(not Path("/dev/shm").is_dir(), reason="no tmpfs at /dev/shm")
 def test_pages_in_ram_are_refused_for_a_budget_of_ram() -> None:
     with pytest.raises(PageError, match=r"/dev/shm is itself in RAM \(tmpfs\)"):
-        budget(ram="4G", page_dir="/dev/shm").start()
-    with budget(tensors="1M", page_dir="/dev/shm"):
+        budget(ram="4G", page_dir="/dev/shm").resizing().start()
+    with budget(tensors="1M", page_dir="/dev/shm").resizing():
         page_file_fd()
 
 
@@ -156,7 +156,7 @@ def test_pages_that_a_child_could_read_are_used_again_when_it_has_ended(tmp_path
         p.data = torch.ones_like(p).cumsum(0)
         expected.append(p.detach().clone())
     sizes, done = [], 0
-    with torch.no_grad(), budget(tensors=TWO_LAYERS, page_dir=tmp_path):
+    with torch.no_grad(), budget(tensors=TWO_LAYERS, page_dir=tmp_path).resizing():
         for _ in range(4):
             for p in model.parameters():
                 p.add_(1)

@@ -31,7 +31,7 @@ def press() -> None:
 
 def test_pages_of_weights_that_were_copied_at_the_beginning_are_given_back(weights: Path, tmp_path: Path) -> None:
     """A model that is loaded in another type is read from its file once: its pages stood beside the copies until the end."""
-    with budget(tensors="1G", page_dir=tmp_path) as held:
+    with budget(tensors="1G", page_dir=tmp_path).resizing() as held:
         table = mapped(weights)
         expected = table.sum()
         assert table.double().sum().float().allclose(expected)
@@ -44,7 +44,7 @@ def test_a_write_before_the_budget_began_is_kept(weights: Path, tmp_path: Path) 
     table, expected = mapped(weights), mapped(weights).clone() * 3
     table.mul_(3)
     assert mapping_written(table.untyped_storage())
-    with budget(tensors="4K", page_dir=tmp_path):
+    with budget(tensors="4K", page_dir=tmp_path).resizing():
         table.sum()
         press()
         assert torch.equal(table + 0, expected)
@@ -55,7 +55,7 @@ def test_a_write_before_the_budget_began_is_kept(weights: Path, tmp_path: Path) 
 def test_a_write_through_a_pointer_is_kept(weights: Path, tmp_path: Path, write: str) -> None:
     table, expected = mapped(weights), mapped(weights).clone()
     expected[100] = 7
-    with budget(tensors="4K", page_dir=tmp_path):
+    with budget(tensors="4K", page_dir=tmp_path).resizing():
         table.sum()
         press()
         if write == "numpy":
@@ -86,7 +86,7 @@ def test_what_was_computed_from_it_before_such_a_write_is_not_computed_again(wei
         return sums
 
     expected = program(mapped(weights))
-    with budget(tensors="600K", page_dir=tmp_path):
+    with budget(tensors="600K", page_dir=tmp_path).resizing():
         followed = program(mapped(weights))
     assert torch.equal(torch.stack(followed), torch.stack(expected))
 
@@ -94,7 +94,7 @@ def test_what_was_computed_from_it_before_such_a_write_is_not_computed_again(wei
 def test_pointers_that_write_nothing_make_no_pages(weights: Path, tmp_path: Path) -> None:
     table = mapped(weights)
     x = torch.ones(4, COLUMNS)
-    with budget(tensors="4K", page_dir=tmp_path) as b:
+    with budget(tensors="4K", page_dir=tmp_path).resizing() as b:
         table.data_ptr()
         for _ in range(3):
             x @ table.t()
@@ -105,7 +105,7 @@ def test_pointers_that_write_nothing_make_no_pages(weights: Path, tmp_path: Path
 def test_views_and_rows_bring_nothing_in(weights: Path, tmp_path: Path) -> None:
     table = mapped(weights)
     rows = torch.tensor([3, 400])
-    with budget(tensors="4K", page_dir=tmp_path) as b:
+    with budget(tensors="4K", page_dir=tmp_path).resizing() as b:
         looked_up = torch.nn.functional.embedding(rows, table.detach().view(ROWS, COLUMNS))
         first = table[0, 0].item()
     assert b.report.mapped_bytes == 0

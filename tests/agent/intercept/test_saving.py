@@ -37,7 +37,7 @@ WAYS: dict[str, Callable[[torch.nn.Module, Path], None]] = {
 def test_saved_within_the_budget(way: str, tmp_path: Path) -> None:
     model = layers(COUNT)
     WAYS[way](model, tmp_path / "plain")
-    with budget(tensors=LIMIT_BYTES, page_dir=tmp_path) as b:
+    with budget(tensors=LIMIT_BYTES, page_dir=tmp_path).resizing() as b:
         with torch.no_grad():
             model(torch.ones(1, 256))
         (tmp_path / "plain").rename(tmp_path / "kept")
@@ -52,7 +52,7 @@ def test_storages_larger_than_half_of_the_budget_are_saved_one_after_the_other(t
     model = layers(3)
     limit_bytes = LAYER_BYTES * 3 // 2
     torch.save(model.state_dict(), tmp_path / "plain")
-    with budget(tensors=limit_bytes, page_dir=tmp_path) as b:
+    with budget(tensors=limit_bytes, page_dir=tmp_path).resizing() as b:
         for layer in model:
             with torch.no_grad():
                 layer(torch.ones(1, 256))
@@ -79,7 +79,7 @@ def test_loaded_within_the_budget(way: str, tmp_path: Path) -> None:
     model = layers(COUNT)
     torch.save(model.state_dict(), path)
     torch.save(model.state_dict(), path.with_suffix(".old"), _use_new_zipfile_serialization=False)
-    with budget(tensors=LIMIT_BYTES, page_dir=tmp_path):
+    with budget(tensors=LIMIT_BYTES, page_dir=tmp_path).resizing():
         found = LOADED[way](path)
         assert sum(allocated_bytes(tensor.untyped_storage()) for tensor in found.values()) <= LIMIT_BYTES
         assert all(torch.equal(tensor, found[name]) for name, tensor in model.state_dict().items())
@@ -91,7 +91,7 @@ def test_a_damaged_file_is_the_error_that_it_is_without(tmp_path: Path) -> None:
     (tmp_path / "plain").write_bytes(content[: len(content) // 2])
     with pytest.raises(RuntimeError) as without:
         torch.load(tmp_path / "plain")
-    with budget(tensors=LIMIT_BYTES, page_dir=tmp_path), pytest.raises(RuntimeError) as within:
+    with budget(tensors=LIMIT_BYTES, page_dir=tmp_path).resizing(), pytest.raises(RuntimeError) as within:
         torch.load(tmp_path / "plain")
     assert str(within.value) == str(without.value)
 
@@ -100,7 +100,7 @@ def test_a_damaged_file_is_the_error_that_it_is_without(tmp_path: Path) -> None:
 def test_what_left_since_its_size_was_asked_is_written(tmp_path: Path) -> None:
     """As where another thread trains or saves in between."""
     model = layers(2)
-    with budget(tensors=LAYER_BYTES * 3 // 2, page_dir=tmp_path):
+    with budget(tensors=LAYER_BYTES * 3 // 2, page_dir=tmp_path).resizing():
         for layer in model:
             with torch.no_grad():
                 layer(torch.ones(1, 256))

@@ -165,7 +165,7 @@ def packed(gru: nn.Module) -> Tensor:
 
 def step_of_many(model: nn.Module) -> bool:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
-    with tempfile.TemporaryDirectory() as folder, budget(tensors="1M", page_dir=folder) as b:
+    with tempfile.TemporaryDirectory() as folder, budget(tensors="1M", page_dir=folder).resizing() as b:
         for _ in range(2):
             model(torch.ones(1, 256)).sum().backward()
             optimizer.step()
@@ -204,7 +204,7 @@ def no_ends(_: object) -> bool:
     with (
         tempfile.TemporaryDirectory() as folder,
         mock.patch.object(mode, "LONGEST_SEGMENT", 50 if vars(mode)["LONGEST_SEGMENT"] < FOR_EVER else FOR_EVER),
-        budget(tensors="4K", page_dir=folder) as b,
+        budget(tensors="4K", page_dir=folder).resizing() as b,
     ):
         for _ in range(500):
             torch.ones(8)
@@ -447,7 +447,7 @@ def _child(trap: Trap, cured: bool) -> None:
         if trap.limit:
             plain = run()
             drops = dropping() if trap.limit == DROPS else contextlib.nullcontext()
-            followed = run(removed, drops, budget(tensors=trap.limit, page_dir=folder))
+            followed = run(removed, drops, budget(tensors=trap.limit, page_dir=folder).resizing())
         else:
             plain, followed = True, run(removed)
     same = torch.utils._pytree.tree_map(
@@ -481,7 +481,7 @@ def test_not_without_its_cure(name: str) -> None:
 
 
 def test_an_operator_that_raises_lets_go_of_its_operands(tmp_path: Path) -> None:
-    with budget(tensors="512K", page_dir=tmp_path) as b:
+    with budget(tensors="512K", page_dir=tmp_path).resizing() as b:
         kept = [torch.ones(256, 256) for _ in range(8)]
         for one in kept:
             with pytest.raises(RuntimeError, match="cannot be multiplied"):

@@ -129,6 +129,9 @@ class Backing(Protocol):
     def free_bytes(self) -> float:
         """Return how much memory there is for what is away, at most."""
 
+    def away_bytes(self, table: StorageTable) -> int:
+        """Return the bytes that `Residency.restore` brings in."""
+
     def discard(self) -> bool:
         """Return whether storages that may be evicted have to be freed, unwritten, at the end of the process."""
 
@@ -265,6 +268,9 @@ class ResizedStorages:
 
     def free_bytes(self) -> float:
         return available_bytes()
+
+    def away_bytes(self, table: StorageTable) -> int:
+        return sum(s.nbytes for s in table if not s.resident and not s.in_file)
 
     def discard(self) -> bool:
         return True
@@ -450,6 +456,10 @@ class GuardedStorages:
 
     def free_bytes(self) -> float:
         return available_bytes()
+
+    def away_bytes(self, table: StorageTable) -> int:
+        """All blocks, followed or not."""
+        return self._guard.counters().live_bytes - self._guard.held_bytes()
 
     def discard(self) -> bool:
         return False

@@ -331,6 +331,9 @@ class DeviceStorages:
     def free_bytes(self) -> float:
         return math.inf  # the device says so itself
 
+    def away_bytes(self, table: StorageTable) -> int:
+        return sum(s.nbytes for s in table if not s.resident)
+
     def discard(self) -> bool:
         return False
 

@@ -562,7 +562,7 @@ class Residency:
         and brought back later. Raises PageError for the first page that cannot be read; all that is lost then holds
         NaN.
         """
-        away_bytes = sum(s.nbytes for s in self.table if not s.resident and not s.in_file)
+        away_bytes = self.backing.away_bytes(self.table)
         if away_bytes > (free_bytes := self.backing.free_bytes()):
             raise NotRestorableError(_does_not_fit(away_bytes, f"in {format_bytes(free_bytes)} of memory"))
         lost: list[Storage] = []

@@ -107,7 +107,7 @@ def test_within_a_budget_a_part_of_the_bytes_moves(
     batches = [(tokens[:1, :16], labels[:1, :16]) for tokens, labels in batches_of(1) * count]
     moved = {}
     for run, trained in ((one_by_one, other), (by_layers, model)):
-        with budget(tensors=tensors, page_dir=tmp_path) as bound:
+        with budget(tensors=tensors, page_dir=tmp_path).resizing() as bound:
             run(trained, batches)
             moved[run] = bound.report.read_bytes + bound.report.written_bytes
     assert_same(model, other)
@@ -119,7 +119,7 @@ def test_adapters_of_one_batch_are_trained_without_writing(tmp_path: Path) -> No
     model = model_of("llama", adapted=True, width=128, num_hidden_layers=8)
     other, batches, written = copy.deepcopy(model), batches_of(4)[3:], {}
     for run, trained in ((one_by_one, other), (by_layers, model)):
-        with budget(tensors="6M", page_dir=tmp_path) as bound:
+        with budget(tensors="6M", page_dir=tmp_path).resizing() as bound:
             run(trained, batches)
             written[run] = bound.report.written_bytes
     assert_same(model, other)

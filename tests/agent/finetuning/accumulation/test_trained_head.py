@@ -104,7 +104,7 @@ def test_within_a_budget_the_weight_is_read_once_for_all(tmp_path: Path, monkeyp
     for together in (True, False):
         model = model_of("llama", adapted=False, width=64, vocab_size=vocabulary, tie_word_embeddings=True)
         monkeypatch.setattr(TrainedHead, "works_for", lambda self, rows, together=together: together)
-        with budget(tensors="1700K", page_dir=tmp_path) as bound:
+        with budget(tensors="1700K", page_dir=tmp_path).resizing() as bound:
             found[together] = gradients(model, batches_of(8, 16, vocabulary), by_layers=True)[1]
             moved[together] = bound.report.read_bytes + bound.report.written_bytes
     assert_equal(found[True], found[False])

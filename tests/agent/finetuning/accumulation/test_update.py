@@ -56,7 +56,7 @@ def test_within_a_budget_less_is_moved(tmp_path: Path) -> None:
         generator = torch.Generator().manual_seed(0)
         trained = [torch.nn.Parameter(torch.randn(64, 512, generator=generator)) for _ in range(8)]
         optimizer = ClippedAdamW(trained, 0.1, 1.0) if clipped else torch.optim.AdamW(trained, lr=0.1, weight_decay=0.0)
-        with budget(tensors="1M", page_dir=tmp_path) as bound:
+        with budget(tensors="1M", page_dir=tmp_path).resizing() as bound:
             for update in range(3):
                 generator.manual_seed(update)
                 for p in trained:

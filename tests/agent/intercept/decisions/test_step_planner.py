@@ -74,7 +74,7 @@ def test_the_step_is_planned_and_the_plan_is_kept_for_the_next_run(tmp_path: Pat
     counts = []
     for _ in range(2):
         training = Training()
-        with budget(tensors=LIMIT, page_dir=tmp_path) as active:
+        with budget(tensors=LIMIT, page_dir=tmp_path).resizing() as active:
             found = list(steps_until_planned(training))
             counts.append(len(found))
             found += [training.step() for _ in range(3)]
@@ -94,7 +94,7 @@ def test_the_step_is_planned_and_the_plan_is_kept_for_the_next_run(tmp_path: Pat
 @pytest.mark.process
 def test_a_plan_is_searched_when_a_step_came_twice(tmp_path: Path) -> None:
     training = Training()
-    with budget(tensors=LIMIT, page_dir=tmp_path):
+    with budget(tensors=LIMIT, page_dir=tmp_path).resizing():
         for _ in range(2):
             training.step()
             assert planner()._search is None
@@ -105,7 +105,7 @@ def test_a_plan_is_searched_when_a_step_came_twice(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_backward_without_steps_is_recorded_no_longer_than_a_step_may_be(tmp_path: Path) -> None:
     training = Training()
-    with budget(tensors=LIMIT, page_dir=tmp_path):
+    with budget(tensors=LIMIT, page_dir=tmp_path).resizing():
         for backwards in (1, 3, 2):
             for _ in range(backwards):
                 training.model(torch.ones(4, 144)).sum().backward()
@@ -125,7 +125,7 @@ def test_steps_of_two_kinds_in_turn_are_planned_as_one(tmp_path: Path) -> None:
     for turn in range(12):
         expected.append(plain[turn % 2].step())
     trained, found = [Training(), Training(layers=4)], []
-    with budget(tensors=LIMIT, page_dir=tmp_path):
+    with budget(tensors=LIMIT, page_dir=tmp_path).resizing():
         for turn in range(12):
             found.append(trained[turn % 2].step())
             search = planner()._search
@@ -141,13 +141,13 @@ def test_steps_of_two_kinds_in_turn_are_planned_as_one(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_a_plan_keeps_to_the_limits_that_were_given(tmp_path: Path, cache: Path) -> None:
     training = Training()
-    with budget(tensors=LIMIT, page_dir=tmp_path, step_deadline="1h", writes_per_step="1G") as active:
+    with budget(tensors=LIMIT, page_dir=tmp_path, step_deadline="1h", writes_per_step="1G").resizing() as active:
         for _ in steps_until_planned(training):
             pass
         training.step()
         assert (active.report.step_written_bytes or 0) > 1 << 10
     training = Training()
-    with budget(tensors=LIMIT, page_dir=tmp_path, writes_per_step="1K") as active:
+    with budget(tensors=LIMIT, page_dir=tmp_path, writes_per_step="1K").resizing() as active:
         searched = False
         until = time.monotonic() + 120
         while not searched and time.monotonic() < until:
@@ -168,7 +168,7 @@ def test_random_plans_change_no_bit(tmp_path: Path) -> None:
     expected = [plain.step() for _ in range(TURNS)]
     dice = random.Random(0)
     training = Training()
-    with budget(tensors=LIMIT, page_dir=tmp_path):
+    with budget(tensors=LIMIT, page_dir=tmp_path).resizing():
         assert [_with_random_plan(training, dice) for _ in range(TURNS)] == expected
     for mine, theirs in zip(training.model.parameters(), plain.model.parameters(), strict=True):
         assert torch.equal(mine, theirs)
@@ -188,7 +188,7 @@ def _with_random_plan(training: Training, dice: random.Random) -> float:
 @pytest.mark.process
 def test_a_plan_that_moves_more_than_before_goes(tmp_path: Path, cache: Path) -> None:
     training = Training()
-    with budget(tensors=LIMIT, page_dir=tmp_path) as active:
+    with budget(tensors=LIMIT, page_dir=tmp_path).resizing() as active:
         for _ in steps_until_planned(training):
             pass
         adopted = planner().adopted
@@ -204,7 +204,7 @@ def test_a_plan_that_moves_more_than_before_goes(tmp_path: Path, cache: Path) ->
 @pytest.mark.process
 def test_a_damaged_plan_is_made_anew(tmp_path: Path, cache: Path) -> None:
     for _ in range(2):
-        with budget(tensors=LIMIT, page_dir=tmp_path):
+        with budget(tensors=LIMIT, page_dir=tmp_path).resizing():
             for _ in steps_until_planned(Training()):
                 pass
         (kept,) = cache.iterdir()
@@ -215,7 +215,7 @@ def test_a_damaged_plan_is_made_anew(tmp_path: Path, cache: Path) -> None:
 @pytest.mark.process
 def test_the_search_ends_with_the_budget(tmp_path: Path) -> None:
     training = Training()
-    with budget(tensors=LIMIT, page_dir=tmp_path):
+    with budget(tensors=LIMIT, page_dir=tmp_path).resizing():
         while (search := planner()._search) is None:
             training.step()
     assert search.process.returncode is not None
@@ -225,7 +225,7 @@ def test_the_search_ends_with_the_budget(tmp_path: Path) -> None:
 @pytest.mark.process
 def test_a_plan_that_promises_no_less_is_not_adopted(tmp_path: Path, cache: Path) -> None:
     training = Training()
-    with budget(tensors=LIMIT, page_dir=tmp_path) as active:
+    with budget(tensors=LIMIT, page_dir=tmp_path).resizing() as active:
         while (search := planner()._search) is None:
             training.step()
         search.before = NOTHING_IS_BETTER
@@ -237,7 +237,7 @@ def test_a_plan_that_promises_no_less_is_not_adopted(tmp_path: Path, cache: Path
 
 @pytest.mark.process
 def test_while_the_program_is_held_nothing_searches_and_later_it_begins_anew(tmp_path: Path, cache: Path) -> None:
-    with budget(tensors=LIMIT, page_dir=tmp_path) as active:
+    with budget(tensors=LIMIT, page_dir=tmp_path).resizing() as active:
         training = Training()
         while (search := planner()._search) is None:
             training.step()
@@ -270,7 +270,7 @@ def test_where_flash_wears_out_paging_counts_as_slow(
     wear: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("port_agent.intercept.budget.wear_joules_per_byte", lambda folder: wear)
-    with budget(tensors=LIMIT, page_dir=tmp_path):
+    with budget(tensors=LIMIT, page_dir=tmp_path).resizing():
         fast, slow = 2e-9, 1e-5
         monkeypatch.setattr(planner()._residency, "paging_seconds", lambda nbytes: fast * nbytes)
         assert (planner().paging_seconds(1000) > 2 * 1000 * fast) == (wear > 0)
@@ -282,7 +282,7 @@ def test_a_step_is_planned_with_this_machines_watts_and_the_price_of_its_medium(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("port_agent.intercept.budget.wear_joules_per_byte", lambda folder: 5e-6)
-    with budget(tensors=LIMIT, page_dir=tmp_path):
+    with budget(tensors=LIMIT, page_dir=tmp_path).resizing():
         device, power = planner()._device(), power_with(torch.get_num_threads())
         assert device.flash.wear_joules_per_byte == 5e-6
         assert (device.static_watts, device.compute_watts) == (power.static_watts, power.compute_watts)

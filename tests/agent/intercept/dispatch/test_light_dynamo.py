@@ -97,7 +97,7 @@ def test_what_compiles_to_other_numbers_is_refused_by_name(tmp_path: Path) -> No
         STEP
         + """
 from port_agent import budget
-with budget(tensors="1M", page_dir="."):
+with budget(tensors="1M", page_dir=".").resizing():
     for backend in ("inductor", "eager"):
         try:
             torch.compile(model, backend=backend)

@@ -30,7 +30,7 @@ def test_inference_mode_has_the_bits_of_plain_pytorch(layer: str, limit: str, tm
     module, x = LAYERS[layer]().eval(), torch.randn(3, 4, 24)
     with torch.inference_mode():
         plain = module(x)
-        with budget(tensors=limit, page_dir=tmp_path):
+        with budget(tensors=limit, page_dir=tmp_path).resizing():
             followed = module(x)
     plain, followed = (out[0] if isinstance(out, tuple) else out for out in (plain, followed))
     assert torch.equal(plain, followed)
@@ -38,7 +38,7 @@ def test_inference_mode_has_the_bits_of_plain_pytorch(layer: str, limit: str, tm
 
 def test_while_held_no_operator_runs_and_the_memory_is_away(tmp_path: Path) -> None:
     made: list[torch.Tensor] = []
-    with budget(tensors="100M", page_dir=tmp_path) as b:
+    with budget(tensors="100M", page_dir=tmp_path).resizing() as b:
         x = torch.randn(1000, 1000)
         y = x @ x
         expected = [(y + 1).sum().item(), x.sum().item()]
@@ -54,7 +54,7 @@ def test_while_held_no_operator_runs_and_the_memory_is_away(tmp_path: Path) -> N
 
 
 def test_ctrl_c_ends_the_wait_of_a_held_program_and_its_clean_up_runs(tmp_path: Path) -> None:
-    with budget(tensors="100M", page_dir=tmp_path) as b:
+    with budget(tensors="100M", page_dir=tmp_path).resizing() as b:
         x = torch.ones(1000, 1000)
         b.interceptor.hold()
         b.interceptor.give_back()
@@ -66,7 +66,7 @@ def test_ctrl_c_ends_the_wait_of_a_held_program_and_its_clean_up_runs(tmp_path: 
 
 def test_what_is_kept_stays_while_others_leave_and_leaves_where_no_other_can(tmp_path: Path) -> None:
     weights, row_bytes = [torch.randn(256, 256) for _ in range(8)], 256 * 256 * 4
-    with budget(tensors=5 * row_bytes, page_dir=tmp_path) as b:
+    with budget(tensors=5 * row_bytes, page_dir=tmp_path).resizing() as b:
         interceptor = b.interceptor
         stored = [interceptor.table.of(weight) for weight in weights]
         expected = [weight.square().sum().item() for weight in weights]
@@ -109,7 +109,7 @@ def test_without_foresight_nothing_is_recorded_and_segments_before_are_recognise
             optimizer.zero_grad()
         return found
 
-    with budget(tensors="1M", page_dir=tmp_path) as b:
+    with budget(tensors="1M", page_dir=tmp_path).resizing() as b:
         mine = losses(3)
         book = b.interceptor.book
         assert all(len(trace) < 30 for trace in book.traces), "none has a forward or backward pass"
@@ -126,7 +126,7 @@ def test_the_first_product_over_a_grid_has_room_for_what_it_takes_besides(
     torch.manual_seed(0)
     codes, scales = encode_weight(Quantization.NF4, torch.randn(256, 128))
     flat = torch.randn(32, 128)
-    with budget(ram=held_bytes + (400 << 20), page_dir=tmp_path) as b:
+    with budget(ram=held_bytes + (400 << 20), page_dir=tmp_path).resizing() as b:
         needed: list[int] = []
         make_free = b.interceptor.residency.make_free
         monkeypatch.setattr(
@@ -137,7 +137,7 @@ def test_the_first_product_over_a_grid_has_room_for_what_it_takes_besides(
 
 
 def test_an_operator_that_fails_may_have_resized_its_result(tmp_path: Path) -> None:
-    with budget(tensors="4K", page_dir=tmp_path):
+    with budget(tensors="4K", page_dir=tmp_path).resizing():
         x, other = torch.ones(2, 3000), torch.ones(6000)
         with pytest.raises(RuntimeError, match="single memory location"), warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)  # of the resizing

@@ -15,7 +15,7 @@ aten = torch.ops.aten
 
 @pytest.fixture
 def bound(tmp_path: Path, held_bytes: int) -> Budget:
-    return budget(ram=held_bytes + (400 << 20), page_dir=tmp_path)
+    return budget(ram=held_bytes + (400 << 20), page_dir=tmp_path).resizing()
 
 
 def followed(bound: Budget, *tensors: torch.Tensor) -> tuple[OperatorMemory, list[Storage]]:

@@ -35,7 +35,7 @@ def test_an_exception_from_a_signal_leaves_every_tensor_whole(tmp_path: Path) ->
     before = signal.signal(signal.SIGALRM, interrupt)
     caught = 0
     try:
-        with torch.no_grad(), budget(tensors=TWO_LAYERS, page_dir=tmp_path):
+        with torch.no_grad(), budget(tensors=TWO_LAYERS, page_dir=tmp_path).resizing():
             assert signal.getsignal(signal.SIGALRM) is interrupt
             for i in range(INTERRUPTIONS):
                 try:
@@ -64,7 +64,7 @@ def test_a_handler_may_save_a_checkpoint(tmp_path: Path) -> None:
         )
 
     kept = [p.detach().clone() for p in model.parameters()]
-    with torch.no_grad(), budget(tensors=TWO_LAYERS, page_dir=tmp_path):
+    with torch.no_grad(), budget(tensors=TWO_LAYERS, page_dir=tmp_path).resizing():
         before = signal.signal(signal.SIGALRM, save)
         try:
             for _ in range(5):

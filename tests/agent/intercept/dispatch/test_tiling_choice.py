@@ -21,7 +21,7 @@ def ways_of(bound: Budget) -> TilingChoice:
 
 
 def test_what_takes_more_than_the_limit_is_in_pieces_and_needs_only_what_must_be_written(tmp_path: Path) -> None:
-    with budget(tensors=4 * TILE_BYTES, page_dir=tmp_path) as b:
+    with budget(tensors=4 * TILE_BYTES, page_dir=tmp_path).resizing() as b:
         tiling, add = ways_of(b), traits_of(aten.add.Tensor)
         for pieces_each in (1, 2):
             x, y = torch.ones(pieces_each * PIECE), torch.ones(pieces_each * PIECE)
@@ -38,7 +38,7 @@ def test_what_takes_more_than_the_limit_is_in_pieces_and_needs_only_what_must_be
 
 
 def test_what_has_no_pieces_runs_whole_whatever_it_takes(tmp_path: Path) -> None:
-    with budget(tensors=TILE_BYTES, page_dir=tmp_path) as b:
+    with budget(tensors=TILE_BYTES, page_dir=tmp_path).resizing() as b:
         x = torch.ones(2 * PIECE)
         cumsum = traits_of(aten.cumsum.default)
         assert ways_of(b).tiled_call(cumsum, cumsum.func, (x, 0), {}, x.nbytes) == (None, None)

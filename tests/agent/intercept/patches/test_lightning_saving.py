@@ -21,7 +21,7 @@ def test_a_checkpoint_is_never_whole_in_memory(tmp_path: Path, monkeypatch: pyte
     model, own = layers(8), torch_io._atomic_save
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     files, path = torch_io.TorchCheckpointIO(), tmp_path / "last.ckpt"
-    with budget(tensors=2 * LAYER_BYTES, page_dir=tmp_path):
+    with budget(tensors=2 * LAYER_BYTES, page_dir=tmp_path).resizing():
         model(torch.ones(1, 256)).sum().backward()
         optimizer.step()
         with monkeypatch.context() as within:

@@ -35,19 +35,19 @@ def left(tensors: int = 8) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize("way", WAYS)
 def test_contents_of_what_left_are_read(way: str, tmp_path: Path) -> None:
-    with budget(tensors="40K", page_dir=tmp_path) as held:
+    with budget(tensors="40K", page_dir=tmp_path).resizing() as held:
         first = left()[0]
         assert WAYS[way](first) == [1.0, 2.0, 3.0]
     assert held.report.written_bytes > 0, "else nothing had left"
 
 
 def test_a_storage_that_is_away_tells_its_size(tmp_path: Path) -> None:
-    with budget(tensors="40K", page_dir=tmp_path):
+    with budget(tensors="40K", page_dir=tmp_path).resizing():
         assert [tensor.untyped_storage().nbytes() for tensor in left()] == [COUNT * 4] * 8
 
 
 def test_what_is_written_through_a_pointer_stays(tmp_path: Path) -> None:
-    with budget(tensors="80K", page_dir=tmp_path):
+    with budget(tensors="80K", page_dir=tmp_path).resizing():
         first = torch.zeros(COUNT)
         first.numpy()[5] = 7.0
         others = left()
@@ -56,7 +56,7 @@ def test_what_is_written_through_a_pointer_stays(tmp_path: Path) -> None:
 
 def test_what_numpy_has_no_more_leaves_again(tmp_path: Path) -> None:
     weights = [torch.arange(4096.0) + i for i in range(16)]
-    with budget(tensors="40K", page_dir=tmp_path) as held:
+    with budget(tensors="40K", page_dir=tmp_path).resizing() as held:
         assert sum(int(weight.detach().numpy()[-1]) for weight in weights) == 16 * 4095 + 120
         assert held.report.peak_tensor_bytes <= 3 * COUNT * 4
         array = weights[0].numpy()[2:]
@@ -104,13 +104,13 @@ def test_arrays_are_as_torchs_own(name: str, asked: str, tmp_path: Path) -> None
         return type(array), array.dtype, array.shape, array.strides, array.flags.writeable, array.tolist()
 
     expected = found()
-    with budget(tensors="4K", page_dir=tmp_path):
+    with budget(tensors="4K", page_dir=tmp_path).resizing():
         assert found() == expected
 
 
 def test_methods_are_torchs_own_afterwards(tmp_path: Path) -> None:
     before = torch.Tensor.numpy, torch.Tensor.tolist, torch.UntypedStorage.data_ptr
-    with budget(tensors="40K", page_dir=tmp_path):
+    with budget(tensors="40K", page_dir=tmp_path).resizing():
         assert torch.Tensor.numpy is not before[0]
     assert (torch.Tensor.numpy, torch.Tensor.tolist, torch.UntypedStorage.data_ptr) == before
 
@@ -124,7 +124,7 @@ def test_memory_handed_out_by_dlpack_is_shared_for_good(export: str, tmp_path: P
         "capsule": lambda t: torch.from_dlpack(torch.utils.dlpack.to_dlpack(t)),
     }
     weight = torch.arange(4096.0)
-    with budget(tensors="4K", page_dir=tmp_path):
+    with budget(tensors="4K", page_dir=tmp_path).resizing():
         weight.sum()
         torch.ones(300, 300) @ torch.ones(300, 300)
         shared = import_again[export](weight)

@@ -17,7 +17,7 @@ from tests.agent.intercept.programs import TRAIN, followed, plain, written
 def test_what_was_compiled_before_the_budget_is_refused_when_it_is_called(backend: str, tmp_path: Path) -> None:
     layer = torch.nn.Linear(8, 8)
     model, function = torch.compile(layer, backend=backend), torch.compile(torch.nn.functional.relu, backend=backend)
-    with budget(tensors="1G", page_dir=tmp_path):
+    with budget(tensors="1G", page_dir=tmp_path).resizing():
         for compiled in (model, function):
             with pytest.raises(UnsupportedError, match=r"torch\.compile"):
                 compiled(torch.ones(2, 8))
@@ -41,7 +41,7 @@ def test_a_program_that_compiles_is_followed_where_its_user_has_that_left_away(v
 def test_an_operator_that_takes_programs_is_refused_by_name(tmp_path: Path) -> None:
     yes, x = torch.tensor(True), torch.ones(3)
     with (
-        budget(tensors="4K", page_dir=tmp_path),
+        budget(tensors="4K", page_dir=tmp_path).resizing(),
         pytest.raises(UnsupportedError, match="cond of torch runs a program"),
     ):
         torch.ops.higher_order.cond(yes, torch.sin, torch.cos, (x,))
@@ -50,7 +50,7 @@ def test_an_operator_that_takes_programs_is_refused_by_name(tmp_path: Path) -> N
 def test_a_thread_is_followed_from_its_start(tmp_path: Path) -> None:
     model, seen = torch.nn.Linear(256, 256), []
     plain = model(torch.ones(4, 256)).detach()
-    with budget(tensors="4K", page_dir=tmp_path) as b:
+    with budget(tensors="4K", page_dir=tmp_path).resizing() as b:
         thread = threading.Thread(target=lambda: seen.append(model(torch.ones(4, 256)).detach()))
         thread.start()
         thread.join()
@@ -62,7 +62,7 @@ def test_a_thread_is_followed_from_its_start(tmp_path: Path) -> None:
 def test_a_scripted_module_is_written_whole_or_refused(traced: bool, tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, x = torch.nn.Sequential(torch.nn.Linear(256, 256), torch.nn.ReLU()), torch.ones(1, 256)
-    with budget(tensors="300K", page_dir=tmp_path):
+    with budget(tensors="300K", page_dir=tmp_path).resizing():
         model(x)
         made = torch.jit.trace(model, x) if traced else torch.jit.script(model)
         torch.ones(256, 256) @ torch.ones(256, 256)
@@ -79,7 +79,7 @@ def test_a_scripted_module_is_written_whole_or_refused(traced: bool, tmp_path: P
 @pytest.mark.process
 def test_a_gradient_asked_for_by_itself_ends_a_segment_only_in_programs_that_accumulate_none(tmp_path: Path) -> None:
     weight = torch.ones(256, 256, requires_grad=True)
-    with budget(tensors="4K", page_dir=tmp_path) as b:
+    with budget(tensors="4K", page_dir=tmp_path).resizing() as b:
         torch.autograd.grad((weight * 2).sum(), weight)
         torch.autograd.grad((weight * 2).sum(), weight)
         assert b.report.segments == 2

@@ -38,7 +38,7 @@ def press() -> None:
 
 def test_the_same_bytes(tmp_path: Path) -> None:
     save_file(tensors(), tmp_path / "plain", METADATA)
-    with budget(tensors="64K", page_dir=tmp_path):
+    with budget(tensors="64K", page_dir=tmp_path).resizing():
         kept = tensors()
         press()
         save_file(kept, tmp_path / "followed", METADATA)
@@ -53,7 +53,7 @@ def test_the_same_bytes(tmp_path: Path) -> None:
 
 def test_weights_that_are_mapped_from_the_same_file(tmp_path: Path) -> None:
     save_file(tensors(), tmp_path / "plain")
-    with budget(tensors="64K", page_dir=tmp_path):
+    with budget(tensors="64K", page_dir=tmp_path).resizing():
         save_file(load_file(tmp_path / "plain"), tmp_path / "copy")
         save_file(load_file(tmp_path / "plain"), tmp_path / "plain")
     assert (tmp_path / "plain").read_bytes() == (tmp_path / "copy").read_bytes()
@@ -74,7 +74,7 @@ class Tied(torch.nn.Module):
 
 def test_a_model_whose_layers_share_weights_is_saved_and_loaded(tmp_path: Path) -> None:
     save_model(Tied(), str(tmp_path / "plain"))
-    with budget(tensors="64K", page_dir=tmp_path):
+    with budget(tensors="64K", page_dir=tmp_path).resizing():
         model = Tied()
         press()
         save_model(model, str(tmp_path / "followed"))
@@ -90,7 +90,7 @@ def test_a_model_whose_layers_share_weights_is_saved_and_loaded(tmp_path: Path) 
 
 
 def test_the_hubs_ways_to_put_tensors_into_files_need_none_of_them(tmp_path: Path) -> None:
-    with budget(tensors="64K", page_dir=tmp_path) as held:
+    with budget(tensors="64K", page_dir=tmp_path).resizing() as held:
         kept = tensors()
         press()
         read_bytes = held.report.read_bytes
@@ -105,7 +105,7 @@ def test_the_hubs_ways_to_put_tensors_into_files_need_none_of_them(tmp_path: Pat
 
 
 def test_what_the_library_refuses_leaves_nothing(tmp_path: Path) -> None:
-    with budget(tensors="64K", page_dir=tmp_path):
+    with budget(tensors="64K", page_dir=tmp_path).resizing():
         kept = tensors()
         with pytest.raises(ValueError, match="non contiguous"):
             save_file({**kept, "zzz": torch.randn(64, 64).t()}, tmp_path / "refused")
@@ -115,7 +115,7 @@ def test_what_the_library_refuses_leaves_nothing(tmp_path: Path) -> None:
 
 def test_an_unknown_header_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(safetensors_saving, "_padded", lambda _: b"{}")
-    with budget(tensors="64K", page_dir=tmp_path):
+    with budget(tensors="64K", page_dir=tmp_path).resizing():
         kept = tensors()
         with pytest.raises(UnsupportedError, match="header"):
             save_file(kept, tmp_path / "refused")
@@ -126,6 +126,6 @@ def test_the_writer_is_put_back(tmp_path: Path) -> None:
     import safetensors
     from safetensors import torch as library
 
-    with budget(tensors="64K", page_dir=tmp_path):
+    with budget(tensors="64K", page_dir=tmp_path).resizing():
         assert library.serialize_file is not safetensors.serialize_file
     assert library.serialize_file is safetensors.serialize_file

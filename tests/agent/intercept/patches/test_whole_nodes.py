@@ -40,13 +40,13 @@ def gradients(function: Callable[[Tensor], Tensor]) -> list[Tensor]:
 @pytest.mark.parametrize("tensors", ["64M", "4K"])
 def test_gradients_have_the_bits_of_plain_pytorch(function: str, tensors: str, tmp_path: Path) -> None:
     expected = gradients(FUNCTIONS[function])
-    with budget(tensors=tensors, page_dir=tmp_path):
+    with budget(tensors=tensors, page_dir=tmp_path).resizing():
         followed = gradients(FUNCTIONS[function])
     assert all(torch.equal(a, b) for a, b in zip(expected, followed, strict=True))
 
 
 def test_a_node_that_fails_leaves_everything_in_place(tmp_path: Path) -> None:
-    with budget(tensors="64M", page_dir=tmp_path) as b:
+    with budget(tensors="64M", page_dir=tmp_path).resizing() as b:
         vectors = torch.linalg.eig(torch.rand(8, 8, requires_grad=True)).eigenvectors
         with pytest.raises(RuntimeError, match="ill-defined"):
             vectors.backward(torch.randn(8, 8, dtype=torch.complex64))
@@ -59,7 +59,7 @@ def test_a_node_that_fails_leaves_everything_in_place(tmp_path: Path) -> None:
 def test_a_mode_of_the_programs_own_has_the_formulas_of_a_mode(tmp_path: Path) -> None:
     with FlopCounterMode(display=False):
         expected = gradients(FUNCTIONS["prod of rows"])
-    with budget(tensors="64M", page_dir=tmp_path), FlopCounterMode(display=False):
+    with budget(tensors="64M", page_dir=tmp_path).resizing(), FlopCounterMode(display=False):
         followed = gradients(FUNCTIONS["prod of rows"])
     assert all(torch.equal(a, b) for a, b in zip(expected, followed, strict=True))
     assert not torch.equal(expected[1], gradients(FUNCTIONS["prod of rows"])[1])
@@ -67,7 +67,7 @@ def test_a_mode_of_the_programs_own_has_the_formulas_of_a_mode(tmp_path: Path) -
 
 def test_hooked_saved_tensors_are_refused_by_name(tmp_path: Path) -> None:
     x = torch.rand(4, 8, requires_grad=True)
-    with budget(tensors="64M", page_dir=tmp_path):
+    with budget(tensors="64M", page_dir=tmp_path).resizing():
         y = checkpoint(lambda x: x.sin().prod(1), x, use_reentrant=False)
         with pytest.raises(UnsupportedError, match=r"ProdBackward1 .*checkpoint"):
             y.sum().backward()
@@ -87,14 +87,14 @@ def test_what_torch_func_wraps_has_the_bits_of_plain_pytorch(way: str, function:
     torch.manual_seed(0)
     x = torch.rand(16, 16) + 0.5
     expected = WITH_TORCH_FUNC[way](FUNCTIONS[function], x)
-    with budget(tensors="1K", page_dir=tmp_path):
+    with budget(tensors="1K", page_dir=tmp_path).resizing():
         followed = WITH_TORCH_FUNC[way](FUNCTIONS[function], x)
     assert torch.equal(expected, followed)
 
 
 def test_gradients_in_a_batch_are_refused_by_name(tmp_path: Path) -> None:
     x = torch.rand(4, 8, requires_grad=True)
-    with budget(tensors="64M", page_dir=tmp_path):
+    with budget(tensors="64M", page_dir=tmp_path).resizing():
         y = x.cumprod(1)
         with pytest.raises(UnsupportedError, match=r"CumprodBackward0 for a batch of gradients"):
             torch.autograd.grad(y, x, torch.ones(3, 4, 8), is_grads_batched=True)
@@ -113,5 +113,5 @@ def test_tangents_of_gradients_are_there_when_a_node_runs_whole(tmp_path: Path) 
             return tangent.clone()
 
     expected = forward_over_reverse()
-    with budget(tensors="1K", page_dir=tmp_path):
+    with budget(tensors="1K", page_dir=tmp_path).resizing():
         assert torch.equal(forward_over_reverse(), expected)

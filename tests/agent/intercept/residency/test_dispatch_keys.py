@@ -40,12 +40,12 @@ def test_products_inside_a_pseudoinverse_are_plain_pytorchs(tmp_path: Path) -> N
     torch.manual_seed(0)
     matrix = torch.randn(5, 5, dtype=torch.complex64)
     expected = torch.linalg.pinv(matrix)
-    with budget(tensors="64M", page_dir=tmp_path):
+    with budget(tensors="64M", page_dir=tmp_path).resizing():
         assert torch.equal(torch.linalg.pinv(matrix), expected)
 
 
 def test_a_pseudoinverse_under_autocast_is_refused_by_name(tmp_path: Path) -> None:
-    with torch.autocast("cpu", dtype=torch.bfloat16), budget(tensors="64M", page_dir=tmp_path):
+    with torch.autocast("cpu", dtype=torch.bfloat16), budget(tensors="64M", page_dir=tmp_path).resizing():
         with pytest.raises(UnsupportedError, match="linalg_pinv under autocast"):
             torch.linalg.pinv(torch.randn(5, 5))
         with torch.autocast("cpu", enabled=False):
@@ -64,7 +64,7 @@ def test_attention_and_bilinear_under_autocast_are_plain_pytorchs(dropout: float
 
     with torch.autocast("cpu", dtype=torch.bfloat16):
         expected = results()
-        with budget(tensors="64M", page_dir=tmp_path):
+        with budget(tensors="64M", page_dir=tmp_path).resizing():
             followed = results()
     assert all(a.dtype == b.dtype and torch.equal(a, b) for a, b in zip(expected, followed, strict=True))
 
@@ -88,7 +88,7 @@ def test_complex_operands_need_it(args: tuple[object, ...], needed: bool) -> Non
 @pytest.mark.parametrize("foreach", [True, False])
 def test_autograd_knows_what_an_optimizer_changed(foreach: bool, tensors: str, tmp_path: Path) -> None:
     """`_foreach_` operators leave it to those that they call to count what is written."""
-    with budget(tensors=tensors, page_dir=tmp_path):
+    with budget(tensors=tensors, page_dir=tmp_path).resizing():
         weight = torch.nn.Parameter(torch.ones(3 << 20))
         optimizer = torch.optim.SGD([weight], lr=0.1, foreach=foreach)
         loss = (weight * weight).sum()

@@ -36,7 +36,7 @@ WAYS: dict[str, Callable[[], object]] = {
 @pytest.mark.parametrize("operator", WAYS)
 def test_collectives_are_refused(operator: str, group: None, tmp_path: Path) -> None:
     said = rf"test_refusals\.py:\d+: c10d::{operator} of torch\.distributed .*; run one process"
-    with budget(tensors="4K", page_dir=tmp_path):
+    with budget(tensors="4K", page_dir=tmp_path).resizing():
         dist.barrier()
         with pytest.raises(UnsupportedError, match=said):
             WAYS[operator]()
@@ -47,12 +47,15 @@ def test_a_dtensor_that_was_made_before_is_refused(group: None, tmp_path: Path) 
     tensor = pytest.importorskip("torch.distributed.tensor")
     mesh = tensor.init_device_mesh("cpu", (1,))
     sharded = tensor.distribute_tensor(torch.randn(64, 64), mesh, [tensor.Shard(0)])
-    with budget(tensors="4K", page_dir=tmp_path), pytest.raises(UnsupportedError, match=r"aten::mm of DTensor"):
+    with (
+        budget(tensors="4K", page_dir=tmp_path).resizing(),
+        pytest.raises(UnsupportedError, match=r"aten::mm of DTensor"),
+    ):
         sharded @ sharded
 
 
 def test_data_parallel_without_accelerators_is_the_module_itself(tmp_path: Path) -> None:
     model, x = torch.nn.Linear(64, 64), torch.randn(4, 64)
     expected = model(x)
-    with budget(tensors="4K", page_dir=tmp_path):
+    with budget(tensors="4K", page_dir=tmp_path).resizing():
         assert torch.equal(torch.nn.DataParallel(model)(x), expected)

@@ -107,7 +107,7 @@ def test_a_device_is_left_alone_unless_it_takes_the_hosts_memory(
     backend = SimBackend()
     monkeypatch.setattr(choose, "backend_of", lambda kind: backend)
     backend.unified = unified
-    with budget(tensors="64K", page_dir=tmp_path) as limit:
+    with budget(tensors="64K", page_dir=tmp_path).resizing() as limit:
         host = torch.ones(64, 64)
         if unified:
             with pytest.raises(

@@ -38,7 +38,7 @@ def test_the_beginning_of_a_storage_is_read_and_changed_in_pieces(left_out: int,
         return doubled, whole
 
     expected = run()
-    with budget(tensors=2 * TILE_BYTES, page_dir=tmp_path):
+    with budget(tensors=2 * TILE_BYTES, page_dir=tmp_path).resizing():
         followed = run()
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(followed, expected, strict=True))
 
@@ -60,7 +60,7 @@ def test_views_that_show_other_numbers_than_their_memory_holds_are_not_cut(name:
         return LAZY[name](x)
 
     expected = run()
-    with budget(tensors=9 * TILE_BYTES, page_dir=tmp_path):
+    with budget(tensors=9 * TILE_BYTES, page_dir=tmp_path).resizing():
         followed = run()
         assert torch.equal(followed, expected)
 
@@ -74,7 +74,7 @@ def test_a_single_number_of_any_shape_gives_the_result_its_shape(
     """One that has more dimensions than the rest adds them."""
     rows = torch.ones(4, 2 * TILE_BYTES // 4).cumsum(0)
     expected = rows * torch.full(shape, 2.0)
-    with budget(tensors=room * TILE_BYTES, page_dir=tmp_path):
+    with budget(tensors=room * TILE_BYTES, page_dir=tmp_path).resizing():
         found = rows * torch.full(shape, 2.0)
         assert found.shape == expected.shape and torch.equal(found, expected)
 
@@ -98,7 +98,7 @@ def test_numbers_that_vectors_round_apart_are_those_of_the_whole(elements: int, 
     torch.set_num_threads(threads)
     try:
         expected = train()
-        with budget(tensors=2 * TILE_BYTES, page_dir=tmp_path):
+        with budget(tensors=2 * TILE_BYTES, page_dir=tmp_path).resizing():
             found = train()
             assert torch.equal(found, expected)
     finally:
@@ -153,7 +153,9 @@ def test_activations_and_their_gradients_run_in_pieces(
     torch.set_num_threads(threads)
     try:
         expected = run()
-        with budget(tensors=6 * expected[0].nbytes // 4, page_dir=tmp_path) as bound:  # of the three of a gradient
+        with budget(
+            tensors=6 * expected[0].nbytes // 4, page_dir=tmp_path
+        ).resizing() as bound:  # of the three of a gradient
             found = run()
             over_bytes = bound.report.over_bytes
             assert all(same_bits(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
@@ -170,7 +172,7 @@ def test_single_numbers_of_tensors_that_are_away_are_read(tmp_path: Path) -> Non
         return [y * x[5], torch.div(y, x[7:8]), x.mul_(y[3]), torch.add(x, x[9])]
 
     expected = run()
-    with budget(tensors=TILE_BYTES, page_dir=tmp_path):
+    with budget(tensors=TILE_BYTES, page_dir=tmp_path).resizing():
         found = run()
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
 
@@ -185,12 +187,12 @@ def test_gradients_of_slices_in_many_parts_are_made_whole(place: Any, tmp_path: 
         return x.grad
 
     expected = run()
-    with budget(tensors=TILE_BYTES, page_dir=tmp_path):
+    with budget(tensors=TILE_BYTES, page_dir=tmp_path).resizing():
         assert torch.equal(run(), expected)
 
 
 def test_what_writes_a_number_of_an_operand_is_plain_pytorchs_error(tmp_path: Path) -> None:
-    with budget(tensors=TILE_BYTES, page_dir=tmp_path):
+    with budget(tensors=TILE_BYTES, page_dir=tmp_path).resizing():
         x = torch.ones(ELEMENTS)
         with pytest.raises(RuntimeError, match="single memory location"):
             x.mul_(x[ELEMENTS - 1])
@@ -201,7 +203,7 @@ def test_what_writes_a_number_of_an_operand_is_plain_pytorchs_error(tmp_path: Pa
 @torch.inference_mode()
 def test_results_are_written_where_they_are_asked_for(tmp_path: Path) -> None:
     """In inference mode nobody else sees to it that `out` is what is returned."""
-    with budget(tensors=TILE_BYTES, page_dir=tmp_path):
+    with budget(tensors=TILE_BYTES, page_dir=tmp_path).resizing():
         x, y, out, small = torch.ones(ELEMENTS), torch.zeros(ELEMENTS), torch.zeros(ELEMENTS), torch.zeros(1)
         assert torch.maximum(y, x, out=out).data_ptr() == out.data_ptr()
         with warnings.catch_warnings():
@@ -218,7 +220,7 @@ def test_a_copy_in_another_order_and_strides_of_single_dimensions_are_plain_pyto
         return [x.clone(memory_format=torch.channels_last), column.clone(), column + 1]
 
     expected = run()
-    with budget(tensors=TILE_BYTES, page_dir=tmp_path):
+    with budget(tensors=TILE_BYTES, page_dir=tmp_path).resizing():
         found = run()
         assert [t.stride() for t in found] == [t.stride() for t in expected]
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(found, expected, strict=True))
@@ -237,7 +239,7 @@ def test_an_update_larger_than_the_budget_has_the_same_bits(foreach: bool, tmp_p
         return weight.detach()
 
     expected = train()
-    with budget(tensors=2 * TILE_BYTES, page_dir=tmp_path) as b:
+    with budget(tensors=2 * TILE_BYTES, page_dir=tmp_path).resizing() as b:
         followed = train()
         assert b.report.peak_tensor_bytes < 4 * 4 * ELEMENTS, "weight, gradient and two moments never meet"
     assert torch.equal(followed, expected)
@@ -248,7 +250,7 @@ def test_an_update_larger_than_the_budget_has_the_same_bits(foreach: bool, tmp_p
 def test_buffers_of_pieces_take_no_room_once_they_are_done(tiling: int, room: int, tmp_path: Path) -> None:
     """Nor does a result that finds no room beside an operand: it lives in the page file."""
     items = tiling * TILE_BYTES // 4
-    with budget(tensors=str(room * TILE_BYTES), page_dir=tmp_path) as held:
+    with budget(tensors=str(room * TILE_BYTES), page_dir=tmp_path).resizing() as held:
         first, second = torch.ones(items), torch.full((items,), 2.0)
         table = held.interceptor.table
         table.peak_bytes = table.resident_bytes  # the first tensors were made without knowing how large they would be
@@ -282,7 +284,7 @@ def test_a_softmax_of_rows_that_do_not_fit_has_the_same_bits(
         return made, backward(grad, made, len(shape) - 1, dtype)
 
     expected = run()
-    with budget(tensors=expected[0].nbytes + 4 * TILE_BYTES, page_dir=tmp_path) as b:
+    with budget(tensors=expected[0].nbytes + 4 * TILE_BYTES, page_dir=tmp_path).resizing() as b:
         followed = run()
         assert b.report.written_bytes > 0 and b.report.peak_tensor_bytes < 3 * expected[0].nbytes
         for mine, theirs in zip(followed, expected, strict=True):
@@ -324,7 +326,7 @@ def test_the_loss_of_a_language_model_takes_its_logits_once(tmp_path: Path) -> N
         return [*losses, hidden.grad]
 
     expected = run()
-    with budget(tensors=logits_bytes + 6 * TILE_BYTES, page_dir=tmp_path) as b:
+    with budget(tensors=logits_bytes + 6 * TILE_BYTES, page_dir=tmp_path).resizing() as b:
         followed = run()
         assert all(torch.equal(mine, theirs) for mine, theirs in zip(followed, expected, strict=True))
     assert b.report.over_bytes == 0 and b.report.peak_tensor_bytes <= logits_bytes + 6 * TILE_BYTES
@@ -333,7 +335,7 @@ def test_the_loss_of_a_language_model_takes_its_logits_once(tmp_path: Path) -> N
 @pytest.mark.process
 def test_what_was_made_in_pieces_is_not_made_again_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the medium: operand and result have no room beside each other."""
-    with budget(tensors=14 * TILE_BYTES, page_dir=tmp_path) as b:
+    with budget(tensors=14 * TILE_BYTES, page_dir=tmp_path).resizing() as b:
         monkeypatch.setattr(b.interceptor.planner, "paging_seconds", lambda nbytes: 1e9)
         source = torch.ones(10 * TILE_BYTES // 4)
         for _ in range(4):
@@ -357,6 +359,6 @@ def test_pieces_that_are_written_in_place_fill_chunks_whatever_the_other_operand
         return bytes_each.copy_(doubles)
 
     expected = run()
-    with budget(tensors=12 * TILE_BYTES, page_dir=tmp_path) as b:
+    with budget(tensors=12 * TILE_BYTES, page_dir=tmp_path).resizing() as b:
         followed = run()
         assert b.report.written_bytes > 0 and torch.equal(followed, expected)

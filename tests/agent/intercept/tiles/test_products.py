@@ -184,7 +184,7 @@ def test_a_followed_head_is_never_resident(head: torch.Tensor, tmp_path: Path) -
         return loss.detach(), x.grad
 
     expected = step()
-    with budget(tensors=LIMIT_BYTES, page_dir=tmp_path) as b:
+    with budget(tensors=LIMIT_BYTES, page_dir=tmp_path).resizing() as b:
         found = step()
         mapped_bytes = b.report.mapped_bytes
     assert all(torch.equal(a, e) for a, e in zip(found, expected, strict=True))
@@ -229,7 +229,7 @@ def test_a_sparse_factor_is_no_weight_of_a_file(tmp_path: Path) -> None:
         return a.grad
 
     expected = gradient()
-    with budget(tensors="64M", page_dir=tmp_path):
+    with budget(tensors="64M", page_dir=tmp_path).resizing():
         assert torch.equal(gradient(), expected)
 
 

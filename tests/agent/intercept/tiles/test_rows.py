@@ -73,7 +73,7 @@ def test_small_tables_and_those_in_ram_are_read_whole(table: torch.Tensor) -> No
 def test_a_followed_lookup_brings_no_table(table: torch.Tensor, tmp_path: Path) -> None:
     asked = torch.randint(0, ROWS, (3, 50), generator=torch.Generator().manual_seed(1))
     expected = torch.nn.functional.embedding(asked, table)
-    with budget(tensors="64K", page_dir=tmp_path) as b:
+    with budget(tensors="64K", page_dir=tmp_path).resizing() as b:
         found = torch.nn.functional.embedding(asked, table)
         assert b.report.mapped_bytes == 0
     assert torch.equal(found, expected)
@@ -91,7 +91,7 @@ def test_a_followed_copy_brings_a_stretch_of_the_table_at_a_time(
     firsts = range(0, ROWS, rows_at_once)
     expected = [copy(table[first : first + rows_at_once]) for first in firsts]
     made_bytes = max(part.nbytes for part in expected)
-    with budget(tensors=made_bytes + (48 << 10), page_dir=tmp_path) as b:
+    with budget(tensors=made_bytes + (48 << 10), page_dir=tmp_path).resizing() as b:
         found = [copy(table[first : first + rows_at_once]) for first in firsts]
         assert b.report.mapped_bytes == table.nbytes and b.report.over_bytes == 0
     assert all(torch.equal(copied, part) for copied, part in zip(found, expected, strict=True))

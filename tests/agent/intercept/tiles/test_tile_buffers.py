@@ -18,7 +18,7 @@ ELEMENTS = 3 * CHUNK // 4 + 1001
 
 @pytest.fixture
 def held(tmp_path: Path) -> Iterator[Budget]:
-    with budget(tensors="64M", page_dir=tmp_path) as one:
+    with budget(tensors="64M", page_dir=tmp_path).resizing() as one:
         yield one
 
 

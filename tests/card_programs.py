@@ -175,7 +175,7 @@ def budgets_leave_the_bits(_: list[str]) -> int:
         "the process": {"gpu_ram": CONTEXT_BYTES + (7 << 20) // 4},
         "both": {"gpu_tensors": "4K", "tensors": "300K"},
     }.items():
-        with budget(**bounds) as b:
+        with budget(**bounds).resizing() as b:
             same = trained(NAME) == expected
             same_streams = on_two_streams(NAME) == expected_streams
         report = b.report
@@ -423,7 +423,7 @@ def mutated(words: list[str]) -> int:
     try:
         for host in ("300K", None):  # pages that the host's budget moves, and pinned ones
             for size in ("4K", "1M"):
-                with budget(gpu_tensors=size, tensors=host):
+                with budget(gpu_tensors=size, tensors=host).resizing():
                     found += [*trained(NAME), *on_two_streams(NAME)]
     except Exception as error:  # of whatever kind: it was noticed
         return _say({"noticed": repr(error)})

@@ -11,8 +11,8 @@ program's own; `kernel_calls.c`: buffers handed to the kernel. `processes.c`: pr
 from port_agent.guard.memory import (
     GuardCounters,
     GuardedMemory,
-    MappingKind,
     GuardError,
+    MappingKind,
     active_guard,
     begin_guard,
     end_guard,

@@ -603,15 +603,18 @@ int guard_begin(const char *directory, size_t limit_bytes, size_t smallest_bytes
     if (error)
         return error;
     counters_ = (struct guard_counters){.resident_bytes = counters_.resident_bytes,
-                                        .peak_resident_bytes = counters_.resident_bytes,
                                         .live_bytes = counters_.live_bytes,
                                         .peak_live_bytes = counters_.live_bytes,
-                                        .live_blocks = counters_.live_blocks};
+                                        .live_blocks = counters_.live_blocks}; /* of an earlier beginning */
     counters_.limit_bytes = asked_limit_ = limit_bytes;
     smallest_ = smallest_bytes < guard_page ? guard_page : smallest_bytes;
     if (!faults_begin() || !reserve_for_living())
         return errno;
     active_ = true;
+    lock();
+    find_room(0, NULL);
+    counters_.peak_resident_bytes = counters_.resident_bytes;
+    unlock();
     return 0;
 }
 
@@ -1043,8 +1046,16 @@ static bool is_within(const struct block *block, const void *address, size_t byt
     return block && (block->address <= (uintptr_t)address || block->address - (uintptr_t)address < bytes);
 }
 
+struct block *guard_first_within(const void *address, size_t bytes) {
+    struct block *block = block_at(address);
+    if (block || !active_ || !bytes)
+        return bytes ? block : NULL;
+    block = arena_adopted_from((uintptr_t)address);
+    return is_within(block, address, bytes < SIZE_MAX ? bytes : guard_page) ? block : NULL;
+}
+
 bool guard_pin(const void *address, size_t bytes, bool write) {
-    struct block *any = bytes ? block_at(address) : NULL;
+    struct block *any = guard_first_within(address, bytes);
     if (!any)
         return false;
     bool there = true, brought;
@@ -1060,7 +1071,7 @@ bool guard_pin(const void *address, size_t bytes, bool write) {
 }
 
 void guard_unpin(const void *address, size_t bytes) {
-    struct block *any = bytes ? arena_block_at((uintptr_t)address) : NULL;
+    struct block *any = guard_first_within(address, bytes);
     if (!any)
         return;
     int saved = errno; /* that of the call made meanwhile; waiting for the lock may change it */

@@ -145,6 +145,10 @@ void guard_unlist_free(struct block *first);  /* a free allocation that is no lo
 
 uint64_t guard_now_ns(void);
 
+/* Return the first block of a range: one over addresses that others own begins at a whole page, perhaps beyond `address`.
+ * If `bytes` is SIZE_MAX, the range's end is not known, and a block must begin before the next page. */
+struct block *guard_first_within(const void *address, size_t bytes);
+
 /* The outcome of a fault at an address. */
 enum fault_outcome { NOT_OURS, RESOLVED };
 enum fault_outcome guard_resolve(uintptr_t address, bool write, bool write_is_known);

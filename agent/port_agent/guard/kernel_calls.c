@@ -113,7 +113,7 @@ CALL(ssize_t, __recv_chk, (int file, void *to, size_t bytes, size_t known, int f
  * by then. */
 static void refuse_lending(const struct iovec *parts, size_t count, const char *what) {
     for (size_t i = 0; guard_active() && i < count; i++) {
-        const struct block *block = arena_block_at((uintptr_t)parts[i].iov_base);
+        const struct block *block = guard_first_within(parts[i].iov_base, parts[i].iov_len);
         if (block) {
             errno = ENOTSUP;
             guard_die(what, block);
@@ -122,6 +122,7 @@ static void refuse_lending(const struct iovec *parts, size_t count, const char *
 }
 
 #define LOOKED_AT 16
+#define TO_THE_END SIZE_MAX /* of an allocation, if the size that the kernel will touch is not known */
 
 /* If the kernel refused memory of a block that an argument points to, report that and end the process. */
 static void end_if_refused(long result, const void *handed, const char *what) {
@@ -132,14 +133,13 @@ static void end_if_refused(long result, const void *handed, const char *what) {
     syscall(SYS_process_vm_readv, getpid(), &here, 1, &there, 1, 0); /* the argument may not be an address */
     errno = EFAULT;
     for (int i = 0; i < LOOKED_AT; i++) {
-        const struct block *block = arena_block_at(words[i]);
+        const struct block *block = guard_first_within((const void *)words[i], TO_THE_END);
         if (block)
             guard_die(what, block);
     }
 }
 
 #define ARGUMENTS 6
-#define TO_THE_END SIZE_MAX /* of an allocation, if the size that the kernel will touch is not known */
 
 static void collect(long *arguments, va_list list) {
     for (int i = 0; i < ARGUMENTS; i++)

@@ -1,0 +1,83 @@
+"""Guarded memory that begins in a process that already runs, as `with budget(...)` does in a notebook."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from port_agent import budget
+from port_agent.guard import active_guard, begin_guard, end_guard
+from port_agent.intercept.residency.refusals import UnsupportedError
+from port_agent.malloc import preload_path
+from tests.agent.intercept.programs import SCRIPTS
+
+pytestmark = [
+    pytest.mark.process,
+    pytest.mark.skipif(preload_path() is None, reason="the allocator was not built (no glibc or no compiler)"),
+]
+
+PROGRAM = str(SCRIPTS / "past_operators.py")
+BUDGETS = ("2M", "6M", "2M")
+MIB = 1 << 20
+
+
+def run_program(seed: int, budgets: tuple[str, ...], folder: Path) -> tuple[str, str]:
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "TMPDIR": str(folder)}
+    done = subprocess.run(
+        [sys.executable, PROGRAM, str(seed), *budgets],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout, done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seeds", [range(2), pytest.param(range(40), marks=pytest.mark.long)], ids=["two", "many"])
+def test_whatever_reaches_tensors_past_the_operators_finds_them(seeds: range, tmp_path: Path) -> None:
+    for seed in seeds:
+        expected, _ = run_program(seed, ("none",) * len(BUDGETS), tmp_path)
+        printed, figures = run_program(seed, BUDGETS, tmp_path)
+        assert printed == expected, f"seed {seed}"
+        assert all(int(line) > MIB for line in figures.splitlines()[-len(BUDGETS) :]), f"seed {seed}: {figures}"
+
+
+def test_tensors_made_before_leave_and_are_ordinary_memory_afterwards(tmp_path: Path) -> None:
+    before = torch.arange(1 << 20, dtype=torch.float32)
+    address = before.data_ptr()
+    with budget(tensors="1M", page_dir=tmp_path) as bound:
+        guard = active_guard()
+        assert guard is not None and guard.counters().live_bytes >= before.nbytes // 2
+        view = before.numpy()
+        made = [torch.full((1 << 18,), float(number)) for number in range(8)]
+        assert view[-1] == (1 << 20) - 1 and before.data_ptr() == address
+        view[0] = 5
+        assert before[0] == 5 and bound.report.written_bytes > 0
+    assert active_guard() is None and view[0] == 5 and made[7][0] == 7
+    del view, before, made
+    assert torch.ones(1 << 20).sum() == 1 << 20
+
+
+def test_a_page_file_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    with pytest.raises(UnsupportedError, match=r"no page file could be made in .*gone: No such file"):
+        budget(tensors="1M", page_dir=tmp_path / "gone").start()
+    assert active_guard() is None
+
+
+def test_the_kernel_finds_a_buffer_that_begins_before_its_first_whole_page(tmp_path: Path) -> None:
+    begin_guard(tmp_path, 1 << 20)
+    try:
+        guard = active_guard()
+        assert guard is not None
+        tensor = torch.arange(1 << 18, dtype=torch.float32)
+        guard.evict(tensor.data_ptr())
+        (tmp_path / "file").write_bytes(memoryview(tensor.numpy()).cast("B"))
+        assert (tmp_path / "file").read_bytes() == tensor.numpy().tobytes()
+    finally:
+        end_guard()

@@ -140,7 +140,10 @@ class GuardedMemory:
 
     @classmethod
     def begin_late(cls, page_dir: Path, tensor_bytes: int | None) -> Self:
-        """Begin guarded memory in a process that was not started with it; otherwise as `begin_guard`."""
+        """Begin guarded memory in a process that was not started with it; otherwise as `begin_guard`.
+
+        Raises GuardError where that is impossible.
+        """
         process = _preloaded()
         if process is None:
             path = preload_path() if preload_mode() is PreloadMode.PRELOAD else None

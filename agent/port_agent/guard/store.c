@@ -20,7 +20,7 @@
 #define MOST_FILES 8
 #define GROWTH ((off_t)64 << 20)
 #define MOST_ERAS 64
-#define MOST_FILE_BYTES ((size_t)1 << 44)
+#define MOST_FILE_BYTES ((size_t)1 << 42)
 
 struct hole {
     off_t offset;

@@ -224,8 +224,8 @@ static void *torch_allocate(size_t bytes) {
     static _Atomic(uintptr_t) known;
     if (!atomic_load_explicit(&known, memory_order_relaxed))
         atomic_store(&known, (uintptr_t)torch_function("_ZN3c109alloc_cpuEm"));
-    void *(*allocate)(size_t) = (void *(*)(size_t))atomic_load_explicit(&known, memory_order_relaxed);
-    return allocate ? allocate(bytes) : NULL;
+    void *(*theirs)(size_t) = (void *(*)(size_t))atomic_load_explicit(&known, memory_order_relaxed);
+    return theirs ? theirs(bytes) : NULL;
 }
 
 static void torch_free(void *address) {

@@ -21,7 +21,8 @@ guarded = pytest.mark.skipif(preload_mode() is not PreloadMode.PRELOAD, reason="
 
 BLOCKS = """
 import ctypes, importlib.util, os, subprocess, sys, zlib
-c10 = ctypes.CDLL(importlib.util.find_spec("torch").submodule_search_locations[0] + "/lib/libc10.so")
+ctypes.CDLL(importlib.util.find_spec("torch").submodule_search_locations[0] + "/lib/libc10.so", ctypes.RTLD_GLOBAL)
+c10 = ctypes.CDLL(None)  # as libc10 finds its own functions: in the order in which libraries were loaded
 c10._ZN3c109alloc_cpuEm.argtypes, c10._ZN3c109alloc_cpuEm.restype = [ctypes.c_size_t], ctypes.c_void_p
 def blocks_of(count):
     made = [(ctypes.c_uint64 * (1 << 17)).from_address(c10._ZN3c109alloc_cpuEm(1 << 20)) for k in range(count)]

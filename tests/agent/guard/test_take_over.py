@@ -12,6 +12,7 @@ from port_agent import budget
 from port_agent.guard import active_guard, begin_guard, end_guard
 from port_agent.intercept.residency.refusals import UnsupportedError
 from port_agent.malloc import preload_path
+from port_planner.base.process_memory import PAGE_BYTES
 from tests.agent.intercept.programs import SCRIPTS
 
 pytestmark = [
@@ -71,13 +72,15 @@ def test_a_page_file_that_cannot_be_made_is_named(tmp_path: Path) -> None:
 
 
 def test_the_kernel_finds_a_buffer_that_begins_before_its_first_whole_page(tmp_path: Path) -> None:
+    tensor = torch.arange(1 << 18, dtype=torch.float32)
+    expected = tensor.numpy().tobytes()
     begin_guard(tmp_path, 1 << 20)
     try:
         guard = active_guard()
-        assert guard is not None
-        tensor = torch.arange(1 << 18, dtype=torch.float32)
-        guard.evict(tensor.data_ptr())
-        (tmp_path / "file").write_bytes(memoryview(tensor.numpy()).cast("B"))
-        assert (tmp_path / "file").read_bytes() == tensor.numpy().tobytes()
+        assert guard is not None and guard.adopt(tensor.data_ptr(), tensor.nbytes)
+        assert guard.evict(-(-tensor.data_ptr() // PAGE_BYTES) * PAGE_BYTES)
+        (tmp_path / "file").write_bytes(memoryview(tensor.numpy()).cast("B"))  # type: ignore[arg-type]  # a buffer
+        assert guard.counters().kernel_calls > 0
+        assert (tmp_path / "file").read_bytes() == expected
     finally:
         end_guard()

@@ -149,7 +149,10 @@ class GuardedMemory:
             path = preload_path() if preload_mode() is PreloadMode.PRELOAD else None
             if path is None:
                 raise GuardError(preload_trouble() or "memory can be guarded on Linux with glibc alone")
-            process = ctypes.CDLL(str(path))
+            try:
+                process = ctypes.CDLL(str(path))
+            except OSError as error:
+                raise GuardError(f"{path} could not be loaded: {error}") from error
         limit = _UNLIMITED if tensor_bytes is None else tensor_bytes
         guard = cls(process, adopts=True)
         error = process.port_guard_begin(os.fsencode(page_dir), limit, smallest_block_bytes(tensor_bytes))

@@ -335,7 +335,9 @@ class StorageTable:
 
     def _adopt(self, guard: GuardedMemory, storage: torch.UntypedStorage, nbytes: int) -> Storage | None:
         """Have guarded memory take what torch allocated before it began."""
-        if not (guard.adopts and nbytes >= SMALLEST_MAPPING_BYTES and guard.adopt(data_ptr(storage), nbytes)):
+        if not guard.adopts or nbytes < SMALLEST_MAPPING_BYTES or _is_pinned(storage):
+            return None
+        if not guard.adopt(data_ptr(storage), nbytes):
             return None
         made = self._add(storage, nbytes)
         start, page_bytes = whole_pages(storage)
@@ -356,10 +358,7 @@ class StorageTable:
 
     def _fills_from_a_device(self, storage: torch.UntypedStorage) -> bool:
         """Return whether memory is pinned, which copies from a device may still be filling when their operator has ended."""
-        if self._bound_device is None and not self.elsewhere:
-            return False
-        with without_modes():
-            return bool(torch.empty(0, dtype=torch.uint8, device=CPU).set_(storage).is_pinned())
+        return (self._bound_device is not None or bool(self.elsewhere)) and _is_pinned(storage)
 
     def _meet_on_device(self, storage: torch.UntypedStorage, nbytes: int) -> Storage | None:
         device = storage.device
@@ -446,6 +445,12 @@ class StorageTable:
         self._by_key.clear()
         self._by_number.clear()
         self.dead.clear()
+
+
+def _is_pinned(storage: torch.UntypedStorage) -> bool:
+    """Return whether a device may copy from or to a storage by the physical addresses of its pages."""
+    with without_modes():
+        return bool(torch.empty(0, dtype=torch.uint8, device=CPU).set_(storage).is_pinned())
 
 
 class FileMappings:

@@ -704,7 +704,7 @@ void *guard_allocate(size_t bytes) {
     if (!active_ || bytes < smallest_ || bytes > SIZE_MAX / 2)
         return NULL;
     bytes = (bytes + guard_page - 1) & ~(guard_page - 1);
-    if (process_limit_ || processes_all())
+    if (process_limit_ || processes_all() || guard_took_over())
         service_begin();
     lock();
     while (must_wait())

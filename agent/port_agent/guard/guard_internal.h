@@ -133,6 +133,8 @@ uint64_t store_bytes(void);
 
 /* take_over.c */
 void take_over_new_libraries(void);           /* those loaded since the last call; nothing without `guard_take_over` */
+void take_over_before_fork(void);
+void take_over_after_fork(void);              /* in both processes */
 
 /* faults.c */
 bool faults_begin(void);

@@ -12,6 +12,7 @@
 #include <elf.h>
 #include <errno.h>
 #include <link.h>
+#include <pthread.h>
 #include <stdatomic.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -31,9 +32,16 @@
 extern const char __start_port_stand_ins[] __attribute__((visibility("hidden")));
 extern const char __stop_port_stand_ins[] __attribute__((visibility("hidden")));
 
+#define MOST_STAND_INS 128
+
 static _Atomic bool took_over_;
-static void *ourselves_;
+static struct {
+    const char *name;
+    uintptr_t address;
+} stand_ins_[MOST_STAND_INS];
+static size_t stand_in_count_;
 static uintptr_t own_base_;
+static pthread_mutex_t listing_ = PTHREAD_MUTEX_INITIALIZER; /* held while the loader's list is read: a fork must not copy that lock */
 static unsigned long long loaded_; /* libraries that were ever loaded when the tables were last changed */
 
 struct library {
@@ -48,9 +56,12 @@ static bool is_replaceable(const struct library *library, const ElfW(Sym) * symb
     return symbol->st_shndx == SHN_UNDEF || !strncmp(library->names + symbol->st_name, "_ZN3c10", 7);
 }
 
+/* dlsym may not be called while libraries are listed: whoever loads one at that moment holds its lock and waits for ours. */
 static uintptr_t stand_in_for(const char *name) {
-    uintptr_t address = (uintptr_t)dlsym(ourselves_, name);
-    return address >= (uintptr_t)__start_port_stand_ins && address < (uintptr_t)__stop_port_stand_ins ? address : 0;
+    for (size_t i = 0; i < stand_in_count_; i++)
+        if (!strcmp(stand_ins_[i].name, name))
+            return stand_ins_[i].address;
+    return 0;
 }
 
 static int change_entry(const struct library *library, uintptr_t entry, uintptr_t function) {
@@ -83,7 +94,6 @@ static uintptr_t absolute(uintptr_t base, uintptr_t value) { return value && val
 
 static int change_library(struct dl_phdr_info *info, size_t size, void *error) {
     (void)size;
-    loaded_ = info->dlpi_adds;
     struct library library = {.base = info->dlpi_addr};
     const ElfW(Dyn) *dynamic = NULL;
     for (int i = 0; i < info->dlpi_phnum; i++) {
@@ -124,24 +134,80 @@ static int note_loaded(struct dl_phdr_info *info, size_t size, void *now) {
 
 bool guard_took_over(void) { return atomic_load_explicit(&took_over_, memory_order_relaxed); }
 
-int guard_take_over(void) {
-    Dl_info own;
-    if (!ourselves_) {
-        guard_page = (size_t)sysconf(_SC_PAGESIZE);
-        if (!dladdr((const void *)__start_port_stand_ins, &own) || !(ourselves_ = dlopen(own.dli_fname, RTLD_NOLOAD | RTLD_LAZY)))
-            return ENOENT;
-        own_base_ = (uintptr_t)own.dli_fbase;
+/* The number of symbols in a table: one more than the highest that its hash table names. */
+static uint32_t symbols_of(const uint32_t *hash) {
+    uint32_t buckets = hash[0], first = hash[1], bloom_words = hash[2], last = 0;
+    const uint32_t *bucket = hash + 4 + bloom_words * (sizeof(uintptr_t) / sizeof *hash), *chain = bucket + buckets;
+    for (uint32_t i = 0; i < buckets; i++)
+        last = bucket[i] > last ? bucket[i] : last;
+    while (last >= first && !(chain[last - first] & 1))
+        last++;
+    return last + 1;
+}
+
+/* List our functions in the section of stand-ins, from our own table of symbols. */
+static bool find_stand_ins(const struct link_map *own) {
+    const ElfW(Sym) *symbols = NULL;
+    const char *names = NULL;
+    const uint32_t *hash = NULL;
+    for (const ElfW(Dyn) *entry = own->l_ld; entry->d_tag != DT_NULL; entry++) {
+        uintptr_t value = absolute(own->l_addr, entry->d_un.d_ptr);
+        if (entry->d_tag == DT_SYMTAB)
+            symbols = (const ElfW(Sym) *)value;
+        if (entry->d_tag == DT_STRTAB)
+            names = (const char *)value;
+        if (entry->d_tag == DT_GNU_HASH)
+            hash = (const uint32_t *)value;
     }
-    atomic_store(&took_over_, true);
+    for (uint32_t i = 0; symbols && names && hash && i < symbols_of(hash); i++) {
+        uintptr_t address = own->l_addr + symbols[i].st_value;
+        if (address < (uintptr_t)__start_port_stand_ins || address >= (uintptr_t)__stop_port_stand_ins)
+            continue;
+        if (stand_in_count_ == MOST_STAND_INS)
+            return false;
+        stand_ins_[stand_in_count_].name = names + symbols[i].st_name;
+        stand_ins_[stand_in_count_++].address = address;
+    }
+    own_base_ = own->l_addr;
+    return stand_in_count_ > 0;
+}
+
+static unsigned long long libraries_loaded(void) {
+    unsigned long long now = 0;
+    pthread_mutex_lock(&listing_);
+    dl_iterate_phdr(note_loaded, &now);
+    pthread_mutex_unlock(&listing_);
+    return now;
+}
+
+/* Change the tables of all libraries. Those that another thread is loading are not relocated yet, which would undo the
+ * change: the loader's lock is free when that is done. Libraries beyond the number noted before are looked at again. */
+static int change_all(void) {
     int error = 0;
+    unsigned long long before = libraries_loaded();
+    dlsym(RTLD_DEFAULT, "port_guard_version"); /* for the lock */
+    pthread_mutex_lock(&listing_);
     dl_iterate_phdr(change_library, &error);
+    loaded_ = before;
+    pthread_mutex_unlock(&listing_);
     return error;
 }
 
-void take_over_new_libraries(void) {
-    unsigned long long now = loaded_;
-    if (guard_took_over())
-        dl_iterate_phdr(note_loaded, &now);
-    if (now != loaded_)
-        guard_take_over();
+int guard_take_over(void) {
+    Dl_info info;
+    struct link_map *own;
+    guard_page = (size_t)sysconf(_SC_PAGESIZE);
+    if (!stand_in_count_ && !(dladdr1((const void *)__start_port_stand_ins, &info, (void **)&own, RTLD_DL_LINKMAP) && find_stand_ins(own)))
+        return ENOENT;
+    atomic_store(&took_over_, true);
+    return change_all();
 }
+
+void take_over_new_libraries(void) {
+    if (guard_took_over() && guard_active() && libraries_loaded() != loaded_)
+        change_all();
+}
+
+void take_over_before_fork(void) { pthread_mutex_lock(&listing_); }
+
+void take_over_after_fork(void) { pthread_mutex_unlock(&listing_); }

@@ -407,6 +407,7 @@ EXPORT void port_guard_counters(struct guard_counters *out) { guard_read_counter
 /* ---- start-up and fork -------------------------------------------------------------------------------------------- */
 
 static void before_fork(void) {
+    take_over_before_fork();
     guard_before_fork();
     block_cache_lock(&blocks);
 }
@@ -414,6 +415,7 @@ static void before_fork(void) {
 static void after_fork(void) {
     block_cache_unlock(&blocks);
     guard_after_fork();
+    take_over_after_fork();
 }
 
 static void in_child(void) {
@@ -421,6 +423,7 @@ static void in_child(void) {
     processes_in_child(guard_active());
     service_in_child();
     guard_in_child();
+    take_over_after_fork();
 }
 
 /* Return the number of bytes in an environment variable, `unset` if it is missing or not a plain number. */

@@ -134,7 +134,7 @@ class ExecBudget:
                 gpu_ram=options.gpu_ram_bytes,
                 gpu_tensors=options.gpu_tensors_bytes,
             )
-            self._budget = (made.resizing() if options.memory is ExecMemory.RESIZED else made).start()
+            self._budget = (made.resizing() if options.memory == ExecMemory.RESIZED else made).start()
             made.interceptor.recomputes = options.recompute
             self._attach()
         except PortError as error:

@@ -20,6 +20,7 @@ import torch
 import torch.utils.checkpoint
 
 from benchmarks.follow_zoo.compare import Outcome, Program, Verdict, judge
+from port_planner.base.process_memory import PAGE_BYTES
 
 ADDRESS_SPACE = 12 << 30  # bytes a child may map; a tiny model that wants more is not tiny
 
@@ -107,7 +108,9 @@ def _child(case: Judged, answer: Path, address_space: int | None) -> None:
     """Judge one case in a session of its own, so that what it starts ends with it."""
     os.setsid()
     if address_space is not None:
-        resource.setrlimit(resource.RLIMIT_AS, (address_space, address_space))
+        mapped = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE_BYTES  # by an earlier budget: terabytes
+        most = mapped + address_space
+        resource.setrlimit(resource.RLIMIT_AS, (most, most))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     silence = os.open(os.devnull, os.O_WRONLY)
     os.dup2(silence, 1)

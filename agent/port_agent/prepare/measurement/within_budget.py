@@ -37,11 +37,11 @@ def within_budget(ram_bytes: int, page_dir: Path) -> Iterator[Callable[[], None]
     """
     light_dynamo.hold_place()
     deferred_modules.defer_modules()
-    allocator, limit = active(), budget(ram=ram_bytes, page_dir=page_dir)
+    allocator, limit = active(), budget(ram=ram_bytes, page_dir=page_dir).resizing()
     try:
         limit.start()
     except BudgetTooSmallError:
-        limit = budget(tensors=_MIN_TENSOR_BYTES, page_dir=page_dir).start()
+        limit = budget(tensors=_MIN_TENSOR_BYTES, page_dir=page_dir).resizing().start()
     lacks: list[MemoryShortage] = []
     limit.interceptor.op_memory.on_shortage = lacks.append
 

@@ -151,8 +151,8 @@ class GuardedMemory:
                 raise GuardError(preload_trouble() or "memory can be guarded on Linux with glibc alone")
             try:
                 process = ctypes.CDLL(str(path))
-            except OSError as error:
-                raise GuardError(f"{path} could not be loaded: {error}") from error
+            except OSError as refused:
+                raise GuardError(f"{path} could not be loaded: {refused}") from refused
         limit = _UNLIMITED if tensor_bytes is None else tensor_bytes
         guard = cls(process, adopts=True)
         error = process.port_guard_begin(os.fsencode(page_dir), limit, smallest_block_bytes(tensor_bytes))

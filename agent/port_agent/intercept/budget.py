@@ -160,16 +160,20 @@ class Budget:
         """
         if self._running is not None:
             raise UnsupportedError("this budget is already started; call stop() first")
-        self._running = _Running(
-            self._ram_bytes,
-            self._tensor_bytes,
-            self._page_dir,
-            self._speeds,
-            self._limits,
-            self._wear_joules,
-            self._device,
-            resized=self._resized,
-        )
+        if _Running._of_this_process is not None:
+            raise UnsupportedError("another budget is active in this process; use one at a time")
+        bounds = self._ram_bytes, self._tensor_bytes
+        guards = not self._resized and active_guard() is None and bounds != (None, None)
+        if guards:
+            _guard_this_process(self._page_dir, self._tensor_bytes)
+        try:
+            self._running = _Running(
+                *bounds, self._page_dir, self._speeds, self._limits, self._wear_joules, self._device
+            )
+        except BaseException:
+            if guards:
+                end_guard()
+            raise
         return self
 
     def stop(self, *, restore: bool = True) -> Report:
@@ -352,28 +356,6 @@ class _Running:
     _of_this_process: "_Running | None" = None
 
     def __init__(
-        self,
-        ram_bytes: int | None,
-        tensor_bytes: int | None,
-        page_dir: Path,
-        speeds: tuple[float | None, float | None],
-        limits: StepBounds,
-        wear_joules: float | None,
-        device: DeviceBounds | None,
-        *,
-        resized: bool,
-    ) -> None:
-        if _Running._of_this_process is not None:
-            raise UnsupportedError("another budget is active in this process; use one at a time")
-        if not resized and active_guard() is None and (ram_bytes, tensor_bytes) != (None, None):
-            _guard_this_process(page_dir, tensor_bytes)
-        try:
-            self._start(ram_bytes, tensor_bytes, page_dir, speeds, limits, wear_joules, device)
-        except BaseException:
-            end_guard()
-            raise
-
-    def _start(
         self,
         ram_bytes: int | None,
         tensor_bytes: int | None,

@@ -12,6 +12,7 @@ import argparse
 import collections
 import datetime
 import json
+import string
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -32,7 +33,9 @@ from port_agent.finetuning.text.sequences import SequenceMaker
 from port_agent.finetuning.text.shapes import record_of
 from port_agent.finetuning.text.task import Task, TaskKind
 
-_TEXT = Path(__file__).parents[1] / "docs/changes/0.2.0.md"  # finished, so that the tokenizers stay as they are
+_TEXT = Path(__file__).parents[1] / "examples/shakespeare/tinyshakespeare.txt"
+_TEXT_CHARACTERS = 120_000
+_ALPHABET = sorted(set(string.printable) - set(string.whitespace))  # digits and signs that the text does not have
 _MARKS = ("<pad>", "<s>", "</s>", "<unk>", "<|im_start|>", "<|im_end|>")
 _VOCABULARY = 2000
 _LONGEST = 4096
@@ -82,7 +85,7 @@ class Learned:
 
 
 def made_tokenizers() -> Iterator[tuple[str, Any]]:
-    """Yield tokenizers of the usual kinds, trained on a text of this repository."""
+    """Yield tokenizers of the usual kinds, trained on the beginning of the example's Shakespeare."""
     marks = list(_MARKS)
     byte_level = Tokenizer(models.BPE())
     byte_level.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
@@ -92,18 +95,24 @@ def made_tokenizers() -> Iterator[tuple[str, Any]]:
     for name, first in (("SentencePiece, a space before a text", [normalizers.Prepend("▁")]), ("SentencePiece", [])):
         pieces = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
         pieces.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
-        yield from _trained(name, pieces, trainers.BpeTrainer(vocab_size=_VOCABULARY, special_tokens=marks))
+        yield from _trained(
+            name, pieces, trainers.BpeTrainer(vocab_size=_VOCABULARY, special_tokens=marks, initial_alphabet=_ALPHABET)
+        )
     unigram = Tokenizer(models.Unigram())
     unigram.pre_tokenizer = pre_tokenizers.Metaspace()
-    yield from _trained("Unigram", unigram, trainers.UnigramTrainer(vocab_size=_VOCABULARY, special_tokens=marks, unk_token="<unk>"))  # fmt: skip
+    yield from _trained("Unigram", unigram, trainers.UnigramTrainer(vocab_size=_VOCABULARY, special_tokens=marks, unk_token="<unk>", initial_alphabet=_ALPHABET))  # fmt: skip
     words = Tokenizer(models.WordPiece(unk_token="<unk>"))
     words.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    yield from _trained("WordPiece", words, trainers.WordPieceTrainer(vocab_size=_VOCABULARY, special_tokens=marks))
+    yield from _trained(
+        "WordPiece",
+        words,
+        trainers.WordPieceTrainer(vocab_size=_VOCABULARY, special_tokens=marks, initial_alphabet=_ALPHABET),
+    )
 
 
 def _trained(name: str, tokenizer: Tokenizer, trainer: Any) -> Iterator[tuple[str, Any]]:
     """Yield a tokenizer as it is, with the mark that begins a text, and with those that begin and end it."""
-    tokenizer.train_from_iterator([_TEXT.read_text()], trainer)
+    tokenizer.train_from_iterator([_TEXT.read_text()[:_TEXT_CHARACTERS]], trainer)
     numbers = [(mark, tokenizer.token_to_id(mark)) for mark in ("<s>", "</s>")]
     for what, template in (("", "$A"), (", begins a text", "<s> $A"), (", begins and ends a text", "<s> $A </s>")):
         tokenizer.post_processor = processors.TemplateProcessing(single=template, pair="$A $B", special_tokens=numbers)

@@ -18,7 +18,7 @@ cache=${PORT_ARM_CACHE:-$source/.cache/arm}
 mirror=${PORT_MIRROR:-http://deb.debian.org/debian}
 torch_index=${PORT_TORCH_INDEX:-https://download.pytorch.org/whl/cpu}
 python=${PYTHON:-$source/.venv/bin/python3}
-qemu=qemu-user,qemu-system-arm,qemu-utils
+qemu="qemu-user,qemu-system-arm,qemu-utils"
 . "$source/deploy/vm/debian.sh"
 
 build_root() {
@@ -27,6 +27,7 @@ build_root() {
 	require
 	echo "building the arm64 root file system (a quarter of an hour, under emulation)"
 	rm -rf "$cache/root" "$cache/root.stamp"
+	# shellcheck disable=SC2016  # $1 belongs to the hooks' own shell
 	"$here/emulated.sh" mmdebstrap --quiet --arch=arm64 --variant=minbase --skip=check/qemu "${slim[@]}" \
 		--include=python3,python3-dev,gcc,libc6-dev,libstdc++6,libgomp1,procps,binutils \
 		--include=systemd,systemd-sysv,libpam-systemd,polkitd,udev,dbus,kmod,iproute2,passwd,busybox-static \

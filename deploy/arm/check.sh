@@ -8,7 +8,7 @@ here=$(cd "$(dirname "$0")" && pwd)
 source=$(cd "$here/../.." && pwd)
 export PORT_ARM_CACHE=${PORT_ARM_CACHE:-$source/.cache/arm}
 python=${PYTHON:-$source/.venv/bin/python3}
-cache=$PORT_ARM_CACHE log=$PORT_ARM_CACHE/check.log rows=$PORT_ARM_CACHE/check.rows only=${1-} TIMEFORMAT="%0R %0U %0S"
+log=$PORT_ARM_CACHE/check.log rows=$PORT_ARM_CACHE/check.rows only=${1-} TIMEFORMAT="%0R %0U %0S"
 quick=(python3 -m pytest -p no:cacheprovider -q --tb=short -o addopts=--strict-markers -m "not long and not slow and not root and not attack and not process")
 
 # part NAME ON COMMAND...: run a part; its last line of output is what is said of it.

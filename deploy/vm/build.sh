@@ -12,7 +12,7 @@ set -euo pipefail
 here=$(cd "$(dirname "$0")" && pwd)
 cache=${PORT_VM_CACHE:-$(cd "$here/../.." && pwd)/.cache/vm}
 mirror=${PORT_MIRROR:-http://deb.debian.org/debian}
-qemu=qemu-system-x86,qemu-utils,ipxe-qemu,seabios
+qemu="qemu-system-x86,qemu-utils,ipxe-qemu,seabios"
 . "$here/debian.sh"
 
 # The agent needs CPython 3.11 or later and a CPU torch built for it. trixie gets bookworm's 3.11 beside its own

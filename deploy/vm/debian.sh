@@ -2,6 +2,7 @@
 # What the builders of emulated machines share (deploy/vm/build.sh, deploy/arm/build.sh). They set `cache`, where everything is
 # kept between runs, and `mirror`.
 
+: "${cache:?}" "${mirror:?}"
 vm=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 slim=(--aptopt='Apt::Install-Recommends "false"'
 	--dpkgopt='path-exclude=/usr/share/doc/*' --dpkgopt='path-exclude=/usr/share/man/*'

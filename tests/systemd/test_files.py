@@ -21,7 +21,8 @@ def test_script_is_clean_and_executable(script: Path) -> None:
     assert script.stat().st_mode & 0o111
     if shutil.which("shellcheck") is None:
         pytest.skip("needs shellcheck")
-    checked = subprocess.run(["shellcheck", str(script)], capture_output=True, text=True, check=False)
+    command = ["shellcheck", "--external-sources", "--source-path=SCRIPTDIR", str(script)]
+    checked = subprocess.run(command, capture_output=True, text=True, check=False)
     assert checked.returncode == 0, checked.stdout
 
 

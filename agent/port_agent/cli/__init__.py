@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NoReturn, cast
 
+from port_agent.cli.absent import absent
 from port_agent.cli.arguments import CommandParser
 from port_agent.cli.groups import GroupedCommands, names_before, with_group
 from port_agent.cli.settings_file import with_settings_file
@@ -128,6 +129,9 @@ def _run(argv: Sequence[str] | None) -> int:
     words = with_group(sys.argv[1:] if argv is None else argv)
     wanted = names_before(words)
     own = [area for area, commands in AREAS.items() if any(name in commands for name in wanted)]
+    if words[:1] == ["run"]:
+        with absent("bz2", "lzma"):  # argparse loads it, and it loads both: 0.4 MB
+            import shutil  # noqa: F401
     parser = build_parser(() if words[:1] in _WITHOUT_COMMANDS else own or AREAS)
     try:
         if words[:1] == ["finetune"]:

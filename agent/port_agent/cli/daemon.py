@@ -1,16 +1,16 @@
 """Commands of the daemon: run it, give it jobs, ask for its state."""
 
 import argparse
-import contextlib
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
+from port_agent.cli.absent import absent
 from port_agent.cli.arguments import (
     UsageError,
     add_federation_terms,
@@ -244,7 +244,7 @@ def _run(arguments: Arguments) -> int:
     sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # asyncio can do without; 4 of the daemon's 35 MB
     import asyncio
 
-    with _absent("typing_extensions"):
+    with absent("typing_extensions"):
         import msgspec  # noqa: F401  # has those of `typing` instead, which take 0.4 MB less
 
     from port_agent.supervisor.context import Settings
@@ -262,18 +262,6 @@ def _run(arguments: Arguments) -> int:
         print(f"port-agent: state in {settings.state_dir}, socket in {settings.runtime_dir}", file=sys.stderr)
     asyncio.run(Daemon(settings).run())
     return 0
-
-
-@contextlib.contextmanager
-def _absent(name: str) -> Iterator[None]:
-    """Have imports in the block find no module of this name, unless it is loaded."""
-    is_loaded = name in sys.modules
-    sys.modules.setdefault(name, None)  # type: ignore[arg-type]
-    try:
-        yield
-    finally:
-        if not is_loaded:
-            del sys.modules[name]
 
 
 def _environment_dir(name: str) -> Path | None:

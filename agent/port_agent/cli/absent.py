@@ -1,0 +1,17 @@
+"""What the agent does without: modules that others load for it and that it would keep in memory for months."""
+
+import contextlib
+import sys
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def absent(*names: str) -> Iterator[None]:
+    """Have imports in the block find no modules of these names, unless they are loaded."""
+    hidden = [name for name in names if name not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden, None))  # type: ignore[arg-type]
+    try:
+        yield
+    finally:
+        for name in hidden:
+            del sys.modules[name]

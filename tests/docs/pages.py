@@ -40,9 +40,9 @@ def pages() -> list[Path]:
 
 
 def documents() -> list[Path]:
-    """Return all documents for people but the figures of releases and benchmarks."""
+    """Return all documents for people but the figures of benchmarks."""
     further = (
-        "ARCHITECTURE.md", "benchmarks/README.md", "firmware/PROTOCOL.md", "firmware/ports/PORTING.md",
+        "ARCHITECTURE.md", "CHANGELOG.md", "CODE_OF_CONDUCT.md", "benchmarks/README.md", "firmware/PROTOCOL.md", "firmware/ports/PORTING.md",
         "planner/port_planner/milp/FORMULATION.md", "planner/port_planner/torch_compat/decided/README.md",
         "agent/port_agent/energy/README.md", "examples/imu_gestures/README.md",
     )  # fmt: skip

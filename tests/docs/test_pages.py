@@ -5,10 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from port_agent.cli import build_parser
+from port_agent.cli.manual import command_helps
 from tests.docs.pages import ROOT, documents, headings, linked
 
 MAX_README_LINES = 150
 MAX_LINE = 160
+MAX_ENTRY = 200
+"""Characters of an entry of the changelog."""
+CHANGES = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
 
 MOVED = {
     "docs/how-to/run-a-script.md": ("--opportunistic", "--guard-only", "--no-recompute", "--step-deadline 1.5s", "PlanRequest", "torchrun"),
@@ -24,9 +29,13 @@ MOVED = {
     "docs/boards.md": ("--choose-rate", "--per-joule", "--dynamic-update 0.25", "--shard 2/3", "--page psram", "--q88", "mcu library"),
     "docs/concepts/federation.md": ("127 MB", "Balle and Wang", "SecAgg+", "7 of 10", "9478", "Syncthing", "--force"),
     "docs/reference/support.md": ("Rprop", "LBFGS", "370 in\n2.15", "16k kernel", "systemd 252", "sensors, throttling", "simulated_device"),
+    "docs/changes/0.2.0.md": (
+        "675 MiB", "29.6 MB instead of 33.4", "42.7", "265 to between 93 and 107", "543 before", "2.2 GB", "0.24 of the bytes", "5 MiB an update instead of 260",
+        "+0.1 +- 0.5", "21 % and 32 %", "960 MiB at a budget of 600", "1.9 % energy overhead, 3.4 %", "52 s (63 before)", "1.08x", "71 were equal", "56 % less",
+    ),
     "benchmarks/README.md": ("1,187 MiB", "592 MiB", "3.75x", "ResNet-18, 32 | 546", "BERT-base, 8 x 128 | 2,452"),
 }  # fmt: skip
-"""Pages, and what they have of a README that was twice as long."""
+"""Pages, and what they have of a README that was twice as long, and of the notes of 0.2.0."""
 
 
 def test_readme_is_read_in_minutes() -> None:
@@ -56,5 +65,20 @@ def test_a_version_of_the_changelog_is_read_in_minutes() -> None:
     text = (ROOT / "CHANGELOG.md").read_text()
     parts = re.split(r"^## ", text, flags=re.M)[1:]
     assert len(parts) > 1 and all(len(part.splitlines()) < 140 for part in parts)
-    kinds = set(re.findall(r"^### (.+)$", text, re.M))
-    assert kinds <= {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security"}
+    for part in parts:
+        kinds = re.findall(r"^### (.+)$", part, re.M)
+        assert kinds == [kind for kind in CHANGES if kind in kinds], part.splitlines()[0]
+    entries = [" ".join(entry.split()) for entry in re.findall(r"^- (.+(?:\n  .+)*)", text, re.M)]
+    assert len(entries) > 100
+    assert not [entry for entry in entries if len(entry) > MAX_ENTRY]
+
+
+def test_each_option_of_the_changes_exists() -> None:
+    """Each is an option of a command or of a benchmark today, so that none that a version brought gets lost."""
+    helps = command_helps(build_parser())
+    arguments = (argument.typed for one in helps for group in one.groups for argument in group.arguments)
+    known = {"--help-all", "--version", *re.findall(r"--[a-z][a-z0-9-]+", " ".join(arguments))}
+    programs = "".join(path.read_text() for room in ("benchmarks", "deploy") for path in (ROOT / room).rglob("*.py"))
+    for page in (ROOT / "CHANGELOG.md", *sorted((ROOT / "docs" / "changes").glob("*.md"))):
+        named = set(re.findall(r"`[^`]*?(--[a-z][a-z0-9-]+)", page.read_text()))
+        assert not [option for option in named - known if f'"{option}"' not in programs], page.name

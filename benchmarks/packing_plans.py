@@ -4,7 +4,7 @@
 
 Nets for images see CIFAR-10; what packing takes is measured on them in a trial. Joules, seconds and written bytes are the planner's, of a
 step among others like it; joules are those that wear is charged with, too. "none": no plan fits. A net whose activations are not sparse
-(GPT-2's GELU) gains next to nothing. Exits with 1 where a plan with packing takes more joules, seconds or written bytes than the one without,
+(GPT-2's GELU) gains almost nothing. Exits with 1 where a plan with packing takes more joules, seconds or written bytes than the one without,
 or where there is none. On a card, plans that write less may take a quarter more time, with packing as without.
 """
 

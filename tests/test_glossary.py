@@ -66,6 +66,16 @@ BANNED_PHRASES = (
     r"\banew\b",  # again
     r"\bsays? nothing of\b",  # does not describe
     r"\b(?:go|goes|going) on from\b",  # continue from
+    r"\b[Tt]ake note\b",  # record
+    r"\bTake in\b",  # record
+    r"\bof Python's\b",  # a Python value
+    r"\bnext to nothing\b",  # almost nothing
+    r"\bequally many\b",  # the same number
+    r"\ball the same\b(?! \w)",
+    r"\bnot at all any more\b",  # never
+    r"\btrusted no more\b",  # no longer trusted
+    r'^ *(?:r?""")?(?:Read|Ask|Pause|Watch|Speak|Train|Accept|Trust|Be) (?:\w+ )?no more\b',  # stop reading
+    r'"""(?:Have|Be|Whom|Whoever) ',
 )
 """Of docstrings, comments and messages: other languages' idioms, and what was replaced in all of them."""
 

@@ -173,7 +173,7 @@ def _numbers(leaf: torch.Tensor) -> _Numbers:
 
 
 def _check_rows(number: int, leaves: Sequence[Any], places: Sequence[int], numbers: Sequence[_Numbers]) -> None:
-    """Raise JobError unless each leaf has the same kind of rows as in the first batch, and all leaves equally many."""
+    """Raise JobError unless each leaf has the same kind of rows as in the first batch, and all leaves the same number."""
     rows = {len(leaves[i]) if _has_rows(leaves[i]) else None for i in places}
     for i, wanted in zip(places, numbers, strict=True):
         leaf = leaves[i]

@@ -53,7 +53,7 @@ def checked_samples(job: TrainingJob) -> list[JobSamples]:
             raise JobError(f"batch_size is {bucket.batch_size}, but {what} has {count} rows; {remedy}")
         if found and len(columns) != len(found[0].columns):
             raise JobError(
-                f"{what} has {len(columns)} columns, but data has {len(found[0].columns)}; give equally many"
+                f"{what} has {len(columns)} columns, but data has {len(found[0].columns)}; give the same number"
             )
         found.append(JobSamples(columns, bucket.batch_size))
     if isinstance(job.scheduler, ReduceLROnPlateau):

@@ -483,8 +483,9 @@ def plan_all(
 ) -> tuple[dict[str, Plan], dict[str, CostTable]]:
     """Return a plan and a cost table for every graph: by `planner` for the first of each kind.
 
-    Those of further shapes, short batches among them, get the plan of the next larger one of the same program, as far as it is needed; where that
-    costs more than next to nothing (`port_planner.search.transferred`), a quick search within `limits` finds theirs. Raises InfeasibleError for the first that does not fit.
+    Graphs of further shapes, such as short batches, get the necessary part of the plan of the next larger graph of the same
+    program. If that is not nearly free (`port_planner.search.transferred`), a quick search within `limits` finds a plan.
+    Raises InfeasibleError for the first graph that does not fit.
     """
     plans, costs = dict[str, Plan](), dict[str, CostTable]()
     for (name, graph), table in zip(prepared.graphs.items(), measured.tables(device), strict=True):

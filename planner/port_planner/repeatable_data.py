@@ -19,7 +19,7 @@ from port_planner.job import JobError, own_code
 
 _EXEC = "or train with `port-agent exec`, which runs the program itself"
 _READ_AGAIN, _READ_AGAIN_S = 256, 1.0
-"""Samples of a data set that are read twice, and seconds after which no more of them are."""
+"""Samples of a data set that are read twice, and seconds after which this stops."""
 _DIGEST_BYTES = 16
 
 

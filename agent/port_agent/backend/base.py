@@ -24,8 +24,7 @@ class Event(Protocol):
 class Backend(Protocol):
     """One device: its memory, one stream that computes and one that copies, and its generator.
 
-    Host and device order their work by events alone: a copy starts after the event that it is given, and what needs the copy
-    waits for the event that it gives back. Memory is freed by whoever holds it, never before the copy's event was waited for.
+    Host and device order their work by events alone: a copy starts after the event that it is given, and its readers wait for the event that it returns. Memory is freed by whoever holds it, never before the copy's event was waited for.
     """
 
     kind: str

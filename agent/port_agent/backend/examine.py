@@ -1,6 +1,6 @@
 """What this machine's devices are, for people: `python -m port_agent.backend.examine` prints a JSON list.
 
-A process of its own, because torch and a device's context take more memory than who asks has.
+A process of its own, because torch and a device's context take more memory than the caller has.
 """
 
 import contextlib

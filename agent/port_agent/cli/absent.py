@@ -1,4 +1,4 @@
-"""What the agent does without: modules that others load for it and that it would keep in memory for months."""
+"""Modules that the agent must not load: others import them, and the agent would keep them in memory for months."""
 
 import contextlib
 import sys
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def absent(*names: str) -> Iterator[None]:
-    """Have imports in the block find no modules of these names, unless they are loaded."""
+    """Let imports in the block fail for modules of these names, unless they are loaded."""
     hidden = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden, None))  # type: ignore[arg-type]
     try:

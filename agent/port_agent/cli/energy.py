@@ -275,7 +275,7 @@ def _show_gpu(console: "Console", report: "EnergyReport") -> None:
 
 
 def _show_phases(console: "Console", report: "EnergyReport") -> None:
-    """Print what the energy was spent on, and the phases that used none.
+    """Print the energy by job and phase, and the phases that used none.
 
     The latter are named so that a missing row leaves no doubt.
     """

@@ -117,7 +117,7 @@ def _argument(action: argparse.Action, parser: argparse.ArgumentParser) -> Argum
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Return a text as roff, its paragraphs apart; lines that are indented stay lines."""
+    """Return a text as roff, its paragraphs separated; lines that are indented stay lines."""
     lines: list[str] = []
     for paragraph in filter(None, (part.strip("\n") for part in text.split("\n\n"))):
         rows = paragraph.splitlines()

@@ -151,9 +151,10 @@ async def serve_connection(
     refuse: Callable[[asyncio.StreamWriter], str],
     waits: Callable[[bool], None],
 ) -> None:
-    """Answer the requests of one connection; `refuse` returns why the peer may not speak, or nothing.
+    """Answer the requests of one connection.
 
-    `waits` receives whether the client is waited for, or the client waits.
+    `refuse` returns why the peer is rejected, or "". `waits` is called with True when the server begins to wait for the client,
+    and with False when the client waits for the server.
     """
     try:
         reason, peer = refuse(writer), _unix_peer(writer)

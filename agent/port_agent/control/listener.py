@@ -117,7 +117,7 @@ class Listener:
                 self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _spend_reserve(self) -> bool:
-        """Give the reserved descriptor back; returns whether there was one."""
+        """Release the reserved descriptor; returns whether there was one."""
         if self._reserve is None:
             return False
         os.close(self._reserve)

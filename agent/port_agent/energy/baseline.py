@@ -22,7 +22,7 @@ class IdleBaseline:
         self._samples: dict[str, deque[float]] = {}
 
     def add(self, interval: Interval) -> None:
-        """Take in an idle interval; gaps are ignored."""
+        """Record an idle interval; gaps are ignored."""
         watts = interval.watts
         if watts is None:
             return

@@ -48,10 +48,10 @@ class MeteredLoad(Protocol):
         """What it is, for messages."""
 
     def start(self) -> None:
-        """Begin, in the background."""
+        """Start the work in the background."""
 
     def stop(self) -> Mapping[WorkClass, float]:
-        """End, and return how much of each class of work was done."""
+        """Stop the work, and return how much of each class was done."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,7 @@ class DriftMonitor:
     def add(
         self, plan: int, planned_s: float | None, wall_s: float, planned_joules: float | None, joules: float | None
     ) -> Correction | None:
-        """Take in a step; return the correction when the window is full and off by more than the tolerance."""
+        """Record a step; return the correction when the window is full and off by more than the tolerance."""
         if plan != self._plan:
             self._plan = plan
             self._time_factor = self._energy_factor = 1.0

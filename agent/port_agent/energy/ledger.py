@@ -497,7 +497,7 @@ def _expire(database: sqlite3.Connection, now_unix: float) -> None:
 
 @contextmanager
 def open_for_reading(path: Path) -> Iterator[sqlite3.Connection]:
-    """Give a read-only connection to the ledger at `path`.
+    """Return a read-only connection to the ledger at `path`.
 
     Raises `LedgerError` if the file is missing or not a ledger.
     """

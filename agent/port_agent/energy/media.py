@@ -27,7 +27,7 @@ SSD 30 (street prices of 2025). Hard disks and compressed RAM are not worn out b
 class Medium:
     """One medium, its endurance and the price of a written byte.
 
-    `endurance_bytes`: bytes that can be written in its life, None if writing does not wear it. `assumed`: nobody gave it.
+    `endurance_bytes`: bytes that can be written in its life, None if writing does not wear it. `assumed`: it was not given.
     `wear_joules_per_byte`: the energy that the price of what a byte wears off would buy.
     """
 

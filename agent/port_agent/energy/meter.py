@@ -260,7 +260,7 @@ class EnergyMeter:
         self._due_s = now_s
 
     def on_event(self, job: str, event: Event, now_s: float) -> None:
-        """Take in one event of the worker of `job`; kinds that do not matter to energy are ignored."""
+        """Record one event of the worker of `job`; kinds that do not matter to energy are ignored."""
         if job not in self._attributor.jobs:  # its start was before the meter's
             return
         match event:

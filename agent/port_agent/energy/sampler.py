@@ -39,7 +39,7 @@ class Sampler:
     def sample(self, now_s: float, expected_s: float) -> Interval | None:
         """Return the interval up to now from the best source that has something to measure.
 
-        `expected_s` is how far apart samples are meant to be: much longer is a gap.
+        `expected_s`: the usual time between two samples; a much longer time is a gap.
         """
         for source in self._sources:
             name = source.info.name
@@ -63,7 +63,7 @@ class Sampler:
         return None
 
     def close(self) -> None:
-        """Give all sources back."""
+        """Close all sources."""
         for source in self._sources:
             source.close()
 

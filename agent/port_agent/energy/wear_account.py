@@ -68,5 +68,5 @@ class WearAccount:
         return (before + self.today_bytes()) / days
 
     def subscribe(self, listener: Callable[[float, int], None]) -> None:
-        """Have `listener` called with Unix time and bytes whenever something is counted."""
+        """Call `listener` with Unix time and bytes whenever something is counted."""
         self._listeners.append(listener)

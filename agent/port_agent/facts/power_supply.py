@@ -5,7 +5,7 @@ lags). Supplies of scope Device are skipped. A UPS that is offline or discharges
 reports; any other online Mains, USB, Wireless or UPS supply is external power, but for a USB port alongside mains that are
 offline while a battery discharges. If a supply is offline, a battery that still reports Charging counts as discharging
 until its level has risen for a while. Such a battery may have a second, unlisted charger (USB-C alongside a barrel jack).
-A battery alone is believed; nothing listed is "assumed external"; everything else is unknown.
+A battery alone counts; nothing listed is "assumed external"; everything else is unknown.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -89,7 +89,7 @@ class WaylandIdle:
         return offered
 
     def _take_reports(self) -> None:
-        """Take in what came since the last question; raises OSError."""
+        """Read the events since the last query; raises OSError."""
         with contextlib.suppress(BlockingIOError):
             for sender, event, _ in self._events():
                 if sender == _NOTIFICATION:

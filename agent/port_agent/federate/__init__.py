@@ -2,6 +2,6 @@
 
 Flower (`flwr`, the extra `federate`) runs here without its own network: messages go over the connections of paired devices.
 Its SuperNode runs code from the server, trusts any name that a public authority vouches for, and takes 265 MB alongside
-the training; here nothing of a message is run, who is at the other end is known by certificate, and while a device
-trains there is no process but the worker.
+the training; here no part of a message is run, the other end is known by its certificate, and while a device trains, the worker is
+the only process.
 """

@@ -54,7 +54,7 @@ _MAX_EXPONENT, _MAX_EXPONENTS = 129, {"float64": 1023}
 _SUM_ROUNDING = 1.001
 """An average of shares in a range may be outside by the steps of the sum."""
 _FAR_OUT = 8.0
-"""A largest change of so many times the median is named as the cause of steps that are too coarse."""
+"""A device whose largest change is this many times the median is named as the cause of steps that are too coarse."""
 draw_masks_here(importlib.import_module("flwr.server.workflow.secure_aggregation.secaggplus_workflow"))
 
 

@@ -93,7 +93,7 @@ def _check_samples(reply: Message, expected: int) -> None:
     try:
         found = recorddict_compat.recorddict_to_fitres(reply.content, keep_input=True).num_examples
     except (KeyError, ValueError, TypeError) as error:
-        raise FlowerMessageError(f"its masked change lacks a record of Flower's: {error}") from error
+        raise FlowerMessageError(f"its masked change lacks one of Flower's records: {error}") from error
     if found != expected:
         raise FlowerMessageError(f"its masked change is of {found} samples, and it reported {expected}")
 

@@ -49,7 +49,7 @@ class Steering:
         yield
 
     def finish(self) -> None:
-        """Called before results are written: TrainingExit is raised here, or not at all any more."""
+        """Called before results are written: TrainingExit is raised here or never."""
 
     def finished(self, done: int, out: str) -> None:
         """Called when all results are in `out`, while the checkpoint still exists."""

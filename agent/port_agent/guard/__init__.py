@@ -1,7 +1,7 @@
 """Guarded memory: tensors keep their addresses, and page protection decides what is resident.
 
 The C part is preloaded with the allocator (`port_agent.malloc`). Memory that torch's CPU allocator requests is dirty,
-clean or paged out. Whoever touches a paged-out block, an operator or not, faults and finds its contents there.
+clean or paged out. Any code that touches a paged-out block faults, and finds its contents there.
 `guard.h` is the interface and defines its terms. `arena.c`: addresses; `frames.c`: pages that move from block to block;
 `store.c`: the page file; `guard.c`: which blocks stay and which are evicted; `faults.c`: the fault handler, and the
 program's own; `kernel_calls.c`: buffers handed to the kernel. `processes.c`: processes that share a budget,

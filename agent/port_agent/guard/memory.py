@@ -75,7 +75,7 @@ class PauseState(enum.IntEnum):
 
     RUNS = 0
     HELD = 1
-    """Whoever touches a tensor waits."""
+    """Any code that touches a tensor waits."""
     RELEASED = 2
     """Threads wait, and no tensor memory is resident."""
 

@@ -51,7 +51,7 @@ class BoardJobSpec:
 
     @property
     def selector(self) -> PortSelector:
-        """Return which port the job wants."""
+        """Return the serial port that the job asks for."""
         return PortSelector(path=self.port, serial=self.serial)
 
 

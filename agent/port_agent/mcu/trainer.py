@@ -257,7 +257,7 @@ class BoardTrainer:
             self._best_accuracy = accuracy
 
     def save_on_board(self) -> None:
-        """Have the board save its weights to its own flash, from which it boots; report it if it cannot."""
+        """Let the board save its weights to its own flash, from which it boots; report it if it cannot."""
         device = self._link.device
         saves, problem = 0, None
         try:

@@ -144,7 +144,7 @@ def pack(layout: Layout, source: int, target: int, capacity_bytes: int, *, level
     At most `capacity_bytes`.
 
     The two must not overlap. Raises PackingOverflowError or UnsuitableDataError with the source unchanged and the
-    target's content undefined; memory behind the capacity is never touched.
+    target's content undefined; memory beyond the capacity is never touched.
     """
     library, level = library_and_level(level)
     match layout.codec:

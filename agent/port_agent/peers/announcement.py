@@ -93,7 +93,7 @@ def _number(values: dict[bytes, bytes], key: bytes) -> int:
 
 
 def _strings(data: bytes) -> Iterator[bytes]:
-    """Give the strings of a TXT record, each behind its length byte."""
+    """Return the strings of a TXT record, each after its length byte."""
     if len(data) > TEXT_LIMIT_BYTES:
         raise AnnouncementError(f"{len(data)} bytes; at most {TEXT_LIMIT_BYTES} are read")
     at = 0

@@ -120,7 +120,7 @@ class Discovery:
 
     @contextlib.asynccontextmanager
     async def _present_on(self, interfaces: tuple[Interface, ...]) -> AsyncIterator[AsyncZeroconf]:
-        """Be announced while inside; afterwards say goodbye to the others."""
+        """Announce this device while inside; afterwards say goodbye to the others."""
         is_ipv6 = any(interface.is_ipv6 for interface in interfaces)
         is_ipv4 = any(not interface.is_ipv6 for interface in interfaces)
         node = AsyncZeroconf(
@@ -248,9 +248,9 @@ class _AnnouncementListener(RecordUpdateListener):
 
 
 async def _say_goodbye(node: AsyncZeroconf) -> None:
-    """Report the others that this agent goes, and nothing else any more.
+    """Tell the others that this agent leaves, as its last announcement.
 
-    An answer that still waits its turn would follow the first goodbye and undo it; those after it are the same packet, which
+    An answer that is still queued would follow the first goodbye and undo it; those after it are the same packet, which
     zeroconf ignores for a second.
     """
     for waiting in (node.zeroconf.out_queue, node.zeroconf.out_delay_queue):

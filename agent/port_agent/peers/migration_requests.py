@@ -103,7 +103,7 @@ class Look(MigrationRequest, tag="look", frozen=True, kw_only=True):
 
 
 class Stop(MigrationRequest, tag="stop", frozen=True, kw_only=True):
-    """Train it no more; its files will be fetched."""
+    """Stop training it; its files will be fetched."""
 
 
 class Fetch(MigrationRequest, tag="fetch", frozen=True, kw_only=True):

@@ -2,7 +2,7 @@
 
 What has arrived is read off the disk: a file is as far as it is long. So after an interruption of either side, a transfer continues where it was, a part
 that comes twice counts once, and one that leaves a gap counts not at all. A file is whole when its hash is the one that was announced.
-Who asks for the next part is for the protocol to say (`peers.moving`, `peers.federation`), and its announcement is kept as the journal.
+The protocol determines which side asks for the next part (`peers.moving`, `peers.federation`), and its announcement is kept as the journal.
 """
 
 import hashlib

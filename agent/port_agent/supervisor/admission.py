@@ -49,7 +49,7 @@ class Admission:
         return Facts(faults=tuple(Fault(sensor, f"{silent} did not answer") for sensor in _UNREAD))
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading sensors."""
         self._sensors.close()
 
     def judge(self, facts: Facts, policy: Policy, written_today: int, pause: str) -> PolicyDecision:

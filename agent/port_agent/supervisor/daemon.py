@@ -379,7 +379,7 @@ class Daemon:
             plug_monitor.close()
 
     def _on_plug(self) -> None:
-        """Stop all workers before any slow sensor is read; the look that follows lets those go on that may."""
+        """Stop all workers before any slow sensor is read; the next look resumes those that may run."""
         for runner, _ in self._context.runners.busy().values():
             runner.pause()
         self._plug_changed = True

@@ -79,7 +79,7 @@ class Guests:
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
         self._turn = asyncio.Lock()
-        """One request after the other: they are of one job, or refused."""
+        """Held while a request is answered: requests are answered one at a time."""
 
     async def answer(self, client: PeerClient, content: bytes) -> bytes:
         """Return the answer to a request, whatever it holds."""
@@ -94,7 +94,7 @@ class Guests:
         )  # what was started is finished, even if the connection is lost
 
     def drop_unpaired(self, paired: Set[str]) -> None:
-        """End the jobs of devices that are trusted no more; `paired` are the ids of those that are."""
+        """End the jobs of devices that are no longer trusted; `paired` are the ids of those that are."""
         for job in self._context.store.all():
             if job.spec.guest is None or job.spec.guest.device in paired:
                 continue
@@ -287,7 +287,7 @@ class Guests:
         folder = self._folder(bring.token)
         return FileTransfer([file.into(folder / str(number)) for number, file in enumerate(bring.files)])
 
-    # --- how it fares, and goes
+    # --- its state, and its departure
 
     async def _look(self, token: str) -> MigrationAnswer:
         job = self._job(token)

@@ -1,7 +1,7 @@
 """Jobs of this device that move to a paired one: offered, brought, watched, fetched back. At every moment one device has a job.
 
-Before its files are handed over a job is `AWAY` here, on disk, and what has it back is the other device's word alone: that it is
-done, given up, stopped, or not there. A cut at any instant leaves both devices with what they need to go on: this one asks again.
+Before its files are sent, a job is `AWAY` here, on disk. It returns only when the other device reports that it is done, given up,
+stopped, or unknown there. After a power cut at any instant, both devices can continue: this one asks again.
 """
 
 import asyncio
@@ -434,7 +434,7 @@ class Migrations:
             self._context.store.save(replace(now, away=replace(now.away, phase=phase)))
 
     def _come_back(self, job: Job, reason: str, *, closed: bool = False) -> None:
-        """Put the job in line here; the other device is still to forget it, unless it is trusted no more (`closed`)."""
+        """Put the job in line here; the other device has yet to forget it, unless it is no longer trusted (`closed`)."""
         context, now = self._context, self._context.store.get(job.id)
         if now.away is None:
             return

@@ -1,7 +1,7 @@
 """The user's pause of everything: a span, in a file of its own.
 
 The file outlives the job database, and a span outlives whatever happens to the clock: while the machine runs, or sleeps, it
-is counted on the clock that never jumps; over a restart of the machine by the date, where that is set and goes forward.
+is counted on the clock that never jumps; across a restart of the machine it is counted by the date, if that is set and advances.
 """
 
 import contextlib
@@ -46,7 +46,7 @@ class Pause:
         self._record, self.pending = self._now(for_s, reason), True
 
     def end(self) -> None:
-        """Pause no more."""
+        """End the pause."""
         self._record, self.pending = None, True
 
     def left_s(self) -> float | None:

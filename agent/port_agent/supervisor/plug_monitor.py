@@ -30,7 +30,7 @@ class PlugMonitor:
         self._armed.set()
 
     def disarm(self) -> None:
-        """Watch no more."""
+        """Stop watching."""
         self._armed.clear()
 
     def close(self) -> None:

@@ -1,4 +1,4 @@
-"""The user's request that one job runs now, whoever uses the device and whatever the time."""
+"""The user's request that one job runs now, also while the device is in use and outside of the time windows."""
 
 from dataclasses import dataclass, replace
 
@@ -7,7 +7,7 @@ from port_agent.policy.decide import Policy
 
 @dataclass(frozen=True, slots=True)
 class RunNow:
-    """The job, and the end on the clock of `Clock.uptime_s`; infinity: until the job ends."""
+    """A job to train at once, and until when by `Clock.uptime_s`; infinity: until the job ends."""
 
     job_id: int
     until_s: float

@@ -376,7 +376,7 @@ class Service:
         return await self._change(replace(job, state=state, reason="", failures=0, finished_at=None), "resumed")
 
     async def run_now(self, name: str, for_s: float | None) -> JobSummary:
-        """Let a job run before all others, whoever uses the device and whatever the time; ends a pause of everything.
+        """Let a job run before all others, also while the device is in use and outside of the time windows; ends a pause of everything.
 
         `for_s`: seconds; None: until the job ends. Raises `JobRequestError`.
         """

@@ -26,7 +26,7 @@ class Inhibition(Enum):
     """What is held off, by logind's names."""
 
     SLEEP = "sleep"
-    """Whoever asks for sleep is refused, unless with an administrator's rights; a lid that is closed is obeyed."""
+    """A request to sleep is refused, except one with an administrator's rights; a lid that is closed is obeyed."""
     IDLE = "idle"
     """The machine does not fall asleep by itself; who uses it may send it to sleep."""
 

@@ -8,7 +8,7 @@ _SHOWN_S = 3600.0
 
 
 class StallMonitor:
-    """Compares when the loop looks with when it meant to."""
+    """Compares the time of each look with the planned one."""
 
     def __init__(self, health: HealthBoard, clock: Clock) -> None:
         self._health, self._clock = health, clock
@@ -23,6 +23,6 @@ class StallMonitor:
         self._due_s = now_s
 
     def rests(self, rest_s: float) -> None:
-        """Take in how long the loop means to rest after the look."""
+        """Record how long the loop intends to rest after this look."""
         if self._due_s is not None:
             self._due_s += rest_s

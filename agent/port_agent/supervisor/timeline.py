@@ -35,7 +35,7 @@ class Timeline:
         self._pending: list[TimelineEntry] = []
 
     def take(self, wall_s: float, decision: PolicyDecision, *, busy: bool) -> None:
-        """Take in what was decided; only another state or another set of conditions makes an entry."""
+        """Record a decision; only another state or another set of conditions makes an entry."""
         if decision.state.trains:
             text, codes = (TRAINING if busy else FREE), decision.codes
         else:

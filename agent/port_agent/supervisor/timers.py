@@ -35,7 +35,7 @@ class Timers:
             self.cancel(name)
 
     def set_windows(self, windows: Iterable[TimeWindow]) -> None:
-        """Be woken when a window opens or closes; needs a running event loop."""
+        """Wake the daemon when a window opens or closes; needs a running event loop."""
         self._remove(_WINDOW_PREFIX)
         for number, window in enumerate(windows):
             from apscheduler.triggers.cron import CronTrigger
@@ -47,7 +47,7 @@ class Timers:
                 self._add(f"{_WINDOW_PREFIX}{number}-{border}", trigger)
 
     def set_deadline(self, job_id: int, at: float | None) -> None:
-        """Be woken at a job's deadline; None forgets it. Needs a running event loop."""
+        """Wake the daemon at a job's deadline; None forgets it. Needs a running event loop."""
         name = f"{_DEADLINE_PREFIX}{job_id}"
         if at is None:
             self._remove(name)

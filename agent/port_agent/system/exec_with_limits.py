@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def lower_priority() -> None:
-    """Give way to everything else on the machine; what the system rejects stays unchanged."""
+    """Let everything else on the machine run first; what the system rejects stays unchanged."""
     try:
         os.nice(10)
     except OSError as error:

@@ -27,7 +27,7 @@ _KIB = 1024
 def scope_command(limit_bytes: int, environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return the words that run a command in a scope of at most `limit_bytes`.
 
-    None where nobody enforces it.
+    None if it is not enforced.
 
     Tried with a process of its own, because systemd takes the limit also where the controller is not delegated.
     """

@@ -19,7 +19,7 @@ from port_planner.ir.lowering.packables import number_bytes
 from port_planner.ir.program import Code, Program
 
 Wait = Callable[[], None]
-"""Returns once something is done, or makes the device's computation wait for it."""
+"""Waits until something is done, or makes the device's later computation wait for it."""
 
 
 class StepPaging:

@@ -22,7 +22,7 @@ _MAP_FIXED_NOREPLACE = 0x100000
 
 @functools.cache
 def release_blas_buffer() -> int:
-    """Give back the buffer of numpy's OpenBLAS, once, and return its bytes.
+    """Free the buffer of numpy's OpenBLAS, once, and return its bytes.
 
     0 where no such library is loaded, or it was not set to compute with one thread: it does not start others again.
     """

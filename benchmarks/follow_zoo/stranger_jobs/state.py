@@ -1,4 +1,4 @@
-"""State of Python's, and of the process, that decides something in a later step; `LATE` steps after the first."""
+"""State in Python and in the process that decides something in a later step; `LATE` steps after the first."""
 
 import argparse
 import collections

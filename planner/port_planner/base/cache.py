@@ -18,7 +18,7 @@ _Content = TypeVar("_Content")
 
 
 def sealed(content: object) -> bytes:
-    """Return a content as bytes, behind their checksum."""
+    """Return a content as bytes, preceded by their checksum."""
     packed = msgspec.msgpack.encode(content)
     return xxhash.xxh3_64_digest(packed) + packed
 

@@ -1,4 +1,4 @@
-"""Give back the code that a process has run and will not run again, and the constants that it read.
+"""Return to the kernel the code that a process has run and will not run again, and the constants that it read.
 
 Importing torch touches 65 to 100 MiB of code, and 10 MiB of constants.
 

@@ -6,7 +6,7 @@ import os
 import sys
 
 BLOCK = 4096
-"""O_DIRECT wants addresses, offsets and lengths that are multiples of the logical block; 4096 suits every medium."""
+"""O_DIRECT needs addresses, offsets and lengths that are multiples of the logical block; 4096 suits every medium."""
 
 
 def padded(nbytes: int) -> int:

@@ -51,7 +51,7 @@ def peak_of_children_bytes() -> int:
 
 
 def data_bytes() -> int:
-    """Return what RLIMIT_DATA counts of this process on Linux: private writable mappings, touched or not."""
+    """Return the bytes that RLIMIT_DATA counts of this process on Linux: private writable mappings, touched or not."""
     return _status("VmData")
 
 

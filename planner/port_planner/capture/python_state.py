@@ -330,7 +330,7 @@ def _content(cell: Any) -> Any:
 
 
 def _is_open(value: Any) -> bool:
-    """Return whether a value has parts that are looked at: an object, or a class, of the program's own or one of Python's."""
+    """Return whether a value has parts that are looked at: an object or a class of the program or of Python."""
     if isinstance(value, type):
         return _is_own_class(value)
     return not isinstance(value, (torch.Tensor, ModuleType, *_TRAINERS)) and _is_walked(type(value))

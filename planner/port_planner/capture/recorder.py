@@ -110,7 +110,7 @@ class Tape:
     as_run: bool = True
     """Whether the program's own operators ran, and none in their place that are easier to repeat."""
     changing: frozenset[str] = frozenset()
-    """Variables of Python's that have another value after the step (`python_state`)."""
+    """Python variables that have another value after the step (`python_state`)."""
     other_formulas: frozenset[str] = frozenset()
     """Operators, with their lines, whose gradients use another formula, with different last digits, while a mode such
     as a recorder is active.

@@ -33,10 +33,9 @@ _CALLED = "was called with"
 
 def require_same(first: Tape, other: Tape) -> None:
     """Raise CaptureError with the program's line for the first difference of two tapes of one step: StatefulStepError if
-    it may be state of Python's alone.
+    it may be state in Python only.
 
-    Compared are operators, their order, numbers and dependencies, shapes and layouts, and the contents of constants. Variables of Python's
-    that changed in both count on, and may decide something later.
+    Compared are operators, their order, numbers and dependencies, shapes and layouts, and the contents of constants. Python variables that changed in both count further, and may decide something later.
     """
     for mine, theirs in zip_longest(first.ops, other.ops):
         difference = _difference(first, mine, other, theirs)

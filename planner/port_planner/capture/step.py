@@ -85,7 +85,8 @@ class Repetition:
     """How to check that a step is the same each time.
 
     `batches`: on which the step is recorded again with different random numbers and must be the same. `later`: leave
-    them to `record_again` where possible: not for a step that changes variables of Python's or keeps tensors, which must show here. `results`: of steps recorded earlier. `known`: what the program's steps are until
+    them to `record_again` where possible: not for a step that changes Python variables or keeps tensors,
+    which must show here. `results`: of steps recorded earlier. `known`: what the program's steps are until
     the end of training; then they need not show it themselves.
     """
 

@@ -295,7 +295,7 @@ def _apart_at_ends(graph: StepGraph, ops: Sequence[int], replacement: Replacemen
 
 
 def _apart(bits: torch.Tensor, found: torch.Tensor, value: Value) -> float:
-    """Return how far two sums are apart at most, as a share of the largest number in the first."""
+    """Return the largest difference of two sums, as a share of the largest number in the first."""
     expected, actual = (content.view(dtype(value.dtype)) for content in (bits, found))
     largest = float(expected.abs().max())
     apart = float((expected - actual).abs().max())

@@ -45,7 +45,7 @@ def in_whole_vectors(elements: int, threads: int) -> bool:
 
 
 def rounds_apart(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether an elementwise operator, so called, rounds apart here in vectors and number by number.
+    """Return whether an elementwise operator, so called, rounds differently here in vectors and number by number.
 
     That is seen on made-up numbers, once in a process for each form of call. Which NaN one is does not count. Tensors of one element go
     with all of the others.

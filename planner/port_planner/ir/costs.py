@@ -46,7 +46,7 @@ LINKS = ("page thread", "copying stream")
 class Flash:
     """A paging target: sustained bandwidth, latency per transfer and energy per byte, both ways.
 
-    `endurance_bytes` is what can be written before the medium wears out; None where nobody knows. `wear_joules_per_byte`: the
+    `endurance_bytes` is what can be written before the medium wears out; None if unknown. `wear_joules_per_byte`: the
     energy that buys as much as the life that a written byte costs; a price, nothing that a meter sees.
     """
 

@@ -1,7 +1,6 @@
 """One operator of a step graph, run on tensors that the caller has.
 
-Whoever runs operators of a graph gives what fetches the tensor of a value, and the number that the optimizer gives a step, and takes the
-tensors that come back: at once (`call`), or by a function that is made once and called in each step (`compiled`).
+The caller passes a function that fetches the tensor of a value, and the optimizer's number of a step, and gets the results: at once (`call`), or by a function that is made once and called in each step (`compiled`).
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -36,7 +36,7 @@ from port_planner.problem.replay import read_window, write_window
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """What one stage stands for: a step, or a group of them."""
+    """The steps that one stage stands for: one, or a group."""
 
     start: int
     stop: int

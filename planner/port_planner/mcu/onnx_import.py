@@ -90,7 +90,7 @@ def _ends(model: onnx.ModelProto) -> tuple[str, str]:
 
 
 def _reference(model: onnx.ModelProto, source: str, samples: FloatArray) -> Iterator[Values]:
-    """Give every value of the file for each sample by itself, as ONNX's reference evaluator computes it.
+    """Yield every value of the file for each sample by itself, as ONNX's reference evaluator computes it.
 
     Raises McuCompileError where it does not.
     """
@@ -229,7 +229,7 @@ class _Reader:
         return dimensions
 
     def margins(self, node: OnnxNode, window: Sequence[int], strides: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Return the padding before and behind each axis of the data; `window`: what it covers with its dilation."""
+        """Return the padding before and after each axis of the data; `window`: what it covers with its dilation."""
         kind, extents = node.take("auto_pad", "NOTSET"), self.shape(node.inputs[0])[2:]
         pads = list(node.take("pads", [0] * (2 * len(window))))
         if not kind.startswith("SAME"):
@@ -245,13 +245,13 @@ class _Reader:
     # -- what it becomes ----------------------------------------------------------------------------------------------
 
     def call(self, node: OnnxNode, function: Callable[..., Any], *arguments: Any, **keywords: Any) -> fx.Node:
-        """Have a function of torch called."""
+        """Add a call of a function of torch."""
         made = self.graph.call_function(function, arguments, keywords)
         made.meta["nn_module_stack"] = {node.name: node.kind}
         return made
 
     def layer(self, node: OnnxNode, module: nn.Module, weight: str, source: fx.Node) -> fx.Node:
-        """Have a layer called, under the path that its weight's name gives, or under its node's name."""
+        """Add a call of a layer, under the path that its weight's name gives, or under its node's name."""
         named = re.fullmatch(r"(\w+(\.\w+)*)\.weight", weight)
         base = named[1] if named else re.sub(r"\W+", "_", node.name).strip("_") or node.kind
         path, number = base, 2
@@ -324,7 +324,7 @@ def _torch_padding(before: Sequence[int], behind: Sequence[int]) -> list[int]:
 
 
 def _linear(reader: _Reader, node: OnnxNode, transposed: bool, bias: nn.Parameter | None) -> fx.Node:
-    """Have a linear layer called on the first input; `transposed`: the second one is [in][out]."""
+    """Add a call of a linear layer on the first input; `transposed`: the second one is [in][out]."""
     weight = reader.parameter(node, 1, transposed)
     if weight.dim() != 2:
         raise node.refusal(f"a constant of shape {list(weight.shape)}", "give it two axes")

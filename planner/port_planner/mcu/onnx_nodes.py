@@ -1,4 +1,4 @@
-"""One node of an ONNX file and its attributes, none of which goes unread."""
+"""One node of an ONNX file; an attribute that is not read is refused."""
 
 from __future__ import annotations
 

@@ -189,7 +189,7 @@ def _tensor(tensor: Any, buffers: Sequence[Any]) -> TfliteTensor:
 
 
 def _reference(model: TfliteModel, samples: torch.Tensor) -> Iterator[Callable[[int], FloatArray]]:
-    """Give, for each sample, what returns the real values of a tensor, as LiteRT's interpreter computes it.
+    """Yield, for each sample, a function that returns the real values of a tensor, as LiteRT's interpreter computes it.
 
     Raises McuCompileError where it does not.
     """
@@ -345,7 +345,7 @@ class _Reader:
     # -- what it becomes ----------------------------------------------------------------------------------------------
 
     def call(self, operator: TfliteOperator, function: Callable[..., Any], *arguments: Any) -> fx.Node:
-        """Have a function of torch called."""
+        """Add a call of a function of torch."""
         made = self.graph.call_function(function, arguments)
         made.meta["nn_module_stack"] = {operator.place: operator.kind}
         return made
@@ -353,7 +353,7 @@ class _Reader:
     def layer(
         self, operator: TfliteOperator, module: nn.Conv2d | nn.Linear, weight: NDArray[Any], source: fx.Node
     ) -> fx.Node:
-        """Have a layer called that has this weight, and input 2 of the operator as its bias."""
+        """Add a call of a layer that has this weight, and input 2 of the operator as its bias."""
         bias = self.constant(operator, 2)
         module.weight = nn.Parameter(torch.from_numpy(np.array(weight, np.float32, order="C")))
         module.bias = None if bias is None else nn.Parameter(torch.from_numpy(np.array(bias, np.float32)))
@@ -388,7 +388,7 @@ class _Reader:
 def _margins(
     reader: _Reader, operator: TfliteOperator, reach: Sequence[int], strides: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the padding before and behind height and width; SAME puts the odd one behind."""
+    """Return the padding before and after height and width; SAME puts the odd one after."""
     if operator.options.padding == 1:
         return [0, 0], [0, 0]
     extents = reader.shape(operator.inputs[0])[1:3]
@@ -448,7 +448,7 @@ def _pool(function: Callable[..., Any]) -> Callable[[_Reader, TfliteOperator], f
 
 
 def _arithmetic(function: Callable[..., Any]) -> Callable[[_Reader, TfliteOperator], fx.Node]:
-    """Return the reader of an operator of two tensors, or of a tensor and a number behind it."""
+    """Return the reader of an operator of two tensors, or of a tensor and a number after it."""
 
     def read(reader: _Reader, operator: TfliteOperator) -> fx.Node:
         second = operator.inputs[1]

@@ -169,7 +169,7 @@ class Operator:
     lengths: int | None = None
     """The position from which its overload `Tensor` takes log-probabilities, labels and both lengths as tensors."""
     pivots: int | None = None
-    """The argument with the rows that were exchanged, counted from one."""
+    """Number of the argument whose rows were exchanged; the first is 1."""
     coordinates: int | None = None
     """The argument with coordinates, which it converts to addresses whatever their values, NaN included."""
 

@@ -185,7 +185,7 @@ class _WeightDecoder:
         )
 
     def _look_up(self, use: int, short: int) -> None:
-        """Look rows up in 16 bits, and widen them behind the operator."""
+        """Look rows up in 16 bits, and widen them after the operator."""
         op, stored = self.ops[use], self.values[short]
         (table, *_), (out,) = operands(op), op.outputs
         if out is None:

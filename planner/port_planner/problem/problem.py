@@ -86,7 +86,7 @@ class Rematerialization:
     """How to compute one version of a tensor again: cost, and the (tensor, version) pairs it reads.
 
     `own_share`: its operators may also rematerialize other tensors; this is the part of the cost that is left if each of them pays
-    an equal part. A bound may count no more; a schedule that rematerializes only this tensor pays everything.
+    an equal part. A bound may count only this; a schedule that rematerializes only this tensor pays everything.
     """
 
     seconds: float

@@ -59,8 +59,8 @@ class MeasuredCosts:
     """Costs per op of each graph, and the memory of the process itself.
 
     `base_bytes`: resident before any tensor. `retained_bytes`: still resident after every op has run once and all tensors are
-    gone (kernels' caches, code pages). `released_bytes`: the part of both that is code only needed for loading, which a worker
-    gives back.
+    gone (kernels' caches, code pages). `released_bytes`: the part of both that is code only
+    needed for loading, which a worker returns to the system.
     """
 
     ops: tuple[tuple[OpCost, ...], ...]
@@ -68,7 +68,7 @@ class MeasuredCosts:
     retained_bytes: int
     released_bytes: int = 0
     packings: tuple[tuple[PackingCost, ...], ...] = ()
-    """Per graph, if packing was measured."""
+    """Costs of packing per graph; empty if they were not measured."""
     taken_over: int = 0
     """Operators whose costs were measured by another machine of the same kind."""
     disputed: str = ""

@@ -26,7 +26,7 @@ _MIN_WINDOWS = 24
 """1.5 GiB, unless the speed has dropped before: a card's cache may be larger than what was written until then."""
 _STEADY_SPREAD = 0.15
 _FALLEN = 1.3
-"""A window that takes longer than the first by this factor no longer goes to the cache."""
+"""A window that takes longer than the first by this factor no longer ends in the cache."""
 _CHUNK_BYTES = 1 << 20
 
 

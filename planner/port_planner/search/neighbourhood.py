@@ -39,7 +39,7 @@ class PieceSize:
 
 
 NARROW, WIDE = PieceSize(12, 6, 150, 600, 10, 1.0), PieceSize(24, 10, 400, 4000, 100, 3.0)
-"""Small pieces gain most in little time; once they gain no more, larger ones find changes of many decisions at once."""
+"""Small pieces gain most in little time; once they gain nothing, larger ones find changes of many decisions at once."""
 
 
 def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float, min_gain: float = 0.0) -> None:

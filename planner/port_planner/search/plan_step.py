@@ -298,7 +298,7 @@ def _in_time(request: _PlanRequest) -> PlanResult:
 
 
 def _confirmed(request: _PlanRequest, failed: PlanResult) -> PlanResult:
-    """Return a failure with a budget that has a plan, found by trying."""
+    """Return a failure that names a budget with a plan, found by trying."""
     for _ in range(TIGHTENINGS):
         if failed.needed_bytes is None:
             break

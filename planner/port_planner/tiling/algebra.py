@@ -93,7 +93,7 @@ def _axes(op: Op, rule: TileRule, rank: int) -> set[int]:
 
 
 def _is_label(graph: StepGraph, op: Op, v: int) -> bool:
-    """Return whether a value is a row of labels, one behind the other: they may be such a part of more, shifted by one."""
+    """Return whether a value is a row of labels, one after the other: they may be such a part of more, shifted by one."""
     value = graph.values[v]
     return base_name(op.name) == _LABELLED and len(value.shape) == 1 and value.stride == (1,)
 

@@ -169,7 +169,7 @@ class _Walk:
         self.thin = 0
         """Ops since the last fat one."""
         self.later = 0
-        """Ops that stay behind the chain."""
+        """Ops that run after the chain."""
         self.later_reads: set[int] = set()
         self.later_changes: set[int] = set()
 

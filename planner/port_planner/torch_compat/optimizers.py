@@ -64,7 +64,7 @@ def is_scheduled_step(step: object) -> bool:
 
 
 def note_step(optimizer: Optimizer) -> None:
-    """Make a scheduler believe that the optimizer has made a step; otherwise it warns."""
+    """Make a scheduler see that the optimizer has made a step; otherwise it warns."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 

@@ -449,9 +449,9 @@ def fine_bound_of(bundle: "Bundle") -> float | None:
 
 
 def _overhead(facts: dict[str, Any]) -> str:
-    """Return what the plan costs beyond keeping everything, and how much of that no plan could avoid.
+    """Return the plan's cost beyond keeping everything, and the part of it that no plan can avoid.
 
-    Joules are given apart from the price of wear.
+    Joules are shown separately from the price of wear.
     """
     wear = facts["wear_joules"]
     text = f"{format_joules(facts['overhead_joules'] - wear)} per step beyond keeping everything"

@@ -1,1 +1,1 @@
-"""What measured energy was spent on: shared among the jobs at work (`jobs`), a job's among its steps and their phases (`one_job`)."""
+"""Attribute measured energy: to the jobs at work (`jobs`), and a job's energy to its steps and their phases (`one_job`)."""

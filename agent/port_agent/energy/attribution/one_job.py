@@ -17,7 +17,7 @@ from port_agent.worker.protocol import StepDone
 
 
 class EnergyPhase(enum.StrEnum):
-    """What energy was spent on. The values are stored in the ledger and must not change."""
+    """Kinds of work that energy is attributed to. The values are stored in the ledger and must not change."""
 
     FORWARD = "forward"
     BACKWARD = "backward"
@@ -376,7 +376,7 @@ def _phase_seconds(event: MeteredStep, phase: EnergyPhase) -> float:
 
 
 def _rest_of(interval: Interval, from_s: float) -> Interval:
-    """Return the part of `interval` behind `from_s`, at the same power."""
+    """Return the part of `interval` after `from_s`, at the same power."""
     left = None if interval.joules is None else interval.joules * (interval.end_s - from_s) / interval.seconds
     return replace(interval, start_s=from_s, joules=left)
 

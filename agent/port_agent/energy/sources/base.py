@@ -129,7 +129,7 @@ class PowerSource(Protocol):
         """Return whether this source works here, with the remedy if it does not. Never raises `SourceError`."""
 
     def close(self) -> None:
-        """Give files and child processes back."""
+        """Close files and child processes."""
 
 
 MAX_PLAUSIBLE_WATTS = 5000.0

@@ -73,7 +73,7 @@ def read_cpu_time() -> CpuTime:
 
 
 def _cpu_time_by_psutil() -> CpuTime:
-    import psutil  # only here: on Linux the supervisor does without it
+    import psutil  # only here: on Linux the supervisor does not load it
 
     times = psutil.cpu_times()
     return CpuTime(sum(times) - times.idle, sum(times))

@@ -1,6 +1,6 @@
 """What NVIDIA cards draw, by the sensor of each, as `nvidia-smi` prints it. A Jetson's GPU is on rails of its board instead.
 
-A card that the kernel has switched off is left asleep: it draws next to nothing, and to ask it would wake it. `power.draw` is the mean of the
+A card that the kernel has switched off is left asleep: it draws almost no power, and a query would wake it. `power.draw` is the mean of the
 last second on most cards; on some (A100, H100) the sensor sees a quarter of the time (arXiv 2312.02741).
 """
 
@@ -142,6 +142,6 @@ class WithCards:
         return self._machine.self_test(now_s)
 
     def close(self) -> None:
-        """Give back what both hold."""
+        """Close both."""
         self._machine.close()
         self._cards.close()

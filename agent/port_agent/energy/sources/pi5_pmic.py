@@ -44,7 +44,7 @@ class PmicDump:
 def parse_pmic(text: str) -> PmicDump:
     """Return the figures of a dump; raise `SourceError` for any line that is not one or is cut off.
 
-    Rail names hold digits ("3V3_SYS"), so figures are taken from behind the equals sign only.
+    Rail names hold digits ("3V3_SYS"), so figures are read only after the equals sign.
     """
     if not text.endswith("\n"):
         raise SourceError(NAME, f"output truncated at {text[-30:]!r}", _REMEDY)

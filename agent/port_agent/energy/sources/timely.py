@@ -52,7 +52,7 @@ class ReadThread:
         return late
 
     def silent_s(self) -> float:
-        """Return for how long a question has waited for its answer."""
+        """Return how long the current query has waited for its answer."""
         return 0.0 if self._unanswered is None else time.monotonic() - self._asked_s
 
     def stop(self) -> None:
@@ -116,7 +116,7 @@ class TimelySource:
             return SelfTest(False, f"has not answered for {self._thread.silent_s():.0f} s", _REMEDY)
 
     def close(self) -> None:
-        """Give the source's files back, unless it hangs in one."""
+        """Close the source's files, unless a read of one hangs."""
         self._thread.late()
         if not self._thread.silent_s():
             self._inner.close()

@@ -15,7 +15,7 @@ _LOG_HALF = -0.6931471805599453
 """Below it, log(1 - exp(x)) is computed from exp(x), above it from exp(x) - 1, as in trl."""
 
 _CERTAIN = -torch.finfo(torch.float32).eps
-"""A larger mean log-probability is that of a certain answer, whose odds and their gradient are not finite."""
+"""Upper bound of a mean log-probability; above it an answer is certain, and its odds and their gradient are not finite."""
 
 
 class OddsRatioLoss(PreferenceLoss):

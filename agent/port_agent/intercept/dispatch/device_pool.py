@@ -1,4 +1,4 @@
-"""Operators on a device whose memory has a budget: room is made for them there, and what the device refuses is tried once more."""
+"""Operators on a device whose memory has a budget: room is made for them there, and an operator that the device lacks memory for is tried once more."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -120,11 +120,11 @@ class DevicePool:
             raise self._full(traits, inputs) from error
 
     def run_tiles(self, *_: Any) -> Any:
-        """Raise RuntimeError: nothing runs in pieces here, and nobody asks for it."""
+        """Raise RuntimeError: operators of a device are not tiled."""
         raise RuntimeError("operators of a device run whole; report this")
 
     def call(self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage]) -> Any:
-        """Call an operator; where the device refuses it memory, once more with everything else away. Raises DeviceFullError."""
+        """Call an operator, and once more with all other tensors evicted if the device lacks memory. Raises DeviceFullError."""
         self.storages.streams.note()
         random = torch.Tag.nondeterministic_seeded in traits.func.tags
         state = self.backend.generator_state() if random else None
@@ -143,19 +143,19 @@ class DevicePool:
             raise self._full(traits, inputs) from error
 
     def ran(self) -> None:
-        """Take note that an operator ran: look what fits, from time to time."""
+        """Called after each operator; compares resident bytes with the limit, which is measured again from time to time."""
         if self.budget is not None and self.budget.due():
             self.residency.limit_bytes = self.budget.tensor_bytes()
         if self.residency.table.resident_bytes > self.residency.limit_bytes:
             self.residency.try_make_free()
 
     def end_segment(self) -> None:
-        """Take note that a segment of the program ended."""
+        """Called at the end of each segment of the program."""
         if self.budget is not None:
             self.budget.end_segment()
 
     def lift(self) -> None:
-        """Bound nothing from here on, and keep no memory that nobody uses."""
+        """Remove the budget, and free unused memory."""
         self.storages.release()
         if self.budget is not None:
             self.backend.limit(_NO_LIMIT)

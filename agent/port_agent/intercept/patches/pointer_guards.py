@@ -151,7 +151,7 @@ class PointerGuards:
             self._guard(launcher, ("run",), self._launched)
 
     def _launched(self, method: Callable[..., Any], kernel: Any, args: Any, kwargs: Any) -> Any:
-        """Run a kernel with its operands resident; which of them it writes, nobody says."""
+        """Run a kernel with its operands resident; it is unknown which of them it writes."""
         given = [s for t in tensors_in((*args, *kwargs.values())) for s in self._storages(t)]
         with contextlib.ExitStack() as stack:
             for storage in dict.fromkeys(given):

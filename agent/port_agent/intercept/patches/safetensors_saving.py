@@ -28,8 +28,8 @@ _ASKING = ("_to_ndarray", "_flatten_as_ptr", "save_file")
 """Functions that ask for addresses which only the library's writer reads; others read them at once."""
 
 _COMPARING_MODULES = (_MODULE, "huggingface_hub.serialization._torch")
-"""Modules that take sizes of storages, and addresses to find tensors that share one: the second, to distribute tensors
-among files.
+"""Modules that compare the sizes and addresses of storages: safetensors to find tensors that share one, huggingface_hub to
+distribute tensors among files.
 """
 
 _COMPARING = ("_is_complete", "_filter_shared_not_shared", "_end_ptr")

@@ -2,7 +2,7 @@
 
 `ResizedStorages` empties storages (`resize_(0)`) and keeps their pages itself; it works in any process, for accesses by
 operators. `GuardedStorages` uses guarded memory, where addresses stay and whoever touches a paged-out block finds it
-there. What the residency believes is then advice, and a mistake costs time.
+there. The residency's records are then advice, and a mistake costs time.
 """
 
 import ctypes
@@ -80,7 +80,7 @@ class Backing(Protocol):
         """Release memory whose page is up to date."""
 
     def lose(self, storage: Storage, memory: torch.UntypedStorage) -> None:
-        """Have memory there that holds NaN: what it held cannot be read any more."""
+        """Provide memory there that holds NaN: the contents cannot be read any more."""
 
     def written_past(self, storage: Storage, memory: torch.UntypedStorage) -> bool:
         """Return whether something other than an operator wrote a storage since its page was written, where nothing else tells."""

@@ -45,21 +45,21 @@ class DeviceBudget:
         return max(int(self._usable * (1 - _KEPT_FREE)) - foreign, _MIN_TENSOR_BYTES)
 
     def end_segment(self) -> None:
-        """Take note that a segment of the program ended; libraries may have come in it."""
+        """Called at the end of each segment of the program, which may have loaded libraries."""
         if self._looks_left:
             self._looks_left -= 1
             self.outside_bytes = max(self.outside_bytes, self._backend.outside_bytes())
             self.enforce()
 
     def enforce(self) -> None:
-        """Have the device refuse tensors more."""
+        """Make the device refuse allocations beyond the budget."""
         self._backend.limit(self._usable)
 
     def expect_product(self) -> None:
-        """Take note that a product of matrices is about to run, whose library the next look counts."""
+        """Called before a product of matrices, whose library the next measurement counts."""
 
     def lacking_bytes(self, nbytes: int) -> int:
-        """Return by how much the budget would be exceeded with that much more."""
+        """Return by how many bytes the budget would be exceeded with `nbytes` more."""
         return self._backend.allocated_bytes() + nbytes - self._usable
 
 

@@ -2,9 +2,9 @@
 
 Where the host's memory has no budget a page is pinned memory (`port_agent.intercept.residency.pinned_pages`). Where it has one, a page is
 a storage of the host like any other, which that budget bounds and pages to flash; bytes go through a bounded ring of pinned buffers
-(`port_agent.backend.transfer_ring`), whose thread alone waits for the device. A device has no memory protection that
-would tell who wrote past the operators: before a storage leaves whose page is believed, its bytes are added up on the device and
-compared with what they were.
+(`port_agent.backend.transfer_ring`), whose thread alone waits for the device. A device has no memory protection that shows writes by
+something other than operators. So before a storage with a valid page is evicted, a sum of its bytes is computed on the device and
+compared with the earlier one.
 """
 
 import contextlib
@@ -38,7 +38,7 @@ little from the same memory as single numbers."""
 
 @contextlib.contextmanager
 def plain_operators() -> Iterator[None]:
-    """Have operators in the block run as if nobody followed, whatever mode the program is in."""
+    """Run operators in the block without interception, whatever mode the program is in."""
     with without_modes(), torch.inference_mode(mode=False), torch.no_grad():
         yield
 
@@ -51,14 +51,14 @@ class ProgramStreams:
         self._seen: list[torch.Stream] = []
 
     def note(self) -> None:
-        """Take note of the stream that an operator is about to run on."""
+        """Remember the stream that an operator is about to run on."""
         current = torch.accelerator.current_stream(self._device)
         if current not in self._seen:
             self._seen.append(current)
             self.join()
 
     def join(self) -> None:
-        """Have what each stream is given from here on wait for what all were given; nothing where there is one."""
+        """Let all later work of each stream wait for all earlier work of every stream; nothing where there is one."""
         current = torch.accelerator.current_stream(self._device)
         others = [stream for stream in self._seen if stream != current]
         for other in others:

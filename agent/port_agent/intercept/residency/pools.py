@@ -49,7 +49,7 @@ class MemoryPools:
             residency.ensure_resident(own)
 
     def change(self, storages: Sequence[Storage]) -> None:
-        """Take note that storages are about to be written. Raises PageError, after which nothing of a pool is changed."""
+        """Called before storages are written. Raises PageError, after which nothing of a pool is changed."""
         for residency, own in self._split(storages):
             residency.change(own)
 

@@ -95,7 +95,7 @@ class Moving(Protocol):
 
     @property
     def write(self) -> bool:
-        """Whether it goes to the page."""
+        """Whether its contents are written to its page."""
 
     def done(self) -> bool:
         """Return whether it has ended."""
@@ -334,7 +334,7 @@ class StorageTable:
         return self._watch(self._guard, storage, nbytes)
 
     def _adopt(self, guard: GuardedMemory, storage: torch.UntypedStorage, nbytes: int) -> Storage | None:
-        """Have guarded memory take what torch allocated before it began."""
+        """Let guarded memory take over the tensors that torch allocated before it began."""
         if not guard.adopts or nbytes < SMALLEST_MAPPING_BYTES or _is_pinned(storage):
             return None
         if not guard.adopt(data_ptr(storage), nbytes):

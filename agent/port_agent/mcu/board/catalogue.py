@@ -142,7 +142,7 @@ _NUCLEO_F446 = replace(
 
 
 def _spi(select: int, clock: int, out: int, into: int, high: tuple[int, int] | None = None) -> dict[str, int]:
-    """Return the pins of an SPI medium of an nRF52; `high`: those that a flash of four lines wants high."""
+    """Return the pins of an SPI medium of an nRF52; `high`: those that must be high for a flash with four data lines."""
     first, second = high or (select, select)
     return {
         "PORT_PIN_SELECT": select,

@@ -1,6 +1,6 @@
 """Frames on the wire: COBS of (content, CRC-32 little-endian), then one zero byte.
 
-No meaning, no input or output.
+This module does not interpret contents, and does no input or output.
 
 The other end is firmware/protocol/frame.c; byte layouts are in firmware/PROTOCOL.md.
 """

@@ -11,7 +11,7 @@ import sys
 from collections.abc import Iterable
 
 if sys.modules.get("ssl", sys) is None:
-    del sys.modules["ssl"]  # the daemon does without until a device is paired (port_agent.cli.daemon)
+    del sys.modules["ssl"]  # the daemon does not load it until a device is paired (port_agent.cli.daemon)
 import ssl
 
 from port_agent.peers.identity.device_id import DeviceId

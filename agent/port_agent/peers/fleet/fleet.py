@@ -154,7 +154,7 @@ class Fleet:
             raise NotAnsweredError(f"the connection ended: {error.reason}") from error
 
     def cut(self, device: PairedDevice, reason: str) -> None:
-        """Speak no more, for a while, to a device that sent what no agent sends, and write that down."""
+        """Disconnect a device for a while that sent something no agent sends, and log that."""
         self._cut_off[device.id] = time.monotonic() + CUT_OFF_S
         self._context.audit(device.name, f"blocked for {CUT_OFF_S / 60:.0f} minutes: {reason}")
         member = self.roster.member(device.id)
@@ -270,8 +270,7 @@ class Fleet:
     async def _serve(self, link: PeerLink, place: Address | None, whom: DeviceId | None = None) -> bool:
         """Take part in a connection until it ends; returns True then.
 
-        Raises LinkClosedError when it ends before both know each other. `place` is where we called, None where they did, and
-        `whom` the one that is to be there.
+        Raises LinkClosedError when it ends before both know each other. `place` is where we called, None where they did, and `whom` the device that is expected there.
         """
         device, hello = await link.greet(self._context.software)
         self._greeting.pop(link, None)
@@ -279,7 +278,7 @@ class Fleet:
         if known is None or self._cut_off.get(device, 0.0) > time.monotonic():
             raise link.close("not paired" if known is None else "temporarily blocked")
         if whom is not None and device != whom:
-            raise link.close(f"{known.name} answered, which was not called")
+            raise link.close(f"{known.name} answered, but another device was called")
         software = clean(hello.software, VERSION_LIMIT)
         loser = self.roster.arrive(
             device, link, dialed_by_us=place is not None, software=software, now_s=time.monotonic()

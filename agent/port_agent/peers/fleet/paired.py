@@ -121,7 +121,7 @@ class PairedDevices:
         return True
 
     def refuse(self, device: DeviceId) -> None:
-        """Stop trusting a device, whoever introduces it, until it is paired by a code; raises OSError."""
+        """Stop trusting a device, even if it is introduced, until it is paired by a code; raises OSError."""
         write_atomically(self._refusal(device), b"")
         self.remove(device)
 
@@ -175,7 +175,7 @@ class PairedDevices:
         return (known.name, called) if called != known.name else None
 
     def remove(self, device: DeviceId) -> None:
-        """Trust a device no more, durably; raises OSError."""
+        """Stop trusting a device, durably; raises OSError."""
         with self._lock:
             self._file(device).unlink(missing_ok=True)
             self._devices.pop(device, None)

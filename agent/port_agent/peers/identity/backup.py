@@ -28,7 +28,7 @@ class _Backup(msgspec.Struct, frozen=True):
 
 
 def write_backup(state_dir: Path, file: Path) -> tuple[Identity, int]:
-    """Write the identity in a state directory, and whom it trusts, for its owner's eyes alone; returns it and how many these are.
+    """Write the identity in a state directory, and the devices that it trusts, readable by its owner only; returns it and how many these are.
 
     Raises IdentityError for a damaged one, OSError.
     """

@@ -1,6 +1,6 @@
 """A device's id: the SHA-256 of its certificate, as people read and type it.
 
-Written as Syncthing writes its own: base 32 in upper case, a check digit behind every 13, groups of seven. The check
+Written as Syncthing writes its own: base 32 in upper case, a check digit after every 13, groups of seven. The check
 digits are Luhn's algorithm over 32 symbols, doubling from the right as it is meant to: they see every single wrong
 symbol, and every two neighbours exchanged but the first symbol of the alphabet next to the last.
 """
@@ -77,7 +77,7 @@ def read_device_id(text: str) -> DeviceId:
     if len(symbols) != _SYMBOLS:
         raise DeviceIdError(text, f"it has {len(symbols)} letters and digits, not {_SYMBOLS + 4}")
     digest = base64.b32decode(symbols + "====")
-    if base64.b32encode(digest).decode().rstrip("=") != symbols:  # the four bits behind the digest are zero
+    if base64.b32encode(digest).decode().rstrip("=") != symbols:  # the four bits after the digest are zero
         raise DeviceIdError(text, "its last letter cannot end an id")
     return DeviceId(digest)
 

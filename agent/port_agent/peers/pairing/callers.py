@@ -1,4 +1,4 @@
-"""Who calls while a code is shown: several at once, few of one address, and all of them together have the code's tries."""
+"""Callers while a code is shown: several at once, few from one address; all of them together share the code's tries."""
 
 import contextlib
 import queue
@@ -72,7 +72,7 @@ class Callers:
                     sock.close()
 
     def close(self, listener: socket.socket) -> None:
-        """Accept no more callers, and disconnect the current ones."""
+        """Stop accepting callers, and disconnect the current ones."""
         _hang_up(listener)
         with self._lock:
             for caller in self._callers:

@@ -91,10 +91,10 @@ class PairingExchange:
         return _MESSAGES.encode(_Start(NEWEST_VERSION, self._element))
 
     def take_start(self, content: bytes) -> None:
-        """Take in the other side's first message; raises PairingError."""
+        """Process the other side's first message; raises PairingError."""
         message = _read(content)
         if not isinstance(message, _Start):
-            raise PairingError("the other device pairs by another protocol; update the older one of the two")
+            raise PairingError("the other device uses another version of pairing; update the older one of the two")
         try:
             self._key = self._spake.finish(message.element)
         except (SPAKEError, NotOnCurve, ValueError) as error:

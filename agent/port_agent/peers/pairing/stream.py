@@ -1,4 +1,4 @@
-"""Frames over a blocking socket, each within a time."""
+"""Frames over a blocking socket, each with a time limit."""
 
 import socket
 import struct

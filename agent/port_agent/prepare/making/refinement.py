@@ -109,7 +109,7 @@ class Refinement:
         probe_packing: bool = False,
         meanwhile: Callable[[], None] = nothing,
     ) -> tuple[DryRun, bool]:
-        """Plan, write and run; record what turned out unplanned. Return whether that was next to nothing.
+        """Plan, write and run; record what turned out unplanned. Return whether the gain was negligible.
 
         `meanwhile`: what this process does itself while the plans run in another, which loads torch during the search.
         """
@@ -162,7 +162,7 @@ class Refinement:
         probe_packing: bool = False,
         meanwhile: Callable[[], None] = nothing,
     ) -> tuple[DryRun, bool]:
-        """Put these plans first in the draft and run them; note what turned out unplanned. Return whether that was next to nothing."""
+        """Put these plans first in the draft and run them; note what turned out unplanned. Return whether the gain was negligible."""
         manifest = self.bundle_file.put([plans], costs, [self.pools.computing_bytes])
         runs = _what_runs(plans)
         if self.refined is not None and self.refined.plans == runs:

@@ -86,7 +86,7 @@ def with_cheapest_first(refinement: Refinement, smaller: Sequence[SmallerPlans],
 
 
 def with_smaller_plans(refinement: Refinement, smaller: Sequence[SmallerPlans]) -> Manifest:
-    """Add plans behind the one the draft has, but for those that another beats, and return its manifest."""
+    """Add plans after the draft's own, except those that another one beats, and return its manifest."""
     bundle = Bundle(refinement.bundle_file.path)
     main = bundle.manifest.main_graph
     choices = [bundle.plans[0], *(one.plans for one in smaller)]

@@ -67,9 +67,10 @@ class Links:
 
 @dataclass(frozen=True, slots=True)
 class PlacedJob:
-    """The job with placed graphs, and what their operators cost.
+    """The job with placed graphs, and the costs of their operators.
 
-    `kinds`: of the device that each operator of each recorded graph runs on. `choice`: of the first graph; `alone`: seconds of that on one kind of device, for each kind that can run all of it.
+    `kinds`: for each recorded graph, the kind of device of each operator. `choice`: the choice made for the first graph.
+    `alone`: seconds of the first graph on each kind of device that can run all of it.
     """
 
     prepared: CapturedJob

@@ -1,8 +1,8 @@
-"""Whether the steps that no comparison reaches stay the steps that they were.
+"""Check that later steps, which no comparison reaches, run the same operators.
 
-A script may decide by something of Python's that no list of hiding places has. So its loss is run for further updates
+A script may decide by Python values in a place that the recorder does not search. So its loss is run for further updates
 on tensors without contents: forward, backward and the hooks after the optimizer's step. The arguments of each operator
-are compared with those of the first such step on a batch of equally many rows.
+are compared with those of the first such step on a batch with the same number of rows.
 Neither weights nor optimizer state change.
 """
 

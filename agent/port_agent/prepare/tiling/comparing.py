@@ -127,7 +127,7 @@ def with_operator_costs(
 
 
 def pairs_of(prepared: CapturedJob, rewritten: Mapping[str, RewrittenGraph]) -> list[tuple[StepGraph, RewrittenGraph]]:
-    """Return each rewritten graph behind its original."""
+    """Return each rewritten graph after its original."""
     return [(prepared.graphs[name], new) for name, new in rewritten.items()]
 
 

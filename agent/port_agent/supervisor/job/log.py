@@ -54,7 +54,7 @@ class JobLog:
 
 
 def read_log(directory: Path, lines: int) -> tuple[str, int]:
-    """Return the last lines of a job's log, and the position behind them for `read_more`."""
+    """Return the last lines of a job's log, and the position after them for `read_more`."""
     older = _content(directory / f"{FILE_NAME}.1")
     newest = _content(directory / FILE_NAME)
     text = (older + newest).decode("utf-8", "replace")

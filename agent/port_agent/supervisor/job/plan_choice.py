@@ -98,8 +98,9 @@ def choose_plan(
 ) -> PlanFigures | None:
     """Return the plan to run, or None when none fits.
 
-    Without need the least energy and wear wins; behind the deadline the fastest; where the day's allowance would be spent
-    before the day is over, the one that writes least; on a hot day (`warm`) the least power.
+    By default, the plan with the least energy and wear wins. If the job is late for its deadline, the fastest plan wins; if it
+    would use up the day's write allowance, the one that writes least; if the device is warm (`warm`), the one with the least
+    power.
     """
     candidates = fitting(plans, limit_bytes, ceiling_bytes)
     if not candidates:
@@ -147,7 +148,7 @@ def resident_max(peak_bytes: int) -> int | None:
 def checkpoint_interval_s(
     checkpoint_s: float | None, checkpoint_bytes: int | None, flash_budget_bytes_per_day: int
 ) -> float:
-    """Return how far apart checkpoints should be, from their cost in time and flash wear."""
+    """Return the time between checkpoints, from their cost in time and flash wear."""
     wanted = CHECKPOINT_EVERY_S if checkpoint_s is None else max(CHECKPOINT_SOONEST_S, checkpoint_s / CHECKPOINT_SHARE)
     wanted = min(wanted, CHECKPOINT_EVERY_S)
     if checkpoint_bytes:

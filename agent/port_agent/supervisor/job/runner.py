@@ -603,7 +603,7 @@ def _memory(plan: PlanFigures, kind: str) -> str:
 
 
 def _mac_cpu_s(pid: int) -> float:
-    import psutil  # only here: on Linux the supervisor does without it
+    import psutil  # only here: on Linux the supervisor does not load it
 
     try:
         times = psutil.Process(pid).cpu_times()

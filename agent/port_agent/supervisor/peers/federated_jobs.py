@@ -188,7 +188,7 @@ class FederatedJobs:
         return self._store.get(job.id)
 
     async def free_from(self, leader_id: str) -> None:
-        """Do nothing more for a device that is trusted no more."""
+        """End all work for a device that is no longer trusted."""
         for job in self._alive():
             task = self._task(job)
             if task is not None and task.leader_id == leader_id:

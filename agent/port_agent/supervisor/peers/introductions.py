@@ -1,7 +1,7 @@
-"""Devices that one device introduces to each other: each is paired with that one alone, and trusts whom it names.
+"""Devices that one device introduces to each other: each is paired with that one alone, and trusts the devices that it names.
 
 An owner chooses the introducer (`introducer` under `[peers]`), and the introducer's owner says that it introduces (`introduces`). It names
-to each of those that chose it the others that did. Whom it names no more is trusted no more, nor is anybody whom it named once it is unpaired.
+to each of those that chose it the others that did. A device that it no longer names is no longer trusted; once it is unpaired, none of the devices that it named is.
 """
 
 import asyncio
@@ -30,7 +30,7 @@ class Introducing:
         """Why the introducer could not be reached last, or ""."""
 
     def apply(self, options: AgentOptions) -> None:
-        """Ask whom the configuration names; needs a running loop."""
+        """Start asking the introducer that the configuration names; needs a running loop."""
         before, self._options = self._options, options
         if options.introducer != before.introducer:
             self.stop()
@@ -39,7 +39,7 @@ class Introducing:
                 self._task = asyncio.get_running_loop().create_task(self._ask_on(options.introducer))
 
     def stop(self) -> None:
-        """Ask no more."""
+        """Stop asking."""
         if self._task is not None:
             self._task.cancel()
             self._task = None

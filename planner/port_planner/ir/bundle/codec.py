@@ -366,7 +366,7 @@ def unpack_costs(data: Any) -> CostTable:
 
 
 def _row(item: Any, least: int | None = None) -> list[Any]:
-    """Return the fields of a value; behind the `least` first ones, without those at the end that have their defaults."""
+    """Return the fields of a value; after the `least` first ones, without those at the end that have their defaults."""
     row = [_plain(getattr(item, field.name)) for field in fields(item)]
     defaults = [field.default for field in fields(item)]
     while least is not None and len(row) > least and row[-1] == defaults[len(row) - 1]:

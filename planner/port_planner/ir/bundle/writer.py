@@ -29,7 +29,7 @@ _MANIFEST, _PLANS, _COSTS = "manifest.json", "plans.msgpack", "costs.msgpack"
 
 @dataclass(frozen=True)
 class Contents:
-    """What goes into a bundle. `plans[i][name]` is choice i's plan of graph `name`."""
+    """Contents of a bundle to be written. `plans[i][name]` is choice i's plan of graph `name`."""
 
     manifest: Manifest
     graphs: Mapping[str, StepGraph]

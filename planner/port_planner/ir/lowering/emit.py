@@ -52,8 +52,8 @@ class _Emitter:
 
     There is one compute thread and one page thread with a FIFO queue.
 
-    Sliced updates go on behind the compute thread; their compute is booked on it all the same. `cross_step`: writes of the
-    step before that are still under way when this one starts, moments counted from there.
+    Sliced updates continue after the compute thread, but their time counts as the compute thread's. `cross_step`: writes of
+    the previous step that are not finished when this one starts; times count from that start.
     """
 
     def __init__(self, placement: Placement, cross_step: tuple[_Pending, ...]) -> None:

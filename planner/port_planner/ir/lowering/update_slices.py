@@ -102,7 +102,7 @@ def _touched(op: Op) -> list[int]:
 
 
 def may_round_apart(graph: StepGraph, op: Op) -> bool:
-    """Return whether an elementwise operator may round apart in vectors and number by number.
+    """Return whether an elementwise operator may round differently in vectors and number by number.
 
     How many numbers are left for the latter at the ends of threads' shares depends on how much is computed at once. A worker lowers a
     plan on another machine than made it, so this is what kernels of any processor may do; `port_planner.exactness.vector_ends` looks at this one's.

@@ -30,7 +30,7 @@ class EngineMeasure:
     """Accuracy after a short adaptation with the firmware's own engine, by repeated cross-validation; a `Measure`.
 
     As many consecutive draws as there are folds evaluate every sample once. Each fold is evaluated by a model that trained on
-    the others, from its initial parameters. For a model with targets, which are behind the inputs, the accuracy is the share
+    the others, from its initial parameters. For a model with targets, which follow the inputs, the accuracy is the share
     of their variance that it explains.
     """
 

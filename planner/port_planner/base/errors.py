@@ -9,10 +9,14 @@ from collections.abc import Iterator
 from enum import IntEnum
 from functools import cache
 from pathlib import Path
+from types import FrameType
 
 from port_planner.base.source_roots import PACKAGE_FOLDERS
 
 _INSTALLED = frozenset(("site-packages", "dist-packages"))
+
+_RUN_BY_LIBRARIES = ("forward", "step")
+"""Methods of a library's modules and optimizers that a step runs."""
 
 
 class ExitCode(IntEnum):
@@ -108,10 +112,23 @@ def place_of_function(function: object) -> str:
 def program_line() -> str:
     """Return file and line of the program's own innermost call as "train.py:12".
 
-    "" in a thread without one.
+    Without one, those of the library's module or optimizer that runs, as "batchnorm.py:178 in BatchNorm1d"; "" in a thread
+    without either.
     """
     frame = sys._getframe(1)
+    of_library: FrameType | None = None
     while frame.f_back is not None and not of_the_program(frame.f_code.co_filename):
+        if of_library is None and frame.f_code.co_name in _RUN_BY_LIBRARIES:
+            of_library = frame
         frame = frame.f_back
-    name = frame.f_code.co_filename
-    return f"{Path(name).name}:{frame.f_lineno}" if of_the_program(name) else ""
+    if not of_the_program(frame.f_code.co_filename):
+        return "" if of_library is None else f"{_line_of(of_library)} in {_class_in(of_library)}"
+    return _line_of(frame)
+
+
+def _line_of(frame: FrameType) -> str:
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+def _class_in(frame: FrameType) -> str:
+    return type(frame.f_locals.get("self")).__name__

@@ -7,16 +7,20 @@ bundle as a table; the worker needs none of the optimizer's code.
 """
 
 import copy
+import inspect
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
+from itertools import zip_longest
+from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
-from port_planner.base.errors import CaptureError
+from port_planner.base.errors import CaptureError, of_the_program
 from port_planner.capture.masked_gradients import is_plain
 from port_planner.capture.python_state import StateOfCode
 from port_planner.capture.recorder import OPTIMIZER_REMEDY, RecordedOp, StepRecorder, Tape
@@ -101,15 +105,15 @@ def record_update(
         if not second[p].shape:
             raise CaptureError(f"{shadow.name} does not change {names[p]}, which has a gradient: {_REMEDY}")
         if first[p].shape != second[p].shape:
-            raise CaptureError(f"{shadow.name}'s first update runs different operators from its second: {_REMEDY}")
+            raise CaptureError(
+                f"{shadow.named_where(*(t[p] for t in tracked))}'s first update runs different operators from its second: {_REMEDY}"
+            )
     kinds: dict[Any, list[torch.Tensor]] = {}
     for p in stand_ins:
         kinds.setdefault((shadow.group_of(p), p.shape, p.stride(), p.dtype, second[p].shape), []).append(p)
     members = [*kinds.values()]
-    chosen = [alike[0] for alike in members]
-    columns, settled, remembered = _tabulated(
-        optimizer, {p: stand_ins[p] for p in chosen}, names, rows, second, recorder.stand_in_device
-    )
+    chosen = {alike[0]: stand_ins[alike[0]] for alike in members}
+    columns, settled, remembered = _tabulated(optimizer, chosen, names, rows, second, recorder.stand_in_device)
     if remembered[1] != shadow.plain_memory():
         raise CaptureError(f"{shadow.name} has state that depends on its number of parameters: {_REMEDY}")
     updates: dict[torch.Tensor, tuple[RecordedOp, ...]] = {}
@@ -148,6 +152,7 @@ def _tabulated(
     columns: list[list[float]] = [[] for p in stand_ins for _ in expected[p].floats]
     remembered: list[list[str]] = []
     settled = False
+    before_it = dict[torch.Tensor, list[RecordedOp]]()
     for i, row in enumerate(rows):
         recorder = StepRecorder()
         recorder.phase, recorder.reads_numbers, recorder.stand_in_device = Phase.UPDATE, True, device
@@ -161,14 +166,14 @@ def _tabulated(
         for p in stand_ins:
             form = _form(recorder.tape, tracked[p], shadow.labels(recorder, p))
             if form.shape != expected[p].shape:
-                raise CaptureError(
-                    f"{shadow.name} runs different operators in update {i + 1} from those before: {_REMEDY}"
-                )
+                name = shadow.named_where(before_it.get(p, ()), tracked[p])
+                raise CaptureError(f"{name} runs different operators in update {i + 1} from those before: {_REMEDY}")
             numbers += form.floats
         for column, number in zip(columns, numbers, strict=True):
             column.append(number)
         if settled and all(later == row for later in rows[i:]) and i + 1 >= _MIN_UPDATES:
             break
+        before_it = tracked
     return columns, settled, remembered
 
 
@@ -176,7 +181,8 @@ class _Shadow:
     """A copy of an optimizer over stand-ins for some of its parameters."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, stand_ins: Mapping[torch.Tensor, torch.Tensor]) -> None:
-        self.name = f"the optimizer {type(optimizer).__name__}"
+        self.kind = f"the optimizer {type(optimizer).__name__}"
+        self.name = f"{_line_of_class(optimizer)}{self.kind}"
         if optimizer.state:
             raise CaptureError(f"{self.name} has already made steps; create a new one, or train with `port-agent exec`")
         step = vars(optimizer).get("step")
@@ -202,6 +208,14 @@ class _Shadow:
         self._groups = {p: g for g, group in enumerate(optimizer.param_groups) for p in group["params"]}
         for group in self._shadow.param_groups:
             group["params"] = [p for p in group["params"] if any(p is s for s in stand_ins.values())]
+
+    def named_where(self, expected: Sequence[RecordedOp], found: Sequence[RecordedOp]) -> str:
+        """Return the optimizer's name after the line of the first operator of an update that is another than expected."""
+        for was, now in zip_longest(expected, found):
+            if was is None or now is None or was.name != now.name:
+                place = next((op.line for op in (now, was) if op is not None and op.line), "")
+                return f"{place}: {self.kind}" if place else self.name
+        return self.name
 
     def group_of(self, parameter: torch.Tensor) -> int:
         return self._groups[parameter]
@@ -260,7 +274,9 @@ class _Shadow:
             strange = [s for s in _touched(tape, op) if s < storages and s not in known]
             if op.random or strange or any(tape.storages[s].role is Role.CONSTANT for s in _touched(tape, op)):
                 what = "draws random numbers" if op.random else "uses a tensor that is not a valid state of a parameter"
-                raise CaptureError(f"{op.line or self.name}: {self.name} {what} ({op.name}): {_REMEDY}")
+                raise CaptureError(
+                    f"{f'{op.line}: {self.kind}' if op.line else self.name} {what} ({op.name}): {_REMEDY}"
+                )
         return self._by_parameter(recorder, ops)
 
     def _tensors(self) -> list[torch.Tensor]:
@@ -359,6 +375,16 @@ class _Shadow:
     @staticmethod
     def _storage(recorder: StepRecorder, tensor: torch.Tensor) -> int:
         return recorder.tape.values[recorder.value_of(tensor)].storage
+
+
+def _line_of_class(optimizer: torch.optim.Optimizer) -> str:
+    """Return "train.py:12: " where the program defines the optimizer's class, "" for a class of a library."""
+    kind = type(optimizer)
+    with suppress(OSError, TypeError):  # a class that no file defines
+        file = inspect.getsourcefile(kind)
+        if file is not None and of_the_program(file):
+            return f"{Path(file).name}:{inspect.getsourcelines(kind)[1]}: "
+    return ""
 
 
 def _frozen(item: Any) -> Any:

@@ -1,13 +1,18 @@
 """Exit codes that scripts and service managers rely on, and errors that are refused as asked."""
 
+import operator
 import os
+import re
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+from torch import nn
 
-from port_planner.base.errors import CaptureError, ExitCode, PortError
+from port_planner.base.errors import CaptureError, ExitCode, PortError, program_line
 from port_planner.base.source_roots import SOURCE_ROOTS
 
 
@@ -53,3 +58,12 @@ def test_what_pip_put_into_torchs_folder_is_not_the_programs_and_what_lies_besid
         check=True, capture_output=True, text=True,
     )  # fmt: skip
     assert done.stdout.split() == ["False", "False", "False", "True", "True", "True"]
+
+
+def test_the_line_of_a_module_is_named_where_no_code_of_the_program_runs() -> None:
+    model = nn.Sequential()
+    vars(model)["_modules"]["0"] = operator.methodcaller("line")
+    asked = SimpleNamespace(line=program_line)
+    with ThreadPoolExecutor() as threads:
+        assert re.fullmatch(r"container\.py:\d+ in Sequential", threads.submit(model, asked).result())
+        assert threads.submit(program_line).result() == ""

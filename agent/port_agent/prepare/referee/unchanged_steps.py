@@ -130,6 +130,8 @@ class _Calls(OperatorMode):
         return self.calls
 
     def _described(self, part: Any) -> Any:
+        if isinstance(part, torch.ScriptObject):
+            return type(part).__name__  # its text is its address, as of the ranges that a profiler marks
         if not isinstance(part, torch.Tensor):
             return repr(part)
         reference = StorageWeakRef(part.untyped_storage())

@@ -59,6 +59,17 @@ def test_steps_that_stay_the_same_are_counted_and_leave_weights_alone(accumulate
     assert all(torch.equal(p, was) for p, was in zip(job.model.parameters(), before, strict=True))
 
 
+def test_ranges_that_a_profiler_marks_are_no_difference() -> None:
+    def marked(loss: torch.Tensor, late: bool) -> torch.Tensor:
+        kept.append(object())  # so that the range is made at another address
+        with torch.profiler.record_function("loss"):
+            return loss + 0.5
+
+    kept = list[object]()
+    job = _job(marked)
+    assert unchanged_updates(job, [job.data], 0, 12, 600.0) == 12
+
+
 def test_a_hook_after_steps_that_becomes_another_is_named_with_its_line_and_update() -> None:
     job, updates = make_job(accumulate=2), io.StringIO()
 

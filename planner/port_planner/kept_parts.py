@@ -6,7 +6,7 @@ state. It may write to weights and data through numpy. None of this is an operat
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
@@ -36,8 +36,10 @@ class KeptParts:
         self._contents = [_checksum(tensor) for _, tensor, _ in self._tensors]
 
     @contextmanager
-    def kept(self) -> Iterator[None]:
+    def kept(self, *, replaces_buffers: bool = False) -> Iterator[None]:
         """Run code of the job: forward and backward pass, or hooks.
+
+        `replaces_buffers`: it may put results of its operators in the place of buffers, as in each further such run.
 
         Raises CaptureError if it uses the optimizer's state, or changes the optimizer's groups, which tensors the model
         has, torch's generator or settings.
@@ -45,22 +47,40 @@ class KeptParts:
         optimizer, before = self._job.optimizer, self._now()
         with state_unread(optimizer, "the step"):
             yield
-        for what, was, now in zip(_PARTS, before, self._now(), strict=True):
-            if was != now:
+        now = self._now()
+        if replaces_buffers:
+            for name in before.buffers.keys() & now.buffers.keys():
+                if now.buffers[name] is None:
+                    before.buffers[name] = None
+        for what, was, is_now in zip(_PARTS, before, now, strict=True):
+            if was != is_now:
                 raise CaptureError(f"the step changes {what}")
 
-    def _now(self) -> tuple[Any, ...]:
+    def _now(self) -> "_Parts":
         model, settings = self._job.model, arithmetic()
         groups = [([*map(id, g["params"])], repr(hyperparameters(g))) for g in self._job.optimizer.param_groups]
         parameters = [(name, *_identity(parameter)) for name, parameter in model.named_parameters()]
-        buffers = [(name, *_identity(buffer)) for name, buffer in model.named_buffers() if has_contents(buffer)]
-        return groups, parameters, buffers, torch.get_rng_state().numpy().tobytes(), settings
+        buffers = {
+            name: _identity(buffer) if has_contents(buffer) else None
+            for name, buffer in model.named_buffers(remove_duplicate=False)
+        }
+        return _Parts(groups, parameters, buffers, torch.get_rng_state().numpy().tobytes(), settings)
 
     def require_contents(self) -> None:
         """Raise CaptureError if the steps wrote to weights or data in another way than by torch's operators."""
         for (what, tensor, version), content in zip(self._tensors, self._contents, strict=True):
             if version_of(tensor) == version and _checksum(tensor) != content:
                 raise CaptureError(f"the step writes to {what} by other means than torch's operators, such as numpy's")
+
+
+class _Parts(NamedTuple):
+    """What code of the job may not change, in the order of `_PARTS`; buffers that operators made have no identity."""
+
+    groups: list[Any]
+    parameters: list[Any]
+    buffers: dict[str, tuple[int, int] | None]
+    generator: bytes
+    settings: Any
 
 
 _PARTS = (

@@ -96,7 +96,7 @@ class _Followed:
         job = self._job
         for _, bucket, rows in islice(self._batches, job.accumulate):
             batch = on_device((column[: len(rows)].clone() for column in self._columns[bucket]), self._kind)
-            with self.kept.kept():
+            with self.kept.kept(replaces_buffers=not self._shapes):
                 tape = record_without_contents(job.model, job.loss_of(bucket), batch, self._results)
             self._add((bucket, len(rows)), tape)
             job.model.zero_grad(set_to_none=True)

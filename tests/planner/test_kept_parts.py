@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import nn
 
+from port_agent.prepare.referee.unchanged_steps import ChangedStepError, unchanged_updates
 from port_planner.base.errors import CaptureError
 from port_planner.job import TrainingJob
 from port_planner.steps_ahead import known_steps
@@ -55,3 +56,48 @@ def test_what_reaches_training_past_the_operators_is_refused(what: str, in_hook:
             known_steps(job, _LATE + 2, within_s=60)
     finally:
         torch.set_rng_state(generator)
+
+
+class _Averages(nn.Module):
+    """A layer that puts a new average into a buffer: in each step, from a late one on, or another one from then on."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.register_buffer("average", torch.zeros(6))
+        self.average: torch.Tensor
+        self.how, self.calls = how, 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        late = self.calls > _LATE
+        with torch.no_grad():
+            first, other = (0.9 * self.average + 0.1 * part for part in (x.mean(0), x.std(0)))
+            if self.how == "each" or late:
+                self.average = other if self.how == "another" and late else first
+            elif self.how == "another":
+                self.average = first
+        return x
+
+
+@pytest.mark.parametrize(("how", "right"), [("each", True), ("late", False), ("another", False)])
+def test_buffers_may_be_replaced_by_results_as_in_the_first_step(how: str, right: bool) -> None:
+    job = _job()
+    job.model.insert(0, _Averages(how))
+    if right:
+        assert known_steps(job, _LATE + 2, within_s=60)
+    else:
+        with pytest.raises(CaptureError, match=r"update 4: the step (changes which buffers|runs other operators)"):
+            known_steps(job, _LATE + 2, within_s=60)
+
+
+@pytest.mark.parametrize(("how", "right"), [("each", True), ("late", False), ("another", False)])
+def test_the_referee_sees_which_results_replace_buffers(how: str, right: bool) -> None:
+    job = _job()
+    job.model.insert(0, _Averages(how))
+    if right:
+        assert unchanged_updates(job, [job.data], 0, _LATE + 2, 600.0) == _LATE + 2
+    else:
+        with pytest.raises(
+            ChangedStepError, match=r"update 4: .*(which buffers the model has|the model's buffers takes other)"
+        ):
+            unchanged_updates(job, [job.data], 0, _LATE + 2, 600.0)

@@ -6,9 +6,9 @@ are compared with those of the first such step on a batch with the same number o
 Neither weights nor optimizer state change.
 """
 
+import itertools
 import time
 from collections.abc import Sequence
-from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -68,8 +68,9 @@ def unchanged_updates(
         ends_update = (number + 1) % job.accumulate == 0
         try:
             calls = _Calls(job, batch, known.get((bucket, len(rows))))
-            with parts.kept(), without_contents(), calls:
+            with parts.kept(replaces_buffers=not known), without_contents(), calls:
                 plain_pass(job, batch, number, bucket)
+            calls.leave_buffers()
             known[bucket, len(rows)] = calls.finished()
             if ends_update:
                 calls = _Calls(job, (), known_hooks[0] if known_hooks else None)
@@ -104,6 +105,7 @@ class _Calls(OperatorMode):
         initialise: Any = super().__init__
         initialise()
         self.calls: list[Call] = []
+        self._model = job.model
         self._expected = expected
         self._places: dict[int, tuple[int, StorageWeakRef]] = {}
         """The number of each storage in the order of first use; the reference prevents reuse of its address."""
@@ -114,14 +116,22 @@ class _Calls(OperatorMode):
     ) -> Any:
         parts, form = pytree.tree_flatten((args, kwargs or {}))
         call = (str(func), str(form), *map(self._described, parts))
-        number = len(self.calls)
-        self.calls.append(call)
-        if self._expected is not None and (number >= len(self._expected) or self._expected[number] != call):
-            raise ChangedStepError(_difference(self._expected[number : number + 1], call))
+        self._note(call)
         made = func(*args, **(kwargs or {}))
         for tensor in pytree.tree_leaves(made):
             self._described(tensor)
         return made
+
+    def leave_buffers(self) -> None:
+        """Note which results take the places of buffers. Raises ChangedStepError where others are expected."""
+        made = (item for item in self._model.named_buffers() if not has_contents(item[1]))
+        self._note(("the model's buffers", "", *((name, *self._described(buffer)) for name, buffer in made)))
+
+    def _note(self, call: Call) -> None:
+        number = len(self.calls)
+        self.calls.append(call)
+        if self._expected is not None and (number >= len(self._expected) or self._expected[number] != call):
+            raise ChangedStepError(_difference(self._expected[number : number + 1], call))
 
     def finished(self) -> list[Call]:
         """Return what ran. Raises ChangedStepError where it is less than was expected."""
@@ -149,7 +159,7 @@ def _difference(expected: Sequence[Call], call: Call) -> str:
     line = f"{place}{': ' if place else ''}"
     if not expected or expected[0][0] != name:
         return f"{line}{name} runs{f' instead of {expected[0][0]}' if expected else ' in addition'}"
-    changed = next(((was, now) for was, now in zip_longest(expected[0][2:], call[2:]) if was != now), None)
+    changed = next(((was, now) for was, now in itertools.zip_longest(expected[0][2:], call[2:]) if was != now), None)
     if changed is None or not all(isinstance(part, str) for part in changed):
         return f"{line}{name} takes other tensors"
     return f"{line}{name} is called with {changed[1]} instead of {changed[0]}"

@@ -1,5 +1,6 @@
 """Build a bundle: capture every graph a job needs, profile, plan, write."""
 
+import contextlib
 import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence, Set
@@ -52,6 +53,7 @@ from port_planner.job_device import kind_of_job, on_device
 from port_planner.profiling.operators import MeasuredCosts
 from port_planner.proximal import kept_starts
 from port_planner.schedules import Schedule, plateau_of, spelled, tabulated
+from port_planner.search import clock
 from port_planner.search.pareto import choice_of
 from port_planner.search.plan_problem import plan_problem
 from port_planner.search.plan_step import PlanResult
@@ -523,11 +525,17 @@ def default_planner(
     time_limit_s: float,
     progress: Any = None,
     limits: PlannedLimits = NO_LIMITS,
+    iterations: int | None = None,
 ) -> PlanFunction:
-    """Return the planner that the command line uses, for plans within `limits`; evaluation has no deadline."""
+    """Return the planner that the command line uses, for plans within `limits`; evaluation has no deadline.
+
+    `iterations`: attempts of a search in place of `time_limit_s`; the plan is then the same in each run.
+    """
 
     def plan(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
-        return plan_problem(graph, costs, ram_bytes, strategy, time_limit_s, limits).solved(progress)
+        limit = time_limit_s if iterations is None else iterations
+        with contextlib.nullcontext() if iterations is None else clock.counted():
+            return plan_problem(graph, costs, ram_bytes, strategy, limit, limits).solved(progress)
 
     return plan
 

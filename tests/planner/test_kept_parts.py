@@ -30,8 +30,8 @@ OUTSIDE: dict[str, tuple[Callable[[Any], Any], str]] = {
 }  # fmt: skip
 
 
-def _job() -> TrainingJob:
-    model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4))
+def _job(*first: nn.Module) -> TrainingJob:
+    model = nn.Sequential(*first, nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 4))
     data = [torch.randn(8, 6), torch.randint(0, 4, (8,))]
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     return TrainingJob(model, lambda m, x, y: nn.functional.cross_entropy(m(x), y), optimizer, data, 4)
@@ -81,8 +81,7 @@ class _Averages(nn.Module):
 
 @pytest.mark.parametrize(("how", "right"), [("each", True), ("late", False), ("another", False)])
 def test_buffers_may_be_replaced_by_results_as_in_the_first_step(how: str, right: bool) -> None:
-    job = _job()
-    job.model.insert(0, _Averages(how))
+    job = _job(_Averages(how))
     if right:
         assert known_steps(job, _LATE + 2, within_s=60)
     else:
@@ -92,8 +91,7 @@ def test_buffers_may_be_replaced_by_results_as_in_the_first_step(how: str, right
 
 @pytest.mark.parametrize(("how", "right"), [("each", True), ("late", False), ("another", False)])
 def test_the_referee_sees_which_results_replace_buffers(how: str, right: bool) -> None:
-    job = _job()
-    job.model.insert(0, _Averages(how))
+    job = _job(_Averages(how))
     if right:
         assert unchanged_updates(job, [job.data], 0, _LATE + 2, 600.0) == _LATE + 2
     else:

@@ -59,6 +59,8 @@ def check_request(request: PlanRequest) -> None:
         )
     if request.solve_on is not None and request.strategy == "greedy":
         raise RequestError("--solve-on: a greedy plan takes only a moment here; leave out --strategy")
+    if request.solve_on is not None and request.iterations is not None:
+        raise RequestError("--solve-on: a paired device searches for --time-limit seconds; leave out --iterations")
     if request.place is not None:
         _check_placement(request, request.place)
 

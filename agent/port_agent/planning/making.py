@@ -187,7 +187,7 @@ def _made(
     if limits.step_s is None and limits.written_bytes is None:  # those are limits of one batch
         quick = make_bundle.default_planner(strategy="greedy", time_limit_s=request.time_limit_s)
         prepared, measured = with_whole_update(prepared, measured, device, computing_bytes, quick)
-    planner = make_bundle.default_planner(**asked)
+    planner = make_bundle.default_planner(**asked, iterations=request.iterations)
     if peers is not None:
         planner = peers.planner(planner, partial(plan_problem, **asked))
     options = bundle.MakeOptions(

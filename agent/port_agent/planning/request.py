@@ -72,6 +72,8 @@ class PlanRequest:
     strategy: str = "milp"
     time_limit_s: float = 12.0
     """Seconds of planning for each graph."""
+    iterations: int | None = None
+    """Attempts of the search for each graph, in place of seconds."""
     frontier: bool = False
     """Whether more plans for smaller budgets are put in, each by the chosen strategy."""
     solve_on: str | None = None

@@ -59,6 +59,7 @@ def asked(**settings: Any) -> PlanRequest:
         ({"step_joules": 1.0}, "--step-joules limits what --sparse-update trains"),
         ({"board": "pi5", "device": "cuda"}, "the GPU of a board that is not available"),
         ({"solve_on": "any", "strategy": "greedy"}, "a greedy plan takes only a moment here"),
+        ({"solve_on": "any", "iterations": 9}, "a paired device searches for --time-limit seconds"),
         ({"place": "cpu:1,cpu:2", "threads": 2}, "--threads and --place exclude each other"),
     ],
 )

@@ -6,6 +6,7 @@ import time
 import pytest
 
 from port_planner.ir.plan import Plan
+from port_planner.make_bundle import default_planner
 from port_planner.search import clock
 from port_planner.search.plan_step import PlanResult, plan_step
 from tests.planner.estimated_steps import budget, captured
@@ -25,6 +26,13 @@ def test_as_many_attempts_find_the_same_plan_on_any_clock(monkeypatch: pytest.Mo
     assert first.plan is not None
     assert again.plan == first.plan
     assert again.bound_joules == first.bound_joules
+
+
+@pytest.mark.slow
+def test_the_commands_planner_counts_attempts_where_it_is_asked_to() -> None:
+    graph, costs = captured()
+    planner = default_planner(strategy="milp", time_limit_s=0.0, iterations=3)
+    assert planner(graph, costs, budget(0.1)).plan == _planned(3).plan
 
 
 @pytest.mark.slow

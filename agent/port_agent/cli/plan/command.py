@@ -217,6 +217,12 @@ def _add_search(group: "argparse._ArgumentGroup") -> None:
         "--time-limit", type=duration, default=12.0, metavar="S", help="seconds of planning per graph (default 12)"
     )
     group.add_argument(
+        "--iterations",
+        type=whole_number(1),
+        metavar="N",
+        help="attempts of the search per graph, in place of --time-limit: with equal costs of operators, two runs have the same plan",
+    )
+    group.add_argument(
         "--frontier",
         action="store_true",
         help="add plans for smaller budgets to the bundle, and print them; the agent switches between them",
@@ -303,7 +309,8 @@ def _request(arguments: argparse.Namespace) -> PlanRequest:
         deadline_at=arguments.deadline, charging=arguments.charging, epochs=arguments.epochs,
         compared_steps=arguments.verify, pruned_share=arguments.prune, reordered=arguments.allow is not None,
         sparse_update=arguments.sparse_update, probe_steps=arguments.probe_steps, step_joules=arguments.step_joules,
-        strategy=arguments.strategy, time_limit_s=arguments.time_limit, frontier=arguments.frontier,
+        strategy=arguments.strategy, time_limit_s=arguments.time_limit, iterations=arguments.iterations,
+        frontier=arguments.frontier,
         solve_on=arguments.solve_on, runtime_dir=arguments.runtime_dir, write_model=arguments.write_model,
     )  # fmt: skip
 

@@ -168,7 +168,7 @@ def _more() -> tuple[Callable[[], Any], ...]:
         lambda: aten.renorm_(torch.randn(3, 4), 2.0, 0, 1.0),
         lambda: aten.embedding_renorm_(torch.randn(5, 4), torch.tensor([1, 4, 1]), 1.0, 2.0),
         lambda: (aten.affine_grid_generator(torch.randn(2, 2, 3), (2, 3, 4, 5), False), aten.affine_grid_generator(torch.randn(1, 3, 4), (1, 2, 3, 4, 5), True)),
-        *map(partial(partial, _quantizes), ("tensor", "channel", "number", "moving")),
+        *map(partial(partial, _quantizes), ("tensor", "channel", "number", "moving", "row")),
         lambda: torch.nn.LSTM(4, 3)(x)[0].sum().backward(),
         *(partial(_fused_step, *made) for made in _FUSED),
     )  # fmt: skip
@@ -183,6 +183,10 @@ def _quantizes(each: str) -> None:
         aten.fake_quantize_per_channel_affine_cachemask(x, scale, zero, 1, 0, 255)
     elif each == "number":
         aten.fake_quantize_per_tensor_affine_cachemask(x, 0.1, 0, 0, 255)
+    elif each == "row":
+        aten._fused_moving_avg_obs_fq_helper(
+            x, on, on, torch.zeros(2), torch.ones(2), scale[:2].clone(), zero[:2].clone(), 0.1, 0, 255, 0, True
+        )
     else:
         aten._fused_moving_avg_obs_fq_helper(
             x, on, on, torch.zeros(1), torch.ones(1), scale[:1].clone(), zero[:1].clone(), 0.1, 0, 255, 0

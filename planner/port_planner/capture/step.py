@@ -277,6 +277,13 @@ def _undisturbed(session: "_Session", seed: int | None = None) -> Iterator[set[s
     try:
         with other_generators_untouched():
             yield kept
+        if resized := [
+            name for name, b in buffers.items() if any(b is old and b.shape != v.shape for old, v in before)
+        ]:
+            raise CaptureError(
+                f"the step gives {', '.join(resized[:3])} of the model another shape, as many first steps do: run the model once on a batch "
+                "before port_job() returns it, or train with `port-agent exec`"
+            )
         now = _named_tensors(model)
         replaced = {name for name in tensors.keys() | now.keys() if tensors.get(name) is not now.get(name)}
         if replaced - kept:
@@ -291,7 +298,7 @@ def _undisturbed(session: "_Session", seed: int | None = None) -> Iterator[set[s
             parameter.grad = gradient
         with torch.no_grad():
             for tensor, value in (*before, *session.recorder.before_writes):
-                tensor.copy_(value)
+                tensor.resize_(value.shape).copy_(value)
 
 
 def bind_buffers(model: torch.nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:

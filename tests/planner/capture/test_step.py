@@ -144,6 +144,20 @@ def test_a_generator_of_the_programs_own_is_refused_with_its_line() -> None:
         capture_step(model, loss, sgd(model), batch())
 
 
+def test_buffers_that_the_first_step_resizes_are_named_and_put_back() -> None:
+    model = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 3))
+    model.register_buffer("seen", torch.zeros(0))
+
+    def loss(m: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+        with torch.no_grad():
+            m.get_buffer("seen").resize_(4).fill_(1.0)
+        return classify(m, x, y)
+
+    with pytest.raises(CaptureError, match=r"gives seen of the model another shape.*run the model once on a batch"):
+        capture_step(model, loss, sgd(model), (torch.randn(8, 6), torch.randint(0, 3, (8,))))
+    assert model.get_buffer("seen").shape == (0,)
+
+
 def test_a_branch_on_data_becomes_a_guard() -> None:
     def loss_fn(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
         out = model(x)

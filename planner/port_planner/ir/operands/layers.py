@@ -77,11 +77,19 @@ def _padded_attention(call: GraphCall) -> bool:
 
 
 def _fake_quantize(call: GraphCall) -> bool:
-    """The kernels read one number of each of these tensors, and resize some of them to one for each row."""
-    names = "scale zero_point fake_quant_enabled observer_on fake_quant_on running_min running_max"
-    counts = {math.prod(call.shape(n)) for n in names.split() if call.arguments.get(n) is not None}
-    return counts == {1} and call.arguments.get("per_row_fake_quant") in (None, False)
+    """The kernels read one number of each of these tensors, or of some one for each row, and resize those that have none."""
+    given = {name for name in (*_FOR_EACH_ROW, *_ONE_NUMBER) if call.arguments.get(name) is not None}
+    shapes = {name: call.shape(name) for name in given}
+    if call.arguments.get("per_row_fake_quant") in (None, False):
+        return {math.prod(shape) for shape in shapes.values()} == {1}
+    rows, for_each = call.shape("self")[:1], given & {*_FOR_EACH_ROW}
+    dense = all((value := call.value(name)) is not None and value.stride == (1,) for name in for_each)
+    fits = dense and rows != (0,) and all(shapes[name] == rows for name in for_each)
+    return fits and call.arguments.get("ch_axis") == 0 and {math.prod(shapes[n]) for n in given - for_each} == {1}
 
+
+_FOR_EACH_ROW = ("scale", "zero_point", "running_min", "running_max")
+_ONE_NUMBER = ("fake_quant_enabled", "observer_on", "fake_quant_on")
 
 RULES: dict[ArgumentCheck, Fits] = {
     ArgumentCheck.SAME_SHAPES: _same_shapes,

@@ -41,14 +41,14 @@ def test_statistics_for_other_channels(graph: StepGraph) -> None:
             verify_operands(changed(wide, "native_batch_norm", partial(replace, args=args)))
 
 
-@pytest.mark.parametrize("moving", [True, False])
-def test_a_quantizer_has_one_number_of_each_kind(moving: bool) -> None:
-    """Its kernel reads the first number of a tensor, whether there is one or not."""
+@pytest.mark.parametrize(("moving", "rows"), [(True, 0), (False, 0), (True, 4)])
+def test_a_quantizer_has_one_number_of_each_kind(moving: bool, rows: int) -> None:
+    """Its kernel reads the first number of a tensor, or one for each row, whether there is one or not."""
     model: Any = nn.Linear(4, 4)
-    model.register_buffer("lowest", torch.zeros(()))
-    model.register_buffer("highest", torch.ones(()))
-    model.register_buffer("scale", torch.ones(1))
-    model.register_buffer("zero", torch.zeros(1, dtype=torch.int32))
+    model.register_buffer("lowest", torch.zeros((rows,) * bool(rows)))
+    model.register_buffer("highest", torch.ones((rows,) * bool(rows)))
+    model.register_buffer("scale", torch.ones(rows or 1))
+    model.register_buffer("zero", torch.zeros(rows or 1, dtype=torch.int32))
     on = torch.ones(1, dtype=torch.uint8)
 
     def loss(model: Any, x: torch.Tensor) -> Any:
@@ -58,11 +58,11 @@ def test_a_quantizer_has_one_number_of_each_kind(moving: bool) -> None:
                 y, scale, zero, torch.ones(1, dtype=torch.int64), 0, 255
             )[0].sum()
         return torch.fused_moving_avg_obs_fake_quant(
-            y, on, on, model.lowest, model.highest, scale, zero, 0.01, 0, 255, 0, False, False
+            y, on, on, model.lowest, model.highest, scale, zero, 0.01, 0, 255, 0, rows > 0, False
         ).sum()
 
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    graph = capture_step(model, loss, optimizer, (torch.randn(2, 4),)).graphs["step"]
+    graph = capture_step(model, loss, optimizer, (torch.randn(rows or 2, 4),)).graphs["step"]
     verify_operands(graph)
     name = "_fused_moving_avg_obs_fq_helper" if moving else "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams"
     op = graph.ops[place(graph, name)]
@@ -75,5 +75,5 @@ def test_a_quantizer_has_one_number_of_each_kind(moving: bool) -> None:
             with pytest.raises(GraphError, match=name):
                 verify_operands(changed(empty, name, partial(replace, args=args)))
     with pytest.raises(GraphError, match=name):
-        rows = (*op.args[:11], True) if moving else (*op.args[:3], op.args[0], *op.args[4:])
-        verify_operands(changed(graph, name, partial(replace, args=rows)))
+        other = (*op.args[:11], not rows) if moving else (*op.args[:3], op.args[0], *op.args[4:])
+        verify_operands(changed(graph, name, partial(replace, args=other)))

@@ -1,6 +1,6 @@
 """RAM and instructions of compiled models on emulated Cortex-M cores.
 
-    python -m benchmarks.mcu [--json] [--tensors] [--memory [--accuracy SEEDS]]
+    python -m benchmarks.mcu [--json] [--tensors] [--memory [--accuracy SEEDS]] [--networks digits,keywords]
 
 RAM is the linker's data and bss plus the painted stack of a bare bench program (no protocol, no UART buffers); instructions
 are counted exactly by a QEMU plugin and do not include cycles, wait states or energy. `--tensors` adds the memory plan
@@ -304,11 +304,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--accuracy", type=int, metavar="SEEDS", help="with --memory: what each way learns on so many seeds"
     )
     parser.add_argument(
-        "--networks", default=",".join(network.task for network in NETWORKS), help="of the table of ways"
+        "--networks",
+        default=",".join(network.task for network in NETWORKS),
+        help="of the table of ways; none: only what runs",
     )
     options = parser.parse_args(arguments)
+    chosen = [network for network in NETWORKS if network.task in options.networks.split(",")]
     if options.memory:
-        chosen = [network for network in NETWORKS if network.task in options.networks.split(",")]
         _print_memory([row for network in chosen for row in _ways(network, options.accuracy)], options.json)
         return 0
     if problem := missing_tools(counting=True):
@@ -319,7 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with tempfile.TemporaryDirectory() as folder:
         rows = [measure(case, Path(folder) / str(index)) for index, case in enumerate(CASES)]
         pointwise = pointwise_per_mac(Path(folder))
-    ways = [row for network in NETWORKS for row in network_rows(network)]
+    ways = [row for network in chosen for row in network_rows(network)]
     if options.json:
         anchors = [asdict(anchor) for anchor in ANCHORS]
         print(

@@ -2,10 +2,12 @@
 
 No torch.
 
-A file is .npz (never pickled) or .safetensors with one array of samples and one of labels, under the usual names.
+A file is .npz (never pickled) or .safetensors with one array of samples and one of labels, under the usual names. Samples
+under the name `codes` are int8 as the device takes them, and the file's `scale` and `zero` say what one code stands for.
 Files of a directory are taken in the order of their names, so that a resumed job sees the same data.
 """
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,8 +30,9 @@ SAMPLE_NAMES = ("x", "samples", "data", "inputs", "x_train", "features")
 LABEL_NAMES = ("y", "labels", "targets", "y_train")
 SUFFIXES = (".npz", ".safetensors")
 SHARD_NAME = "shard.txt"
-MAX_CLIPPED_SHARE = 0.5
-"""Largest share of values outside of the calibrated range; with more, a file has other units than the model."""
+CODES = "codes"
+SCALE = "scale"
+ZERO = "zero"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -117,11 +120,10 @@ def keep_shard(folder: Path, shard: Shard, part: BoardSamples) -> None:
     write_atomically(path, f"{now}\n".encode())
 
 
-def load_rows(path: Path, model: ModelDirectory) -> NDArray[np.int8]:
-    """Return all samples at `path` without their labels, quantised for `model`."""
-    return np.concatenate(
-        [_rows(_choose(_arrays(file), SAMPLE_NAMES, file), file, model)[0] for file in data_files(path)]
-    )
+def load_rows(path: Path, model: ModelDirectory) -> tuple[NDArray[np.int8], int]:
+    """Return all samples at `path` without their labels, quantised for `model`, and how many values were clipped."""
+    parts = [_rows(_arrays(file), file, model) for file in data_files(path)]
+    return np.concatenate([rows for rows, _ in parts]), sum(clipped for _, clipped in parts)
 
 
 def _arrays(path: Path) -> dict[str, NDArray[Any]]:
@@ -140,9 +142,9 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
 
 def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:
     arrays = _arrays(path)
-    rows, answers = _choose(arrays, SAMPLE_NAMES, path), _choose(arrays, LABEL_NAMES, path)
+    rows, answers = _choose(arrays, (CODES, *SAMPLE_NAMES), path), _choose(arrays, LABEL_NAMES, path)
     if model.target_count:
-        quantized, clipped = _rows(rows, path, model)
+        quantized, clipped = _rows(arrays, path, model)
         return BoardSamples(
             with_targets(quantized, answers, model.target_count),
             np.zeros(len(quantized), np.int64),
@@ -158,20 +160,33 @@ def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:
             f"{path} has labels {labels.min()}..{labels.max()}, but {model.name} has classes 0..{model.class_count - 1}; "
             "check that data and model belong together"
         )
-    quantized, clipped = _rows(rows, path, model)
+    quantized, clipped = _rows(arrays, path, model)
     return BoardSamples(quantized, labels, clipped)
 
 
-def _rows(rows: NDArray[Any], path: Path, model: ModelDirectory) -> tuple[NDArray[np.int8], int]:
+def _rows(arrays: Mapping[str, NDArray[Any]], path: Path, model: ModelDirectory) -> tuple[NDArray[np.int8], int]:
     """Return samples quantised, and how many values were clipped."""
+    if CODES in arrays:
+        _refuse_other_scale(arrays, path, model)
+        return model.codes(arrays[CODES]), 0
+    rows = _choose(arrays, SAMPLE_NAMES, path)
     clipped = model.count_clipped(rows)
-    if model.input is not None and clipped > MAX_CLIPPED_SHARE * rows.size:
-        low, high = model.input.limits
-        raise BoardJobError(
-            f"{path}: {clipped / rows.size:.0%} of the values lie outside {low:.3g} to {high:.3g}, the range that "
-            f"{model.name} was calibrated for, and would be clipped; scale the data like the calibration data"
-        )
+    if model.input is not None:
+        model.input.refuse_clipped(clipped, rows.size, str(path))
     return model.quantize(rows), clipped
+
+
+def _refuse_other_scale(arrays: Mapping[str, NDArray[Any]], path: Path, model: ModelDirectory) -> None:
+    """Raise BoardJobError for codes that another calibration made, and which stand for other values in this model."""
+    if SCALE not in arrays or ZERO not in arrays or model.input is None:
+        return
+    given = np.float32(arrays[SCALE]), int(arrays[ZERO])
+    wanted = np.float32(model.input.scale), model.input.zero
+    if given != wanted:
+        raise BoardJobError(
+            f"{path} has codes of scale {given[0]:.6g} and zero {given[1]}, but {model.name} has {wanted[0]:.6g} and "
+            f"{wanted[1]}; give the data that were compiled with this model, or real values"
+        )
 
 
 def class_numbers(labels: NDArray[Any], place: str) -> NDArray[np.int64]:

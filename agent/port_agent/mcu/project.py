@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from port_agent.mcu.board.catalogue import find_board
 from port_agent.mcu.board.errors import BoardJobError
-from port_agent.mcu.data import class_numbers
+from port_agent.mcu.data import CODES, SCALE, ZERO, class_numbers
 from port_agent.mcu.job import read_settings
 from port_agent.mcu.project_weights import read_weights, take_weights, write_layers
 from port_agent.mcu.protocol.board_model import InputFormat, write_manifest
@@ -95,6 +95,8 @@ def check_project(project: Project) -> None:
             f"there are {len(project.classes)} names for {graph.classes} classes; name each class, or none"
         )
     form = input_format(project)
+    if not len(project.train_x):
+        raise BoardJobError("train_x has no samples; give those that the board is to learn from")
     for name in ("train", "test"):
         x, y = np.asarray(getattr(project, f"{name}_x")), np.asarray(getattr(project, f"{name}_y"))
         if x.shape[1:] not in form.shapes or x.dtype.kind not in "fiub":
@@ -104,6 +106,7 @@ def check_project(project: Project) -> None:
             )
         if not np.isfinite(x).all():
             raise BoardJobError(f"{name}_x has values that are NaN or infinite; leave those samples out")
+        form.refuse_clipped(form.clipped(x), x.size, f"{name}_x")
         if graph.targets and len(x):
             with_targets(np.zeros((len(x), 0), np.int8), y, graph.targets)
         elif not graph.targets:
@@ -119,6 +122,12 @@ def _check_labels(y: NDArray[Any], name: str, samples: int, classes: int) -> Non
             f"{name}_y has labels {labels.min()}..{labels.max()}, but the model has {classes} outputs; "
             "number the classes from 0"
         )
+
+
+def count_clipped(project: Project) -> int:
+    """Return how many values of `train_x` and `test_x` lie outside the range that the model was calibrated for."""
+    form = input_format(project)
+    return form.clipped(np.asarray(project.train_x)) + form.clipped(np.asarray(project.test_x))
 
 
 def learning_rows(project: Project) -> tuple[NDArray[np.int8], NDArray[np.int64]]:
@@ -286,14 +295,13 @@ def rate_project(project: Project, progress: Callable[[int, int], None]) -> tupl
 
 def project_figures(project: Project) -> tuple["LayerFigures", ...]:
     """Return what each layer takes, on every core whose instructions were counted, and what it loses on the project's
-    `test_x`.
+    `test_x`, or on `train_x` if there are no test samples.
     """
     from port_planner.mcu.core_costs import core_costs, counted_boards
     from port_planner.mcu.report import layer_figures
 
-    return layer_figures(
-        project.model, project.test_x[:REPORT_SAMPLES], [core_costs(name) for name in counted_boards()]
-    )
+    samples = project.test_x if len(project.test_x) else project.train_x
+    return layer_figures(project.model, samples[:REPORT_SAMPLES], [core_costs(name) for name in counted_boards()])
 
 
 def int8_error(project: Project) -> float:
@@ -353,16 +361,18 @@ def _limits(project: Project, ram_bytes: int, deadline_s: float | None, page: st
 
 def write_project(project: Project, out: Path) -> Path:
     """Write tables, manifest, data and job.json into `out`; return the job file."""
+    form = input_format(project)
     project.model.write(out)
-    write_manifest(out, input_format(project), project.classes)
+    write_manifest(out, form, project.classes)
     write_layers(out, project.model)
-    np.savez(out / "train.npz", x=project.model.quantize_input(project.train_x), y=project.train_y)
-    np.savez(out / "test.npz", x=project.model.quantize_input(project.test_x), y=project.test_y)
+    for name, x, y in (("train", project.train_x, project.train_y), ("test", project.test_x, project.test_y)):
+        codes = {CODES: project.model.quantize_input(x), SCALE: np.float32(form.scale), ZERO: np.int64(form.zero)}
+        np.savez(out / f"{name}.npz", y=y, **codes)
     job = {
         "v": 1,
         "model": ".",
         "data": "train.npz",
-        "test": "test.npz",
+        "test": "test.npz" if len(project.test_x) else None,
         "board": project.board,
         "held_out_every": 0,
         "settings": project.settings,

@@ -2,7 +2,7 @@
 file.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError
-from safetensors.numpy import load_file, save
+from safetensors.numpy import save
 
 from port_agent.mcu.board.errors import BoardJobError
 from port_agent.mcu.layers import LAYERS, MODULE, Arrays, LayerTable, OpLayer
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 
 MAX_EXPORTED = 127.75
 """The largest code with a low byte that a board exports, 127 and 127/256, and room for its rounding in a file of floats."""
+
+
+UNUSED = "num_batches_tracked"
+"""A count that a batch norm keeps while it is trained in PyTorch."""
 
 
 def write_layers(folder: Path, model: "CompiledModel") -> None:
@@ -56,28 +60,73 @@ def layer_of(model: "CompiledModel", op: "QuantizedOp") -> OpLayer:
 def read_weights(path: Path) -> Arrays:
     """Return the arrays of a file that `mcu export` wrote, or of any safetensors file of a state_dict.
 
-    Raises BoardJobError where it cannot be read.
+    Floats of less than 32 bits, such as bfloat16, become float32. Raises BoardJobError where it cannot be read.
     """
+    from safetensors.torch import load_file
+
     try:
-        return load_file(path)
+        tensors = load_file(path)
     except (OSError, SafetensorError) as error:
         raise BoardJobError(f"cannot read {path} ({error}); give a .safetensors file of mcu export") from error
+    return {
+        name: (tensor.float() if tensor.is_floating_point() and tensor.itemsize < 4 else tensor).numpy()
+        for name, tensor in tensors.items()
+    }
 
 
 def take_weights(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> "CompiledModel":
     """Return the model with other weights, from a state_dict or codes, in its calibrated scales.
 
-    Weights exported from a board of the same project come back to the bit. Raises BoardJobError if a layer is missing
-    or has another shape, and if a value differs that is in no layer of the board.
+    Weights exported from a board of the same project come back to the bit. Raises BoardJobError for names that are missing or
+    unknown, another shape, values that are not finite or do not fit, and if a value differs that is in no layer of the board.
     """
     from port_planner.mcu.compile import with_memory
 
+    layers = {op.op.name: layer_of(model, op) for op in model.quantized.ops if op.op.origin}
+    _refuse_names(model.quantized.graph.state, layers.values(), given)
+    _refuse_arrays(model.quantized.graph.state, given)
     _refuse_others(model, given)
-    ops = tuple(_with_weights(op, layer_of(model, op), given) if op.op.origin else op for op in model.quantized.ops)
+    ops = tuple(
+        _with_weights(op, layers[op.op.name], given) if op.op.name in layers else op for op in model.quantized.ops
+    )
     graph = replace(model.quantized.graph, ops=tuple(op.op for op in ops))
     return with_memory(
         replace(model, quantized=replace(model.quantized, graph=graph, ops=ops)), model.scheme, model.memory
     )
+
+
+def _refuse_names(
+    state: Mapping[str, NDArray[Any]], layers: Iterable[OpLayer], given: Mapping[str, NDArray[Any]]
+) -> None:
+    """Raise BoardJobError unless a file has exactly the names of the module, or those of the codes of all layers."""
+    coded = {f"{name}_scale" for layer in layers for name in (layer.weight, layer.bias)}
+    needed = set(state)
+    known = needed
+    if coded & given.keys():
+        needed = coded | {name.removesuffix("_scale") for name in coded}
+        known = needed | {f"{name.removesuffix('_scale')}_low" for name in coded}
+    missing = sorted(name for name in needed - given.keys() if not name.endswith(UNUSED))
+    if missing:
+        raise BoardJobError(f"the weights lack {', '.join(missing[:4])}; give all of this project's module")
+    if unknown := sorted(given.keys() - known):
+        raise BoardJobError(
+            f"the weights have {', '.join(unknown[:4])}, which the project's module does not; give those of this module"
+        )
+
+
+def _refuse_arrays(state: Mapping[str, NDArray[Any]], given: Mapping[str, NDArray[Any]]) -> None:
+    """Raise BoardJobError for an array of another shape than the module's, or with values that are not finite."""
+    for name, values in sorted(given.items()):
+        if name in state and values.shape != state[name].shape:
+            raise BoardJobError(
+                f"{name} has shape {list(values.shape)}, but in the project's module {list(state[name].shape)}; give the "
+                "weights as PyTorch has them"
+            )
+        wrong = values.size if values.dtype.kind not in "fiub" else int(values.size - np.isfinite(values).sum())
+        if wrong:
+            raise BoardJobError(
+                f"{name} has {wrong:,} values that are NaN, infinite or complex; give finite real numbers"
+            )
 
 
 def _refuse_others(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> None:
@@ -108,6 +157,11 @@ def _with_weights(op: "QuantizedOp", layer: OpLayer, given: Mapping[str, NDArray
         raise BoardJobError(
             f"the weights do not fit layer {place} ({error}); give those of this project's module"
         ) from error
+    if float(np.abs(whole).max(initial=0.0)) > BIAS_LIMIT:
+        raise BoardJobError(
+            f"biases of layer {layer.layer or layer.norm} are larger than the project's model can hold; load the file in "
+            "project.py, so that the ranges follow"
+        )
     most = float(np.abs(exact).max(initial=0.0))
     if most > MAX_EXPORTED:
         raise BoardJobError(

@@ -52,6 +52,8 @@ class Snapshot:
     parameters: bytes
     accuracy: float | None = None
     """Accuracy of the best snapshot on the samples held out."""
+    held_out: str | None = None
+    """Checksum of those samples: accuracies on others are not compared with it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +74,15 @@ class _Head(msgspec.Struct, frozen=True):
     options: TrainingOptions
     state: TrainingState
     accuracy: float | None = None
+    held_out: str | None = None
 
 
 def write_snapshot(path: Path, snapshot: Snapshot) -> int:
     """Write `snapshot` and return its size in bytes."""
-    head = _Head(snapshot.model_sha256.hex(), snapshot.position, snapshot.options, snapshot.state, snapshot.accuracy)
+    head = _Head(
+        snapshot.model_sha256.hex(), snapshot.position, snapshot.options, snapshot.state, snapshot.accuracy,
+        snapshot.held_out,
+    )  # fmt: skip
     text = json.dumps(msgspec.to_builtins(head)).encode()
     content = MAGIC + struct.pack("<I", len(text)) + text + snapshot.parameters
     content += hashlib.sha256(content).digest()
@@ -103,7 +109,8 @@ def read_snapshot(path: Path) -> Snapshot | None:
         model = bytes.fromhex(head.model)
     except ValueError as error:  # msgspec's too
         raise SnapshotError(f"{path} has another version ({error!r}); delete it to start the job again") from error
-    return Snapshot(model, head.position, head.options, head.state, body[start + length :], head.accuracy)
+    parameters = body[start + length :]
+    return Snapshot(model, head.position, head.options, head.state, parameters, head.accuracy, head.held_out)
 
 
 def export_parameters(snapshot: Snapshot) -> bytes:

@@ -1,6 +1,7 @@
 """Turns a connected stream of samples into files of an inbox.
 
-A job then trains on them round by round.
+A job then trains on them round by round. Values stay real, so that a model that was compiled again with other ranges reads
+the same samples.
 
 The stream is JSON lines, {"x": [numbers, channel by channel], "y": class, or the targets}, from standard input, a FIFO, a serial port or tcp:HOST:PORT: what a
 sensor program can print. Written to disk first, a sample survives power cuts and unplugs of the board that learns it.
@@ -28,7 +29,7 @@ from port_planner.base.targets import TargetError, with_targets
 
 Answer = int | list[float]
 """A class, or the targets."""
-Sample = tuple[NDArray[np.int8], Answer]
+Sample = tuple[NDArray[np.float32], Answer]
 LINE_MAX = 1 << 20
 """Bytes of one sample as text; 128x128x3 numbers take about 250 KB."""
 TCP = "tcp:"
@@ -98,17 +99,17 @@ def record(
 
 
 def read_line(line: bytes, model: ModelDirectory) -> Sample | None:
-    """Return one quantized sample and its label or targets, None for a line that does not fit this model."""
-    if len(line) > LINE_MAX:
+    """Return one sample in real values and its label or targets, None for a line that does not fit this model."""
+    if len(line) > LINE_MAX or model.input is None:
         return None
     try:
         sample = msgspec.json.decode(line, type=_Line)
-        numbers = np.asarray(sample.x, np.float32)
-        row = model.quantize(numbers.reshape(1, *(model.input.shapes[0] if model.input else (-1,))))[0]
+        values = np.asarray(sample.x, np.float32).reshape(model.input.shapes[0])
+        model.quantize(values[None])
         answer = _answer(sample.y, model)
     except (ValueError, RecursionError, BoardJobError, TargetError):
         return None
-    return None if answer is None else (row, answer)
+    return None if answer is None else (values, answer)
 
 
 def _answer(given: float | list[float], model: ModelDirectory) -> Answer | None:
@@ -126,7 +127,7 @@ def _answer(given: float | list[float], model: ModelDirectory) -> Answer | None:
 
 def _write(inbox: Path, pending: list[Sample], seen: Recorded, clock: Callable[[], float]) -> None:
     content = io.BytesIO()
-    np.savez(content, x=np.stack([row for row, _ in pending]), y=np.array([answer for _, answer in pending]))
+    np.savez(content, x=np.stack([values for values, _ in pending]), y=np.array([answer for _, answer in pending]))
     # names sort in the order of arrival, and two recorders do not collide
     name = f"{int(clock() * 1000):015d}-{os.getpid()}-{seen.files:06d}.npz"
     write_atomically(inbox / name, content.getvalue())

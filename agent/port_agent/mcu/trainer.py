@@ -150,6 +150,10 @@ def sample_order(count: int, seed: int, epoch: int) -> list[int]:
     return order
 
 
+def _checksum(samples: BoardSamples) -> str:
+    return bytes_checksum(samples.rows.tobytes() + samples.labels.tobytes())
+
+
 class BoardTrainer:
     """One training job on one board."""
 
@@ -244,13 +248,17 @@ class BoardTrainer:
 
     def _snapshot(self, accuracy: float | None = None) -> Snapshot:
         parameters = self._link.device.read_parameters()
-        return Snapshot(self._model.sha256, self.position, self._options(), self._state, parameters, accuracy)
+        return Snapshot(
+            self._model.sha256, self.position, self._options(), self._state, parameters, accuracy,
+            None if accuracy is None or self._held_out is None else _checksum(self._held_out),
+        )  # fmt: skip
 
     def _keep_best(self, accuracy: float) -> None:
         """Keep the weights next to the newest snapshot if no earlier ones recognised as much of the held-out samples."""
         if self._best_accuracy is None:
             kept = read_snapshot(self._best_path)
-            is_ours = kept is not None and kept.model_sha256 == self._model.sha256 and kept.accuracy is not None
+            samples = None if self._held_out is None else _checksum(self._held_out)
+            is_ours = kept is not None and (kept.model_sha256, kept.held_out) == (self._model.sha256, samples)
             self._best_accuracy = kept.accuracy if kept is not None and is_ours else None
         if self._best_accuracy is None or accuracy > self._best_accuracy:
             write_snapshot(self._best_path, self._snapshot(accuracy))
@@ -297,7 +305,7 @@ class BoardTrainer:
         return BoardEvaluation(self.position.step, accuracy, mean, done, samples.targets > 0)
 
     def _course(self) -> str:
-        data = bytes_checksum(self._samples.rows.tobytes() + self._samples.labels.tobytes())
+        data = _checksum(self._samples)
         s = self._settings
         rule = f"{s.rule.name.lower()} rounding{'' if s.scaling else ' without scaling'}"
         return f"{len(self._samples)} samples with checksum {data}, seed {s.seed}, rate {s.learning_rate:g}, {rule}"

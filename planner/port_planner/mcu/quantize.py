@@ -96,7 +96,7 @@ class QuantizedGraph:
         shape = self.graph.input_shape
         array = array.reshape(len(array), shape.channels, shape.height, shape.width).transpose(0, 2, 3, 1)
         quantized = np.floor(array / self.input.scale + np.float32(0.5)) + self.input.zero
-        return np.ascontiguousarray(np.clip(quantized, -128, 127).astype(np.int8).reshape(len(array), -1))
+        return np.ascontiguousarray(np.clip(quantized, -128, 127).astype(np.int8).reshape(len(array), shape.elements))
 
 
 def run_float(

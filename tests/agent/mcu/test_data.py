@@ -7,7 +7,7 @@ import pytest
 from safetensors.numpy import save_file
 
 from port_agent.mcu.board.errors import BoardJobError
-from port_agent.mcu.data import BoardSamples, keep_shard, load_samples, split_held_out, take_shard
+from port_agent.mcu.data import BoardSamples, keep_shard, load_rows, load_samples, split_held_out, take_shard
 from port_agent.mcu.protocol.board_model import InputFormat, ModelDirectory, read_model, write_manifest
 from port_agent.worker.shard import Shard
 from tests.agent.mcu.small_model import write_model
@@ -27,9 +27,9 @@ def test_floats_are_quantised_half_up_and_channels_last(floating: ModelDirectory
     assert (floating.quantize(reals)[0] == expected[0].transpose(1, 2, 0).reshape(-1)).all()
     assert floating.quantize(np.full((1, 2, 3, 4), 1e9, np.float32)).max() == 127
     rows = np.arange(48, dtype=np.int8).reshape(2, 24)
-    assert (floating.quantize(rows) == rows).all()
-    with pytest.raises(BoardJobError, match=r"int8 rows \[N, 24\], or real values \[N, 2, 3, 4\]"):
-        floating.quantize(np.zeros((1, 25), np.int8))
+    assert (floating.codes(rows) == rows).all()
+    with pytest.raises(BoardJobError, match=r"codes of shape \[25\] and type int8; .* takes int8 rows \[N, 24\]"):
+        floating.codes(np.zeros((1, 25), np.int8))
 
 
 def test_floats_without_a_scale_are_refused(model: Path) -> None:
@@ -39,8 +39,8 @@ def test_floats_without_a_scale_are_refused(model: Path) -> None:
 
 def test_data_of_a_directory_in_the_order_of_names(floating: ModelDirectory, tmp_path: Path) -> None:
     rows = np.arange(96, dtype=np.int8).reshape(4, 24)
-    save_file({"samples": rows[2:], "labels": np.array([2, 3])}, tmp_path / "2.safetensors")
-    np.savez(tmp_path / "1.npz", x=rows[:2], y=np.array([0, 1], np.uint8))
+    save_file({"codes": rows[2:], "labels": np.array([2, 3])}, tmp_path / "2.safetensors")
+    np.savez(tmp_path / "1.npz", codes=rows[:2], y=np.array([0, 1], np.uint8))
     (tmp_path / "notes.txt").write_text("ignored")
     samples = load_samples(tmp_path, floating)
     assert (samples.rows == rows).all() and samples.labels.tolist() == [0, 1, 2, 3]
@@ -49,14 +49,23 @@ def test_data_of_a_directory_in_the_order_of_names(floating: ModelDirectory, tmp
     assert len(split_held_out(samples, 0)[1]) == 0
 
 
+CODED = {
+    "codes": np.zeros((2, 24), np.int8), "y": np.array([0, 1]), "scale": np.float32(0.5), "zero": np.array(-3),
+}  # fmt: skip
+
+
 @pytest.mark.parametrize(
     ("arrays", "message"),
     [
-        ({"x": np.zeros((2, 24), np.int8)}, "none of y"),
-        ({"x": np.zeros((2, 24), np.int8), "y": np.zeros(3, int)}, "2 samples and 3 labels"),
-        ({"x": np.zeros((2, 24), np.int8), "y": np.array([0, 4])}, "labels 0..4"),
-        ({"x": np.zeros((2, 23), np.int8), "y": np.array([0, 1])}, r"int8 samples of shape \[23\]: int8 are codes"),
-        ({"x": np.zeros((2, 2, 3, 4), np.int8), "y": np.array([0, 1])}, "int8 are codes"),
+        ({"codes": np.zeros((2, 24), np.int8)}, "none of y"),
+        ({"codes": np.zeros((2, 24), np.int8), "y": np.zeros(3, int)}, "2 samples and 3 labels"),
+        ({"codes": np.zeros((2, 24), np.int8), "y": np.array([0, 4])}, "labels 0..4"),
+        ({"codes": np.zeros((2, 23), np.int8), "y": np.array([0, 1])}, r"codes of shape \[23\] and type int8"),
+        ({"codes": np.zeros((2, 24), np.uint8), "y": np.array([0, 1])}, r"codes of shape \[24\] and type uint8"),
+        ({"x": np.zeros((2, 24), np.int8), "y": np.array([0, 1])}, "int8 may be real values or codes"),
+        ({"x": np.zeros((2, 2, 3, 4), np.int8), "y": np.array([0, 1])}, "int8 may be real values or codes"),
+        ({**CODED, "scale": np.float32(0.25)}, r"codes of scale 0\.25 and zero -3, but small has 0\.5 and -3"),
+        ({**CODED, "zero": np.array(4)}, r"codes of scale 0\.5 and zero 4"),
         ({"x": np.zeros((2, 3, 4, 2)), "y": np.array([0, 1])}, r"samples of shape \[3, 4, 2\], axis by axis"),
         ({"x": np.zeros((2, 24)), "y": np.array([0, 1])}, r"samples of shape \[24\]"),
         ({"x": np.full((2, 2, 3, 4), np.nan), "y": np.array([0, 1])}, "48 of 48 values are NaN or infinite"),
@@ -80,12 +89,19 @@ def test_data_that_does_not_fit(
         load_samples(tmp_path / "d.npz", floating)
 
 
+def test_codes_of_this_calibration_are_taken(floating: ModelDirectory, tmp_path: Path) -> None:
+    np.savez(tmp_path / "d.npz", allow_pickle=False, **CODED)
+    assert (load_samples(tmp_path / "d.npz", floating).rows == CODED["codes"]).all()
+
+
 def test_clipped_values_are_counted(floating: ModelDirectory, tmp_path: Path) -> None:
     reals = np.zeros((3, 2, 3, 4))
     reals[0, 0, 0] = 1_000
     np.savez(tmp_path / "d.npz", x=reals, y=np.array([[0], [1], [2.0]]))
     samples = load_samples(tmp_path, floating)
     assert samples.clipped == 4 and samples.labels.tolist() == [0, 1, 2]
+    rows, clipped = load_rows(tmp_path, floating)
+    assert (rows == samples.rows).all() and clipped == 4
 
 
 def test_a_stream_and_features_may_lack_axes(tmp_path: Path) -> None:

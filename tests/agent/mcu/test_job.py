@@ -82,7 +82,9 @@ def test_samples_for_evaluation_are_given_or_held_out(tmp_path: Path) -> None:
     model = read_model(write_model(tmp_path / "m"))
     rows, labels = make_samples(20)
     for name, count in (("d.npz", 20), ("t.npz", 7)):
-        np.savez(tmp_path / name, x=np.frombuffer(b"".join(rows[:count]), np.int8).reshape(count, -1), y=labels[:count])
+        np.savez(
+            tmp_path / name, codes=np.frombuffer(b"".join(rows[:count]), np.int8).reshape(count, -1), y=labels[:count]
+        )
     with pytest.raises(BoardJobError, match=r"the job has no data; give --data with a .npz file or an inbox directory"):
         load_data(BoardJobSpec(tmp_path / "m"), model)
     for changes, sizes in (

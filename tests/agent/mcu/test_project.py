@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from port_agent.mcu.board.errors import BoardJobError
+from port_agent.mcu.job import read_job
 from port_agent.mcu.project import JOB, Project, check_project, hold_project, load_project, refuse_wear, write_project
 from port_planner.mcu.core_costs import core_costs
 from port_planner.mcu.page_costs import PageMedium, page_costs
@@ -52,6 +53,8 @@ def test_a_script_finds_what_lies_beside_it(tmp_path: Path) -> None:
         ({"classes": ("one",)}, "1 names for 3 classes"),
         ({"train_x": np.zeros((88, 64, 6))}, r"train_x has shape \[88, 64, 6\] .* real values \[N, 6, 1, 64\]"),
         ({"test_x": np.full((2, 6, 64), np.nan)}, "test_x has values that are NaN"),
+        ({"train_x": np.full((88, 6, 64), 200, np.uint8)}, "train_x: 100% of the values lie outside"),
+        ({"train_x": np.zeros((0, 6, 64)), "train_y": np.zeros(0)}, "train_x has no samples"),
         ({"train_y": np.arange(3)}, "88 samples in train_x and 3 labels"),
         ({"train_y": np.full(88, 3)}, r"train_y has labels 3..3, but the model has 3 outputs"),
         ({"train_y": np.zeros((88, 192))}, r"labels of shape \[88, 192\] .* this model learns classes"),
@@ -72,8 +75,10 @@ def test_a_project_becomes_a_job_that_names_its_files(example: Project, tmp_path
     assert (job["board"], job["settings"], job["held_out_every"]) == (project.board, {"epochs": 3}, 0)
     assert all((out / job[name]).exists() for name in ("model", "data", "test")) and (out / JOB).is_file()
     trained = np.load(out / job["data"])
-    assert trained["x"].dtype == np.int8 and len(trained["x"]) == len(project.train_x)
+    assert trained["codes"].dtype == np.int8 and len(trained["codes"]) == len(project.train_x)
     assert trained["y"].tolist() == project.train_y.tolist()
+    write_project(replace(project, test_x=project.test_x[:0], test_y=project.test_y[:0]), out)
+    assert read_job(out).test is None
 
 
 def test_a_job_that_would_wear_the_medium_out_is_refused(example: Project) -> None:

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from port_agent.mcu.board.errors import BoardJobError
@@ -25,10 +26,37 @@ def test_weights_of_another_module_are_refused(tmp_path: Path) -> None:
     image = parameter_image(model.quantized, model.memory, model.scheme)
     state = LayerTables(read_model(tmp_path)).state_dict(image)
     assert take_weights(model, state).sha256 == model.sha256
-    with pytest.raises(BoardJobError, match="do not fit layer 2"):
-        take_weights(model, state | {"2.weight": np.zeros((3, 9), np.float32)})
-    with pytest.raises(BoardJobError, match="do not fit layer 0"):
+    for changed, message in (
+        (
+            {"2.weight": np.zeros((3, 9), np.float32)},
+            r"2\.weight has shape \[3, 9\], but in the project's module \[3, 4\]",
+        ),
+        ({"2.weight": state["2.weight"].T}, r"2\.weight has shape \[4, 3\]"),
+        ({"2.bias": state["2.bias"][:1]}, r"2\.bias has shape \[1\]"),
+        ({"0.weight": np.full((4, 6), np.nan, np.float32)}, r"0\.weight has 24 values that are NaN"),
+        ({"2.bias": np.array([0, np.inf, 0], np.float32)}, r"2\.bias has 1 values that are NaN, infinite"),
+        ({"2.bias": np.full(3, 1e9, np.float32)}, "biases of layer 2 are larger than"),
+        ({"3.weight": np.zeros(3, np.float32)}, r"the weights have 3\.weight, which the project's module does not"),
+    ):
+        with pytest.raises(BoardJobError, match=message):
+            take_weights(model, state | changed)
+    with pytest.raises(BoardJobError, match=r"the weights lack 0\.bias, 0\.weight"):
         take_weights(model, {name: values for name, values in state.items() if not name.startswith("0")})
+    with pytest.raises(BoardJobError, match=r"the weights lack 2\.bias"):
+        take_weights(model, {name: values for name, values in state.items() if name != "2.bias"})
+
+
+def test_weights_of_16_bits_are_read_as_what_they_are(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    data = np.random.default_rng(1).normal(size=(8, 6)).astype(np.float32)
+    module = nn.Sequential(nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3)).eval()
+    narrow = {name: tensor.bfloat16() for name, tensor in module.state_dict().items()}
+    save_file(narrow, tmp_path / "narrow.safetensors")
+    found = take_weights(compile_model(module, data), read_weights(tmp_path / "narrow.safetensors"))
+    module.load_state_dict(narrow)
+    for op in found.quantized.ops:
+        wanted = module.get_submodule(op.op.name).weight.detach().numpy()
+        assert op.op.weight is not None and (op.op.weight.reshape(wanted.shape) == wanted).all()
 
 
 def test_weights_beyond_the_range_of_the_model_are_refused_and_fit_where_they_may_grow() -> None:

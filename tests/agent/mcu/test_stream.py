@@ -41,6 +41,8 @@ def test_stream_becomes_files_of_an_inbox(floating: ModelDirectory, tmp_path: Pa
     samples = load_samples(tmp_path / "inbox", floating)
     assert samples.labels.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2]
     assert samples.rows[1].tolist() == [-2] * 24
+    write_manifest(floating.path, InputFormat(2, 3, 4, 0.25, 5), ())  # compiled again with other ranges
+    assert load_samples(tmp_path / "inbox", read_model(floating.path)).rows[1].tolist() == [7] * 24
 
 
 def test_stream_over_tcp(floating: ModelDirectory, tmp_path: Path) -> None:

@@ -75,8 +75,8 @@ def job(model: Path, simulator: Simulator, tmp_path: Path) -> Path:
     samples = np.frombuffer(b"".join(rows), np.int8).reshape(600, -1)
     inbox = tmp_path / "inbox"
     inbox.mkdir()
-    np.savez(inbox / "a.npz", x=samples[:250], y=np.array(labels[:250]))
-    np.savez(inbox / "b.npz", x=samples[250:], y=np.array(labels[250:]))
+    np.savez(inbox / "a.npz", codes=samples[:250], y=np.array(labels[:250]))
+    np.savez(inbox / "b.npz", codes=samples[250:], y=np.array(labels[250:]))
     path = tmp_path / "job.json"
     settings = {"epochs": 3, "learning_rate": 0.02, "rule": "stochastic", "snapshot_every": 300}
     content = {"v": 1, "model": str(model), "data": "inbox", "port": str(simulator.port), "settings": settings}

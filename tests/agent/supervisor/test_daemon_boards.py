@@ -36,7 +36,7 @@ def data(tmp_path: Path) -> Path:
     rows, labels = make_samples(600)
     folder = tmp_path / "data"
     folder.mkdir()
-    np.savez(folder / "a.npz", x=np.frombuffer(b"".join(rows), np.int8).reshape(600, -1), y=np.array(labels))
+    np.savez(folder / "a.npz", codes=np.frombuffer(b"".join(rows), np.int8).reshape(600, -1), y=np.array(labels))
     return folder
 
 

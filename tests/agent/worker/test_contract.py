@@ -65,7 +65,7 @@ def fake(folder: Path) -> Kind:
 def board(folder: Path) -> Kind:
     """Return the worker of a simulated board."""
     rows, labels = make_samples(100)
-    np.savez(folder / "data.npz", x=np.frombuffer(b"".join(rows), np.int8).reshape(100, -1), y=np.array(labels))
+    np.savez(folder / "data.npz", codes=np.frombuffer(b"".join(rows), np.int8).reshape(100, -1), y=np.array(labels))
     settings = {"epochs": ENDLESS, "snapshot_every": ENDLESS}
     places = {"model": str(write_model(folder / "model")), "data": str(folder / "data.npz")}
     content = {"v": 1, **places, "simulate": True, "board": "posix", "settings": settings}

@@ -16,6 +16,7 @@ from port_agent.mcu.project import (
     MAX_INT8_ERROR,
     Project,
     choose_project,
+    count_clipped,
     fit_project,
     freeze_project,
     grow_project,
@@ -70,7 +71,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     error = int8_error(project) if len(project.test_x) else None
     is_guess = "learning_rate" not in project.settings and model.parameter_bytes > 0
     figures_of_layers = project_figures(project) if arguments.report else ()
-    notes = project.model.quantized.graph.notes
+    notes, clipped = project.model.quantized.graph.notes, count_clipped(project)
     if arguments.report:
         write_report(figures_of_layers, model.name, out)
     if arguments.json:
@@ -82,6 +83,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
             "parameter_bytes": model.parameter_bytes,
             "notes": notes,
             "int8_error": error,
+            "clipped_values": clipped,
         }
         layers = {"layers": [asdict(layer) for layer in figures_of_layers]} if arguments.report else {}
         show_json(figures | _choices_json(choices, arguments.q88) | layers)
@@ -93,6 +95,11 @@ def run_compile(arguments: argparse.Namespace) -> int:
         print(
             f"warning: in int8 the logits are off by {error:.0%} of their spread over the test samples, so this is a "
             "different model; --report shows which layer loses the accuracy"
+        )
+    if clipped:
+        print(
+            f"{clipped:,} values of train_x and test_x lie outside the range of the calibration data and are clipped; "
+            "calibrate with more samples"
         )
     if is_guess:
         print(

@@ -10,7 +10,6 @@ from rich.table import Table
 
 from port_agent.cli.terminal import terminal
 from port_agent.system.atomic_file import write_atomically
-from port_planner.base.units import format_joules, format_seconds
 from port_planner.mcu.report import LayerFigures
 
 COLUMNS = ("layer", "kind", "output", "MACs", "output, B", "trained, B", "flash, B", "error", "clipped")
@@ -23,7 +22,7 @@ def report_rows(figures: Sequence[LayerFigures]) -> tuple[tuple[str, ...], list[
     Time and energy are given for each core, of inference / training.
     """
     cores = list(figures[0].costs) if figures else []
-    head = (*COLUMNS, *(f"{core}: {what}" for core in cores for what in ("instructions", "time", "energy")))
+    head = (*COLUMNS, *(f"{core}: {what}" for core in cores for what in ("instructions", "ms", "mJ")))
     rows = []
     for layer in figures:
         cells = [
@@ -33,8 +32,8 @@ def report_rows(figures: Sequence[LayerFigures]) -> tuple[tuple[str, ...], list[
         for cost in layer.costs.values():
             cells += [
                 f"{cost.instructions:,.0f} / {cost.trained_instructions:,.0f}",
-                f"{format_seconds(cost.seconds)} / {format_seconds(cost.trained_seconds)}",
-                f"{format_joules(cost.joules)} / {format_joules(cost.trained_joules)}",
+                f"{1000 * cost.seconds:.3g} / {1000 * cost.trained_seconds:.3g}",
+                f"{1000 * cost.joules:.3g} / {1000 * cost.trained_joules:.3g}",
             ]
         rows.append(tuple(cells))
     return head, rows
@@ -43,12 +42,17 @@ def report_rows(figures: Sequence[LayerFigures]) -> tuple[tuple[str, ...], list[
 def show_report(figures: Sequence[LayerFigures], core: str) -> None:
     """Print the table of a report, for one core."""
     table = Table(box=None, pad_edge=False)
-    for number, name in enumerate(("layer", "output", "MACs", "trained, B", "flash, B", "error", "clipped", "time")):
+    for number, name in enumerate(
+        ("layer", "output", "MACs", "trained, B", "flash, B", "error", "clipped", "ms", "mJ")
+    ):
         table.add_column(name, justify="left" if number < 2 else "right", overflow="fold")
     for layer, row in zip(figures, report_rows(figures)[1], strict=True):
-        table.add_row(row[0], *row[2:4], *row[5:9], format_seconds(layer.costs[core].trained_seconds))
+        cost = layer.costs[core]
+        table.add_row(
+            row[0], *row[2:4], *row[5:9], f"{1000 * cost.trained_seconds:.3g}", f"{1000 * cost.trained_joules:.3g}"
+        )
     terminal().print(table)
-    print(f"time: of one training sample on {core}, estimated; all figures are in {JSON_NAME} and {PAGE_NAME}")
+    print(f"ms and mJ: of one training sample on {core}, estimated; all figures are in {JSON_NAME} and {PAGE_NAME}")
 
 
 def write_report(figures: Sequence[LayerFigures], name: str, out: Path) -> None:

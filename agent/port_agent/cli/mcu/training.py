@@ -53,13 +53,14 @@ def _train(spec: BoardJobSpec, state_dir: Path, as_json: bool, port: Path | None
     if spec.shard is not None:
         state_dir.mkdir(parents=True, exist_ok=True)
         keep_shard(state_dir, spec.shard, training)
-    if training.clipped and not as_json:
-        print(f"{training.clipped:,} values lie outside the range that {model.name} was calibrated for and are clipped")
+    clipped = training.clipped + (held_out.clipped if spec.test is not None else 0)
+    _warn_of_clipped(clipped, model.name)
     link = make_link(spec, model, port)
     view = TrainView(_total(spec, len(training)), as_json)
     trainer = BoardTrainer(link, model, training, spec.settings, state_dir, view, held_out=held_out)
     start = time.monotonic()
     trainer.start()
+    begun = trainer.position.step
     if trainer.finished and not as_json:
         print(
             f"all {trainer.total_steps:,} samples are already trained; give more --epochs, or --keep-weights to start "
@@ -68,13 +69,20 @@ def _train(spec: BoardJobSpec, state_dir: Path, as_json: bool, port: Path | None
     with view:
         _run_until_interrupted(trainer)
     trainer.write_result(spec.out)
-    figures = summary_of(link.device, view, trainer.position.step, time.monotonic() - start)
+    figures = summary_of(link.device, view, trainer.position.step, time.monotonic() - start, begun)
     trainer.close()
     if as_json:
-        show_json({"event": "finished", **figures, "clipped_values": training.clipped})
+        show_json({"event": "finished", **figures, "clipped_values": clipped})
     else:
         show_summary(figures)
     return 0
+
+
+def _warn_of_clipped(values: int, name: str) -> None:
+    if values:
+        print(
+            f"{values:,} values lie outside the range that {name} was calibrated for and are clipped", file=sys.stderr
+        )
 
 
 def _total(spec: BoardJobSpec, samples: int) -> int:
@@ -100,6 +108,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
     model = read_model(spec.model)
     training, held_out = load_data(spec, model)
     samples = held_out if len(held_out) else training
+    _warn_of_clipped(samples.clipped, model.name)
     link = make_link(spec, model, None)
     link.connect()
     with tempfile.TemporaryDirectory() as folder:
@@ -115,7 +124,8 @@ def run_eval(arguments: argparse.Namespace) -> int:
 def run_infer(arguments: argparse.Namespace) -> int:
     """Show the classes of samples, or the outputs of a model with targets."""
     model = read_model(arguments.model)
-    rows = load_rows(arguments.data, model)
+    rows, clipped = load_rows(arguments.data, model)
+    _warn_of_clipped(clipped, model.name)
     link = make_link(replace(read_job(arguments.model), port=arguments.port, serial=arguments.serial), model, None)
     device = link.connect()
     if model.target_count:

@@ -219,10 +219,14 @@ class TrainView:
             print(msgspec.json.encode({"event": kind, **fields}).decode(), flush=True)
 
 
-def summary_of(device: Device, view: TrainView, steps: int, wall_s: float) -> dict[str, Any]:
-    """Return the figures of a finished run."""
+def summary_of(device: Device, view: TrainView, steps: int, wall_s: float, begun: int) -> dict[str, Any]:
+    """Return the figures of a finished run that began after `begun` samples.
+
+    The accuracy before is None if the run began inside an epoch, where nothing was evaluated.
+    """
     status, counters = device.status(), device.session.counters
-    first, last = (view.evaluations[0], view.evaluations[-1]) if view.evaluations else (None, None)
+    first = next((each for each in view.evaluations if each.step == begun), None)
+    last = view.evaluations[-1] if view.evaluations else None
     return {
         "board": device.info.board, "model": device.info.model, "steps": steps, "wall_s": wall_s,
         "accuracy_before": first and first.accuracy, "accuracy_after": last and last.accuracy,
@@ -237,15 +241,17 @@ def summary_of(device: Device, view: TrainView, steps: int, wall_s: float) -> di
 def show_summary(figures: dict[str, Any]) -> None:
     """Print the table at the end of a run."""
     table = Table("", "before", "after", box=None, pad_edge=False)
-    if figures["accuracy_before"] is not None:
+    before, after = figures["accuracy_before"], figures["accuracy_after"]
+    if after is not None:
         table.add_row(
             "explained variance" if figures["explains"] else "accuracy",
-            f"{figures['accuracy_before']:.1%}",
-            f"{figures['accuracy_after']:.1%}",
+            "not measured" if before is None else f"{before:.1%}",
+            f"{after:.1%}",
         )
     console = terminal()
-    console.print(table)
-    if (figures["accuracy_after"] or 0) < (figures["accuracy_before"] or 0):
+    if table.rows:
+        console.print(table)
+    if before is not None and after is not None and after < before:
         console.print(
             "the result is worse than before: train at a lower --lr (mcu compile --choose-rate finds one), or with more "
             "data; mcu export --best has the best weights",

@@ -19,6 +19,8 @@ from port_agent.system.atomic_file import write_atomically
 
 MANIFEST_VERSION = 1
 MANIFEST = "model.json"
+MAX_CLIPPED_SHARE = 0.5
+"""Largest share of values outside of the calibrated range; with more, data have other units than the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,20 @@ class InputFormat:
     def limits(self) -> tuple[float, float]:
         """The least and the largest real value that is not clipped."""
         return self.scale * (-128 - self.zero), self.scale * (127 - self.zero)
+
+    def clipped(self, reals: NDArray[Any]) -> int:
+        """Return how many real values lie outside the limits by more than rounding."""
+        low, high = self.limits
+        return int(((reals < low - self.scale) | (reals > high + self.scale)).sum())
+
+    def refuse_clipped(self, clipped: int, size: int, place: str) -> None:
+        """Raise BoardJobError if more than half of `size` values are clipped: they have other units than the model."""
+        if clipped > MAX_CLIPPED_SHARE * size:
+            low, high = self.limits
+            raise BoardJobError(
+                f"{place}: {clipped / size:.0%} of the values lie outside {low:.3g} to {high:.3g}, the range that the model "
+                "was calibrated for, and would be clipped; scale the data like the calibration data"
+            )
 
 
 class _Version(msgspec.Struct):
@@ -80,17 +96,9 @@ class ModelDirectory:
     def quantize(self, samples: NDArray[Any]) -> NDArray[np.int8]:
         """Return samples as int8 rows [N, input_bytes], in the device's order.
 
-        int8 samples are such rows already, whatever their values would be in real units; all others are real values [N,
-        channels, height, width], or without the axes after the channels if these are 1. Raises BoardJobError for
-        samples of another shape, and for values that are not finite real numbers.
+        Samples are real values [N, channels, height, width], or without the axes after the channels if these are 1. Raises
+        BoardJobError for samples of another shape, for int8, and for values that are not finite real numbers.
         """
-        if samples.dtype == np.int8:
-            if samples.shape[1:] != (self.input_bytes,):
-                raise BoardJobError(
-                    f"int8 samples of shape {list(samples.shape[1:])}: int8 are codes as the device takes them, and "
-                    f"{self.name} takes {self.describe_input()}; give real values in another type"
-                )
-            return np.ascontiguousarray(samples)
         form, reals = self._real_samples(samples)
         # the rule of port_planner.mcu.quantize: half up, in float32
         quantized = np.floor(reals.transpose(0, 2, 3, 1) / np.float32(form.scale) + np.float32(0.5)) + form.zero
@@ -102,32 +110,49 @@ class ModelDirectory:
 
         Raises BoardJobError as `quantize` does.
         """
-        if samples.dtype == np.int8:
-            return 0
         form, reals = self._real_samples(samples)
-        low, high = form.limits
-        return int(((reals < low - form.scale) | (reals > high + form.scale)).sum())
+        return form.clipped(reals)
+
+    def codes(self, samples: NDArray[Any]) -> NDArray[np.int8]:
+        """Return codes, which are int8 rows [N, input_bytes] in the device's order.
+
+        Raises BoardJobError for another type or shape.
+        """
+        if samples.dtype != np.int8 or samples.shape[1:] != (self.input_bytes,):
+            raise BoardJobError(
+                f"codes of shape {list(samples.shape[1:])} and type {samples.dtype}; {self.name} takes "
+                f"int8 rows [N, {self.input_bytes}]"
+            )
+        return np.ascontiguousarray(samples)
 
     def describe_input(self) -> str:
         """Return the input's description for people."""
-        rows = f"int8 rows [N, {self.input_bytes}]"
-        return rows if self.input is None else f"{rows}, or real values {['N', *self.input.shapes[0]]}".replace("'", "")
+        rows = f"int8 rows [N, {self.input_bytes}] named codes"
+        return rows if self.input is None else f"real values {['N', *self.input.shapes[0]]}, or {rows}".replace("'", "")
 
     def _real_samples(self, samples: NDArray[Any]) -> tuple[InputFormat, NDArray[np.float32]]:
         """Return the input's format, and samples as float32 [N, channels, height, width]."""
         form = self.input
         if form is None:
             raise BoardJobError(f"{self.path} has no {MANIFEST}, so real values have no scale; compile the model again")
+        if samples.dtype == np.int8:
+            raise BoardJobError(
+                "samples of type int8 may be real values or codes as the device takes them; give real values in another "
+                f"type, and codes under the name codes: {self.name} takes {self.describe_input()}"
+            )
         if samples.dtype.kind not in "fiub":
             raise BoardJobError(f"samples of type {samples.dtype}; {self.name} takes {self.describe_input()}")
         if samples.shape[1:] not in form.shapes:
             raise BoardJobError(
                 f"samples of shape {list(samples.shape[1:])}, axis by axis; {self.name} takes {self.describe_input()}"
             )
-        reals = samples.astype(np.float32).reshape(len(samples), *form.shapes[0])
+        with np.errstate(over="ignore"):
+            reals = samples.astype(np.float32).reshape(len(samples), *form.shapes[0])
         wrong = int(reals.size - np.isfinite(reals).sum())
         if wrong:
-            raise BoardJobError(f"{wrong:,} of {reals.size:,} values are NaN or infinite; leave those samples out")
+            raise BoardJobError(
+                f"{wrong:,} of {reals.size:,} values are NaN or infinite in float32; leave those samples out"
+            )
         return form, reals
 
 

@@ -11,8 +11,8 @@ LAYER = LayerFigures("<b>&", "conv", "4x4x2", 288, 32, 40, 52, 0.0123, 0.5, {"nr
 
 def test_a_row_says_bytes_errors_and_what_each_core_takes(tmp_path: Path) -> None:
     head, (row,) = report_rows([LAYER])
-    assert len(head) == len(row) and head[-1] == "nrf52840: energy"
-    assert row[3:] == ("288", "32", "40", "52", "1.23%", "50.00%", "1,000 / 3,000", "1 ms / 3 ms", "2.00 mJ / 6.00 mJ")
+    assert len(head) == len(row) and head[-1] == "nrf52840: mJ"
+    assert row[3:] == ("288", "32", "40", "52", "1.23%", "50.00%", "1,000 / 3,000", "1 / 3", "2 / 6")
     page = report_page([LAYER], "a < b")
     assert "&lt;b&gt;&amp;" in page and "<title>a &lt; b</title>" in page and "<b>" not in page
     write_report([LAYER], "net", tmp_path)

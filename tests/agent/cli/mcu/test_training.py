@@ -1,5 +1,6 @@
 """Training on the command line, on a simulated board."""
 
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -8,6 +9,8 @@ import pytest
 
 from port_agent.cli import main
 from port_agent.mcu.board.simulate import Simulator
+from port_agent.mcu.protocol.board_model import InputFormat, write_manifest
+from port_agent.mcu.snapshot import BEST_NAME, read_snapshot
 from tests.agent.cli.mcu.command import run_json
 from tests.agent.mcu.small_model import make_samples, write_model
 
@@ -20,7 +23,7 @@ EXAMPLE = Path(__file__).resolve().parents[4] / "examples" / "imu_gestures"
 def data(tmp_path: Path) -> Path:
     """A data file for the small model."""
     rows, labels = make_samples(300)
-    np.savez(tmp_path / "d.npz", x=np.frombuffer(b"".join(rows), np.int8).reshape(300, -1), y=np.array(labels))
+    np.savez(tmp_path / "d.npz", codes=np.frombuffer(b"".join(rows), np.int8).reshape(300, -1), y=np.array(labels))
     return tmp_path / "d.npz"
 
 
@@ -47,6 +50,50 @@ def test_train_eval_logs(
     (evaluation,) = run_json(capsys, "eval", *where)
     assert lines[-1]["steps"] == 1000  # ends inside an epoch, and says how good it is there
     assert lines[-1]["accuracy_after"] == evaluation["accuracy"]
+    lines = run_json(capsys, "train", *where, "--steps", "1100", "--epochs", "9", "--lr", "0.02", "--state-dir", state)
+    (evaluation,) = run_json(capsys, "eval", *where)
+    assert (lines[-1]["accuracy_before"], lines[-1]["accuracy_after"]) == (None, evaluation["accuracy"])
+
+
+def test_the_best_weights_are_the_best_on_the_same_samples(
+    simulator: Simulator, model: Path, data: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows, labels = make_samples(60)
+    other = np.frombuffer(b"".join(rows), np.int8).reshape(60, -1)
+    np.savez(tmp_path / "wrong.npz", codes=other, y=(np.array(labels) + 1) % 4)
+    words = [
+        "train",
+        str(model),
+        "--data",
+        str(data),
+        "--test",
+        str(data),
+        "--port",
+        str(simulator.port),
+        "--lr",
+        "0.02",
+    ]
+    words += ["--state-dir", str(tmp_path / "state")]
+    run_json(capsys, *words)
+    before = read_snapshot(tmp_path / "state" / BEST_NAME)
+    run_json(capsys, *words, "--epochs", "2", "--test", str(tmp_path / "wrong.npz"))
+    after = read_snapshot(tmp_path / "state" / BEST_NAME)
+    assert before is not None and before.accuracy is not None and before.accuracy > 0.9
+    assert after is not None and after.accuracy is not None and after.accuracy < 0.1
+
+
+def test_values_that_are_clipped_are_said(
+    simulator: Simulator, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    model = Path(shutil.copytree(model, tmp_path / "model"))
+    write_manifest(model, InputFormat(2, 3, 4, 0.5, 0), ())
+    x = np.zeros((10, 2, 3, 4))
+    x[:3, 0, 0, 0] = 1000
+    np.savez(tmp_path / "x.npz", x=x, y=np.arange(10) % 4)
+    where = (str(model), "--data", str(tmp_path / "x.npz"), "--port", str(simulator.port))
+    for action in ("infer", "eval", "train"):
+        assert main(["mcu", action, *where]) == 0
+        assert "3 values lie outside the range" in capsys.readouterr().err
 
 
 def test_a_position_belongs_to_data_seed_and_rate(
@@ -54,7 +101,7 @@ def test_a_position_belongs_to_data_seed_and_rate(
 ) -> None:
     rows, labels = make_samples(200, seed=1)
     other = tmp_path / "other.npz"
-    np.savez(other, x=np.frombuffer(b"".join(rows), np.int8).reshape(200, -1), y=np.array(labels))
+    np.savez(other, codes=np.frombuffer(b"".join(rows), np.int8).reshape(200, -1), y=np.array(labels))
     words = ["train", str(model), "--port", str(simulator.port), "--state-dir", str(tmp_path / "state"), "--lr", "0.02"]
     assert run_json(capsys, *words, "--data", str(data))[-1]["steps"] == 240
     for changed in (

@@ -76,4 +76,7 @@ def test_the_summary_compares_before_and_after_where_both_were_measured(capsys: 
     said = capsys.readouterr().out
     assert "25.0%" in said and "75.0%" in said and "RAM unknown of 65,536 B" in said and "2 retries" in said
     show_summary(figures | {"accuracy_before": None})
-    assert "25.0%" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "25.0%" not in said and "not measured" in said and "75.0%" in said
+    show_summary(figures | {"accuracy_before": None, "accuracy_after": None})
+    assert "measured" not in capsys.readouterr().out

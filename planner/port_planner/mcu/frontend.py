@@ -38,6 +38,7 @@ from port_planner.mcu.module_trace import (
     logits_node,
     node_place,
     refuse_difference,
+    refuse_parameters,
     run_nodes,
     trace_module,
 )
@@ -85,6 +86,7 @@ def import_module(
     """
     noise = torch.randn(_NOISE_SAMPLES, *input_shape, generator=torch.Generator().manual_seed(1))
     samples = noise if samples is None else samples
+    refuse_parameters(module)
     with evaluating(module):
         traced = trace_module(module, name)
         seen = _sample_axes(traced, tuple(input_shape))

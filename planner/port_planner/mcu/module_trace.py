@@ -43,6 +43,41 @@ def evaluating(module: nn.Module) -> Iterator[None]:
             inner.training = training
 
 
+def refuse_parameters(module: nn.Module) -> None:
+    """Raise McuCompileError for parameters that are not float32, and for different ones that share memory.
+
+    Where PyTorch changes both at once, such as a weight that is the transpose of another, a board would train two copies.
+    """
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    for name, tensor in tensors:
+        if (tensor.is_floating_point() or tensor.is_complex()) and tensor.dtype != torch.float32:
+            kind = str(tensor.dtype).removeprefix("torch.")
+            raise McuCompileError(name, f"it is of type {kind}", "convert the module to float32: module.float()")
+    trained = [(name, tensor) for name, tensor in tensors if isinstance(tensor, nn.Parameter) and tensor.requires_grad]
+    for number, (name, tensor) in enumerate(trained):
+        for earlier, other in trained[:number]:
+            if _overlap(tensor, other):
+                raise McuCompileError(
+                    name,
+                    f"it shares its memory with {earlier}; on a board the two copies would be trained separately",
+                    "give it memory of its own, or train neither: requires_grad_(False)",
+                )
+
+
+def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Return whether the memory of two tensors overlaps."""
+    begins = left.data_ptr(), right.data_ptr()
+    ends = [begin + tensor.element_size() * _reach(tensor) for begin, tensor in zip(begins, (left, right), strict=True)]
+    return begins[0] < ends[1] and begins[1] < ends[0]
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """Return how many elements lie between the first and the last of a tensor, these included."""
+    if not tensor.numel():
+        return 0
+    return 1 + sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
+
+
 class PlacedGraph(fx.GraphModule):
     """A graph that another front end than torch.fx made of layers of torch; its nodes say where they stand in the source."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import cast
 
 import numpy as np
 import pytest
@@ -51,6 +52,24 @@ def test_the_first_node_that_differs_is_named(index: int, place: str) -> None:
         refuse_difference(module, traced, graph, values, SAMPLES)
         with pytest.raises(McuCompileError, match=f"{place}: the compiled network differs from the module here by"):
             refuse_difference(module, traced, changed(graph, index), values, SAMPLES)
+
+
+def test_parameters_that_share_memory_are_refused_where_they_are_trained() -> None:
+    tied = nn.Sequential(nn.Linear(6, 4, bias=False), nn.ReLU(), nn.Linear(4, 6, bias=False), nn.Linear(6, 2))
+    cast(nn.Linear, tied[2]).weight = nn.Parameter(cast(nn.Linear, tied[0]).weight.detach().t())
+    with pytest.raises(McuCompileError, match=r"2\.weight: it shares its memory with 0\.weight"):
+        import_module(tied, (6,))
+    import_module(tied.requires_grad_(False), (6,))
+    halves = nn.Parameter(torch.randn(8))  # one tensor's memory, each with a part of its own
+    beside = nn.Sequential(nn.Linear(6, 4), nn.Linear(4, 4))
+    cast(nn.Linear, beside[0]).bias, cast(nn.Linear, beside[1]).bias = map(nn.Parameter, halves.detach().chunk(2))
+    import_module(beside, (6,))
+
+
+@pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
+def test_parameters_of_another_type_are_refused_by_name(kind: torch.dtype) -> None:
+    with pytest.raises(McuCompileError, match=rf"first\.weight: it is of type {str(kind)[6:]}; convert .* module\.float"):
+        import_module(Body().to(kind), SHAPE)
 
 
 def test_what_a_trace_does_not_show_is_refused() -> None:

@@ -246,6 +246,17 @@ def _tensor_format(tensor: torch.Tensor, clamp: Clamp, headroom: float) -> Quant
     return QuantizedTensor(scale, int(np.clip(round(-128 - low / float(scale)), -128, 127)))
 
 
+def _result_format(op: KernelCall, source: QuantizedTensor, result: torch.Tensor, headroom: float) -> QuantizedTensor:
+    """Return the format of an op's result, with `headroom` times its range.
+
+    A result of only zeros has no range in which the op could learn: it takes that of the op's input, to both sides.
+    """
+    if bool(result.any()):
+        return _tensor_format(result, op.clamp, headroom)
+    reach = 255 * float(source.scale)
+    return _tensor_format(_clamped(op.clamp, torch.tensor([-reach, reach])), op.clamp, 1.0)
+
+
 def _limits(clamp: Clamp, output: QuantizedTensor) -> tuple[int, int]:
     low, high = clamp.value
     least = -128 if low is None else max(-128, output.zero)
@@ -262,7 +273,7 @@ def _quantize_op(
         return _tabulate(op, inputs[0], result, headroom)
     if op.kind is OpKind.CONCAT:
         return _quantize_sum(op, inputs, _covering(inputs, op.clamp))
-    output = inputs[0] if op.fixed else _tensor_format(result, op.clamp, headroom)
+    output = inputs[0] if op.fixed else _result_format(op, inputs[0], result, headroom)
     if op.kind is OpKind.ADD:
         return _quantize_sum(op, inputs, output)
     if op.kind in PRODUCTS:
@@ -275,7 +286,7 @@ def _quantize_op(
 def _tabulate(op: KernelCall, source: QuantizedTensor, result: torch.Tensor, headroom: float) -> QuantizedOp:
     """Tabulate a function and its derivative for the codes of its input.
 
-    The output covers what the input's codes can give, but at most `headroom` times what calibration showed.
+    The output covers what the input's codes can give, but at most `headroom` times what calibration showed if that is not zero.
     """
     codes = torch.arange(-128, 128, dtype=torch.float64)
     reals = ((codes - source.zero) * float(source.scale)).requires_grad_()
@@ -288,7 +299,9 @@ def _tabulate(op: KernelCall, source: QuantizedTensor, result: torch.Tensor, hea
         raise McuCompileError(
             op.name, f"has no value or derivative at {at:.3g}", "restrict its input to where both exist"
         )
-    reached = values.detach().clamp(*(limit * headroom for limit in _including_zero(result)))
+    reached = values.detach()
+    if bool(result.any()):
+        reached = reached.clamp(*(limit * headroom for limit in _including_zero(result)))
     output = _tensor_format(_clamped(op.clamp, reached), op.clamp, 1.0)
     low, high = _limits(op.clamp, output)
     exact = (values.detach() / float(output.scale) + 0.5).floor() + output.zero
@@ -339,7 +352,7 @@ def _quantize_weighted(
         by_channel = weight.reshape(op.rows, -1)
     read = float((output if op.kind is OpKind.GRU else source).scale)
     least = np.maximum(np.abs(bias) / (read * BIAS_LIMIT), SMALLEST_SCALE)  # the bias must be representable
-    scale = np.maximum(np.abs(by_channel).max(axis=1) * (headroom / 127.0), least).astype(np.float32)
+    scale = np.maximum(_largest_by_row(op, by_channel) * (headroom / 127.0), least).astype(np.float32)
     divisor = scale if op.kind is OpKind.DEPTHWISE else scale[:, None, None, None]
     quantized = np.clip(np.round(weight / divisor), -127, 127).astype(np.int8)
     sums = read * scale.astype(np.float64)
@@ -350,6 +363,19 @@ def _quantize_weighted(
     multiplier, shift = requantisation(sums / float(output.scale))
     limits = _limits(op.clamp, output)
     return QuantizedOp(op, (source,), output, *limits, quantized, whole_bias, scale, multiplier, shift)
+
+
+def _largest_by_row(op: KernelCall, by_channel: FloatArray) -> FloatArray:
+    """Return the largest weight of each row [rows, weights].
+
+    A trained row of zeros takes that of the other rows, so that it can learn. If all are zero, it takes the limit within which PyTorch
+    draws first weights.
+    """
+    largest: FloatArray = np.abs(by_channel).max(axis=1)
+    if op.trains_weight:
+        others = float(largest.max()) or 1 / np.sqrt(by_channel.shape[1])
+        largest = np.where(largest > 0, largest, others).astype(np.float32)
+    return largest
 
 
 def _representable(output: QuantizedTensor, largest_sum_scale: float) -> QuantizedTensor:
@@ -401,8 +427,9 @@ def _real_weights(op: QuantizedOp) -> tuple[torch.Tensor, torch.Tensor] | None:
 
 def logits_error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
     """Return the root mean squared difference of logits [N, classes], relative to the wanted ones' deviation over samples."""
-    centred = wanted - wanted.mean(0)  # a constant offset carries no information
-    return float(np.sqrt(np.mean((found - wanted) ** 2) / max(float(np.mean(centred**2)), 1e-12)))
+    exact = wanted.astype(np.float64)
+    centred = exact - exact.mean(0)  # a constant offset carries no information
+    return float(np.sqrt(np.mean((found - exact) ** 2) / max(float(np.mean(centred**2)), 1e-12)))
 
 
 __all__ = [

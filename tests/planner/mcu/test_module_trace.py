@@ -68,7 +68,9 @@ def test_parameters_that_share_memory_are_refused_where_they_are_trained() -> No
 
 @pytest.mark.parametrize("kind", [torch.bfloat16, torch.float64])
 def test_parameters_of_another_type_are_refused_by_name(kind: torch.dtype) -> None:
-    with pytest.raises(McuCompileError, match=rf"first\.weight: it is of type {str(kind)[6:]}; convert .* module\.float"):
+    with pytest.raises(
+        McuCompileError, match=rf"first\.weight: it is of type {str(kind)[6:]}; convert .* module\.float"
+    ):
         import_module(Body().to(kind), SHAPE)
 
 

@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
+from port_planner.mcu.compile import compile_model
 from port_planner.mcu.frontend import import_module
+from port_planner.mcu.host import HostEngine, UpdateOptions
 from port_planner.mcu.ir import Clamp, McuCompileError, OpKind
 from port_planner.mcu.quantize import (
     WEIGHT_HEADROOM,
@@ -123,3 +125,43 @@ def test_the_bias_of_a_channel_without_weights_is_not_clipped() -> None:
     first = model.ops[0]
     codes, scale = np.asarray(first.bias), np.asarray(first.weight_scale)
     np.testing.assert_allclose(codes[:2] * scale[:2] * first.inputs[0].scale, [3.0, -3.0], rtol=1e-5)
+
+
+class Branch(nn.Module):
+    """A layer beside the one that adds to its result."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem, self.branch, self.head = nn.Linear(16, 8), nn.Linear(8, 8), nn.Linear(8, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.stem(x).relu()
+        logits: torch.Tensor = self.head(x + torch.tanh(self.branch(x)))
+        return logits
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("zeros", ["head", "branch", "a row of the head"])
+def test_weights_of_zeros_learn_as_others_do(zeros: str) -> None:
+    """A head that begins at zero, a branch that begins as nothing, a class that was added: common starts of fine-tuning."""
+    torch.manual_seed(0)
+    module, rng, labels = Branch().eval(), np.random.default_rng(0), np.arange(400) % 2
+    data = rng.normal(size=(400, 16)).astype(np.float32)
+    data[labels == 1, :4] += 1.5
+    layer = module.branch if zeros == "branch" else module.head
+    with torch.no_grad():
+        for parameter in layer.parameters():
+            parameter[1 if zeros == "a row of the head" else slice(None)] = 0
+    model = compile_model(module, data[:200])
+    engine, rows = HostEngine(model), model.quantize_input(data)
+    engine.set_options(UpdateOptions(0.05))
+    slot = model.memory.parameters.slots["branch" if zeros == "branch" else "head"]
+    before = np.frombuffer(engine.parameters, np.int8)
+    for _ in range(3):
+        engine.train_many(rows[:300], labels[:300])
+    after = np.frombuffer(engine.parameters, np.int8)
+    assert slot.weight_offset is not None
+    part = slice(slot.weight_offset, slot.weight_offset + (64 if zeros == "branch" else 16))
+    assert (after[part] != before[part]).mean() > 0.8
+    right = [engine.infer(row)[0] == label for row, label in zip(rows[300:], labels[300:], strict=True)]
+    assert np.mean(right) > 0.8

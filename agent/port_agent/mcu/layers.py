@@ -115,7 +115,7 @@ class LayerTables:
         for layer in self.layers:
             if layer.weight_offset is not None or layer.bias_offset is not None:
                 weight, bias = self.values(layer, parameters)
-                state |= _unfolded(layer, state, None if layer.weight_offset is None else weight, bias)
+                state |= unfolded(layer, state, None if layer.weight_offset is None else weight, bias)
         return state
 
     def code_tensors(self, parameters: bytes) -> Arrays:
@@ -147,7 +147,7 @@ def _placed(layer: OpLayer, weight: NDArray[Any], shape: tuple[int, ...]) -> NDA
     return layer.to_layer(weight, shape) if layer.layer else weight.reshape(-1)
 
 
-def _unfolded(
+def unfolded(
     layer: OpLayer, state: Arrays, weight: NDArray[np.float32] | None, bias: NDArray[np.float64]
 ) -> dict[str, NDArray[np.float32]]:
     """Return the entries of the module that make it compute with an op's weight (None: unchanged) and bias.

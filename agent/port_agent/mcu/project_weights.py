@@ -14,7 +14,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import save
 
 from port_agent.mcu.board.errors import BoardJobError
-from port_agent.mcu.layers import LAYERS, MODULE, Arrays, LayerTable, OpLayer
+from port_agent.mcu.layers import LAYERS, MODULE, Arrays, LayerTable, OpLayer, unfolded
 from port_agent.system.atomic_file import write_atomically
 
 if TYPE_CHECKING:
@@ -89,10 +89,25 @@ def take_weights(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> "
     ops = tuple(
         _with_weights(op, layers[op.op.name], given) if op.op.name in layers else op for op in model.quantized.ops
     )
-    graph = replace(model.quantized.graph, ops=tuple(op.op for op in ops))
+    state = _state_of(model.quantized.graph.state, layers.values(), given)
+    graph = replace(model.quantized.graph, ops=tuple(op.op for op in ops), state=state)
     return with_memory(
         replace(model, quantized=replace(model.quantized, graph=graph, ops=ops)), model.scheme, model.memory
     )
+
+
+def _state_of(
+    state: Mapping[str, NDArray[Any]], layers: Iterable[OpLayer], given: Mapping[str, NDArray[Any]]
+) -> Arrays:
+    """Return the state_dict of the module with the given weights, which `mcu export` writes for what is not trained."""
+    found: Arrays = {name: given.get(name, values).astype(values.dtype) for name, values in state.items()}
+    if not any(f"{layer.weight}_scale" in given for layer in layers):
+        return found
+    found = dict(state)
+    for layer in layers:
+        weight, bias = _folded(layer, given)
+        found |= unfolded(layer, found, weight.reshape(layer.shape).astype(np.float32), bias)
+    return found
 
 
 def _refuse_names(
@@ -166,7 +181,8 @@ def _with_weights(op: "QuantizedOp", layer: OpLayer, given: Mapping[str, NDArray
     if most > MAX_EXPORTED:
         raise BoardJobError(
             f"weights of layer {layer.layer or layer.norm} are up to {most / 127:.3g} times the largest that the project's "
-            "model can hold; load the file in project.py, so that the ranges follow, or give a larger --growth"
+            "model can hold; load the file in project.py, so that the ranges follow, or give a larger --growth; if project.py makes "
+            "random weights, seed them: torch.manual_seed(0)"
         )
     source = replace(
         op.op, weight=np.ascontiguousarray(weight.reshape(layer.shape), np.float32),

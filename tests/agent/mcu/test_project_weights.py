@@ -9,10 +9,11 @@ from safetensors.torch import save_file
 from torch import nn
 
 from port_agent.mcu.board.errors import BoardJobError
-from port_agent.mcu.layers import LayerTables
+from port_agent.mcu.layers import Arrays, LayerTables
 from port_agent.mcu.project_weights import read_weights, take_weights, write_layers
 from port_agent.mcu.protocol.board_model import read_model
-from port_planner.mcu import compile_model
+from port_planner.mcu import CompiledModel, SparseScheme, compile_model
+from port_planner.mcu.autodiff import LayerUpdate
 from port_planner.mcu.compile import with_growth
 from port_planner.mcu.emit import parameter_image
 
@@ -44,6 +45,43 @@ def test_weights_of_another_module_are_refused(tmp_path: Path) -> None:
         take_weights(model, {name: values for name, values in state.items() if not name.startswith("0")})
     with pytest.raises(BoardJobError, match=r"the weights lack 2\.bias"):
         take_weights(model, {name: values for name, values in state.items() if name != "2.bias"})
+
+
+@pytest.mark.parametrize("codes", [False, True])
+def test_what_is_not_trained_is_exported_as_it_was_given(codes: bool, tmp_path: Path) -> None:
+    """The weights of a file, not those that the project's module had: of frozen layers, of biases alone, of inference."""
+    torch.manual_seed(0)
+    data = np.random.default_rng(1).normal(size=(40, 2, 6, 6)).astype(np.float32)
+
+    def make() -> nn.Sequential:
+        module = nn.Sequential(
+            nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.Flatten(), nn.Linear(12, 3)
+        )
+        module(torch.from_numpy(data))
+        return module.eval()
+
+    module, other = make(), make()
+    with torch.no_grad():
+        for mine, its in zip(module.parameters(), other.parameters(), strict=True):
+            its.copy_(0.8 * mine.flip(0))
+    given = {name: tensor.numpy() for name, tensor in other.state_dict().items()}
+    for scheme in (SparseScheme({}), SparseScheme({"3": LayerUpdate(True, 0), "5": LayerUpdate(True, 3)})):
+        if codes:
+            given = _exported(take_weights(compile_model(module, data), given), tmp_path, codes=True)
+        model = take_weights(compile_model(module, data, scheme=scheme), given)
+        again = {name: torch.from_numpy(values) for name, values in _exported(model, tmp_path, codes=False).items()}
+        probe = make()
+        probe.load_state_dict(again)
+        with torch.no_grad():
+            found, wanted = probe(torch.from_numpy(data)), other(torch.from_numpy(data))
+        assert float((found - wanted).abs().max() / wanted.abs().max()) < 0.02
+
+
+def _exported(model: CompiledModel, folder: Path, codes: bool) -> Arrays:
+    model.write(folder)
+    write_layers(folder, model)
+    tables, image = LayerTables(read_model(folder)), parameter_image(model.quantized, model.memory, model.scheme)
+    return tables.code_tensors(image) if codes else tables.state_dict(image)
 
 
 def test_weights_of_16_bits_are_read_as_what_they_are(tmp_path: Path) -> None:

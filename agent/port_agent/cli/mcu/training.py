@@ -184,7 +184,8 @@ def run_simulate(arguments: argparse.Namespace) -> int:
             print(json.dumps({"port": str(port), "board": simulator.firmware.board.name}), flush=True)
         else:
             print(f"{simulator.firmware.board.title} on {port}; Ctrl-C ends it. In another terminal:")
-            print(f"  port-agent mcu train {arguments.model} --data DATA --port {port}", flush=True)
+            data = " --data DATA" if read_job(arguments.model).data is None else ""
+            print(f"  port-agent mcu train {arguments.model}{data} --port {port}", flush=True)
         _wait_for_interrupt(simulator)
     return 0
 

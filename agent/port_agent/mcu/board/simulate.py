@@ -18,6 +18,7 @@ from types import TracebackType
 from port_agent.mcu.board.catalogue import FirmwareBoard
 from port_agent.mcu.board.errors import BuildError, SimulatorError
 from port_agent.mcu.board.firmware import Firmware
+from port_agent.system.locks import LockFile
 
 QEMU = "qemu-system-arm"
 START_S = 30.0
@@ -63,6 +64,7 @@ class Simulator:
         self.firmware = firmware
         self.port = folder / "port"
         self._storage = folder / "storage.bin" if storage else None
+        self._lock: LockFile | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
     def __enter__(self) -> "Simulator":
@@ -80,10 +82,14 @@ class Simulator:
         return self._process is not None and self._process.poll() is None
 
     def start(self) -> Path:
-        """Power the board and return its port."""
+        """Power the board and return its port.
+
+        Raises SimulatorError if it does not start, and if another process runs this board: they would share its memory.
+        """
         if self.running:
             return self.port
         self.kill()
+        self._lock = self._locked()
         machine = self.firmware.board.machine
         if self._storage is not None and machine is not None and machine.storage_bytes is not None:
             with open(self._storage, "ab") as file:
@@ -108,6 +114,12 @@ class Simulator:
 
     def kill(self) -> None:
         """Cut the power: no warning, no flush."""
+        self._end_process()
+        if self._lock is not None:
+            self._lock.close()
+            self._lock = None
+
+    def _end_process(self) -> None:
         if self._process is None:
             return
         with contextlib.suppress(FileNotFoundError):
@@ -117,6 +129,17 @@ class Simulator:
         if self._process.stdout is not None:
             self._process.stdout.close()
         self._process = None
+
+    def _locked(self) -> LockFile:
+        lock = LockFile(self.port.with_name("lock"))
+        if not lock.try_lock():
+            holder = lock.read() or "unknown"
+            lock.close()
+            raise SimulatorError(
+                f"this simulated board already runs on {self.port} (process {holder}); use it, or end it first"
+            )
+        lock.write(str(os.getpid()))
+        return lock
 
     def _wait_for_pty(self, process: subprocess.Popen[bytes]) -> str:
         if process.stdout is None:

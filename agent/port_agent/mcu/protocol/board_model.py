@@ -138,7 +138,8 @@ class ModelDirectory:
         if samples.dtype == np.int8:
             raise BoardJobError(
                 "samples of type int8 may be real values or codes as the device takes them; give real values in another "
-                f"type, and codes under the name codes: {self.name} takes {self.describe_input()}"
+                f"type, and codes under the name codes (compile again what an older mcu compile wrote): {self.name} takes "
+                f"{self.describe_input()}"
             )
         if samples.dtype.kind not in "fiub":
             raise BoardJobError(f"samples of type {samples.dtype}; {self.name} takes {self.describe_input()}")

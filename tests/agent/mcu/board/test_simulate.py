@@ -1,5 +1,6 @@
 """The same bits on every emulated core as in the process, over a real pty; fast here, all cores and 1,000 steps in `long`."""
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -7,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from port_agent.mcu.board.errors import DeviceResetError
+from port_agent.mcu.board.errors import DeviceResetError, SimulatorError
 from port_agent.mcu.board.firmware import Firmware, build_firmware
 from port_agent.mcu.board.simulate import Simulator
 from port_agent.mcu.job import load_data, read_job
@@ -79,6 +80,16 @@ def test_board_trains_to_the_same_bits(
 
 
 @pytest.mark.process
+def test_a_simulated_board_runs_once_at_a_time(built: Callable[[str], Firmware], tmp_path: Path) -> None:
+    with Simulator(built("posix"), tmp_path) as first:
+        with pytest.raises(SimulatorError, match=rf"already runs on .*port \(process {os.getpid()}\)"):
+            Simulator(built("posix"), tmp_path).start()
+        assert first.running and first.port.exists()
+        first.kill()
+        with Simulator(built("posix"), tmp_path) as second:
+            assert second.running
+
+
 def test_the_watchdog_of_an_nrf_waits_while_the_core_sleeps(built: Callable[[str], Firmware], tmp_path: Path) -> None:
     """QEMU has no watchdog there, but notes what is written to its registers (nRF51 Series Reference Manual, 24)."""
     log, whole = tmp_path / "writes", built("qemu-m0")

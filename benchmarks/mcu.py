@@ -338,7 +338,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     else:
         # a file or a pipe has no width of its own; the tables want this much
         print_results(rows, pointwise, options.tensors, table_console(130))
-        _print_memory(ways, False)
+        if ways:
+            _print_memory(ways, False)
     return int(pointwise > POINTWISE_LIMIT or any(map(_exceeds, rows)))
 
 

@@ -207,7 +207,7 @@ def class_numbers(labels: NDArray[Any], place: str) -> NDArray[np.int64]:
     return flat.astype(np.int64)
 
 
-def _choose(arrays: dict[str, NDArray[Any]], names: tuple[str, ...], path: Path) -> NDArray[Any]:
+def _choose(arrays: Mapping[str, NDArray[Any]], names: tuple[str, ...], path: Path) -> NDArray[Any]:
     for name in names:
         if name in arrays:
             return arrays[name]

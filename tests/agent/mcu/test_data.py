@@ -1,6 +1,7 @@
 """Samples of a board's job: quantised as its model wants them, refused where they do not fit."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,7 +50,7 @@ def test_data_of_a_directory_in_the_order_of_names(floating: ModelDirectory, tmp
     assert len(split_held_out(samples, 0)[1]) == 0
 
 
-CODED = {
+CODED: dict[str, Any] = {
     "codes": np.zeros((2, 24), np.int8), "y": np.array([0, 1]), "scale": np.float32(0.5), "zero": np.array(-3),
 }  # fmt: skip
 

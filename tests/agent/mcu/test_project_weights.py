@@ -57,7 +57,7 @@ def test_what_is_not_trained_is_exported_as_it_was_given(codes: bool, tmp_path: 
         module = nn.Sequential(
             nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.ReLU(), nn.Conv2d(4, 3, 3), nn.Flatten(), nn.Linear(12, 3)
         )
-        module(torch.from_numpy(data))
+        module.forward(torch.from_numpy(data))
         return module.eval()
 
     module, other = make(), make()
@@ -93,7 +93,7 @@ def test_weights_of_16_bits_are_read_as_what_they_are(tmp_path: Path) -> None:
     found = take_weights(compile_model(module, data), read_weights(tmp_path / "narrow.safetensors"))
     module.load_state_dict(narrow)
     for op in found.quantized.ops:
-        wanted = module.get_submodule(op.op.name).weight.detach().numpy()
+        wanted = module.get_parameter(f"{op.op.name}.weight").detach().numpy()
         assert op.op.weight is not None and (op.op.weight.reshape(wanted.shape) == wanted).all()
 
 

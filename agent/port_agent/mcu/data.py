@@ -85,15 +85,23 @@ def load_samples(path: Path, model: ModelDirectory) -> BoardSamples:
 def split_held_out(samples: BoardSamples, every: int) -> tuple[BoardSamples, BoardSamples]:
     """Return the training samples and the held-out ones.
 
-    Every `every`-th sample is held out, none if `every` is 0.
+    Every `every`-th sample is held out, none if `every` is 0. Raises BoardJobError if that takes all samples of a class, as
+    where classes come in turns.
     """
     indices = np.arange(len(samples))
     held = indices % every == every - 1 if every else np.zeros(len(samples), bool)
-    return samples.part(indices[~held]), samples.part(indices[held])
+    training, held_out = samples.part(indices[~held]), samples.part(indices[held])
+    lost = np.setdiff1d(held_out.labels, training.labels)
+    if len(lost):
+        raise BoardJobError(
+            f"every sample number {every} is held out for the evaluation, which is all of class "
+            f"{', '.join(map(str, lost[:8]))}; shuffle the samples, or give those to evaluate on with --test"
+        )
+    return training, held_out
 
 
 def take_shard(samples: BoardSamples, shard: Shard) -> BoardSamples:
-    """Return one board's part of the samples.
+    """Return one board's part of the samples, with its share of each class.
 
     Raises BoardJobError where there are fewer samples than boards.
     """
@@ -101,7 +109,8 @@ def take_shard(samples: BoardSamples, shard: Shard) -> BoardSamples:
         raise BoardJobError(
             f"there are only {len(samples)} samples to train on for {shard.count} boards; add samples, or name fewer boards"
         )
-    return samples.part(np.arange(shard.number - 1, len(samples), shard.count))
+    by_class = np.argsort(samples.labels, kind="stable")
+    return samples.part(np.sort(by_class[shard.number - 1 :: shard.count]))
 
 
 def keep_shard(folder: Path, shard: Shard, part: BoardSamples) -> None:

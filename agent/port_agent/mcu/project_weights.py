@@ -78,7 +78,8 @@ def take_weights(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> "
     """Return the model with other weights, from a state_dict or codes, in its calibrated scales.
 
     Weights exported from a board of the same project come back to the bit. Raises BoardJobError for names that are missing or
-    unknown, another shape, values that are not finite or do not fit, and if a value differs that is in no layer of the board.
+    unknown, and for arrays of another shape. So it does for values that are not finite or do not fit, and if a value differs that is
+    in no layer of the board.
     """
     from port_planner.mcu.compile import with_memory
 

@@ -45,9 +45,16 @@ def test_data_of_a_directory_in_the_order_of_names(floating: ModelDirectory, tmp
     (tmp_path / "notes.txt").write_text("ignored")
     samples = load_samples(tmp_path, floating)
     assert (samples.rows == rows).all() and samples.labels.tolist() == [0, 1, 2, 3]
-    training, held = split_held_out(samples, 2)
-    assert training.labels.tolist() == [0, 2] and held.labels.tolist() == [1, 3]
+
+
+def test_every_nth_sample_is_held_out_but_never_a_whole_class() -> None:
+    samples = BoardSamples(np.arange(6, dtype=np.int8)[:, None], np.array([0, 1, 1, 0, 1, 0]))
+    training, held = split_held_out(samples, 3)
+    assert training.rows.ravel().tolist() == [0, 1, 3, 4] and held.labels.tolist() == [1, 0]
     assert len(split_held_out(samples, 0)[1]) == 0
+    in_turns = BoardSamples(np.zeros((50, 1), np.int8), np.arange(50) % 10)
+    with pytest.raises(BoardJobError, match=r"all of class 4, 9; shuffle the samples, or give .* --test"):
+        split_held_out(in_turns, 5)
 
 
 CODED: dict[str, Any] = {
@@ -129,6 +136,13 @@ def test_shards_hold_each_sample_exactly_once(samples: int, boards: int) -> None
     parts = [take_shard(whole, Shard(number, boards)).labels.tolist() for number in range(1, boards + 1)]
     assert sorted(label for part in parts for label in part) == list(range(samples))
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
+
+
+def test_each_board_has_its_share_of_each_class() -> None:
+    in_turns = BoardSamples(np.arange(40, dtype=np.int8)[:, None], np.arange(40) % 4)
+    parts = [take_shard(in_turns, Shard(number, 4)) for number in (1, 2, 3, 4)]
+    assert {tuple(np.bincount(part.labels).tolist()) for part in parts} == {(3, 2, 3, 2), (2, 3, 2, 3)}
+    assert all((np.diff(part.rows.ravel()) > 0).all() for part in parts)
 
 
 def test_fewer_samples_than_boards_are_refused() -> None:

@@ -221,7 +221,9 @@ def answer_message(order: ClientOrder) -> ClientEnded:
         ValueError,  # msgspec's, too, for a damaged ledger
         TypeError,
     ) as error:  # what Flower's modifiers raise for a message out of turn
-        reason = f"{type(error).__name__}: {public_reason(error)}"
+        reason = public_reason(error)
+        if not isinstance(error, PortError):
+            reason = f"{type(error).__name__}: {reason}"  # alone, a KeyError is a word without sense
         reply = Message(Error(ErrorCode.CLIENT_APP_RAISED_EXCEPTION, reason), reply_to=message)
         ended = ClientEnded(refused=public_reason(error))
     else:

@@ -1,5 +1,7 @@
 """A job that moves between real agents in namespaces (`make check-peers`): pulled cables and plugs, a full disk. The test worker trains."""
 
+import json
+import random
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from tests.agent.federate.agents import pair_all, running
 from tests.agent.live_daemon import BUNDLE
 from tests.agent.peers.bridge import Host, Network, network
 from tests.agent.supervisor.moving.agents import TAKES, Mover, at_home, settled
-from tests.waiting import until
+from tests.waiting import until, wait_until_drawn_moment
 
 LONG = {**BUNDLE, "steps": 6000}
 """A minute and more of training."""
@@ -80,3 +82,32 @@ def test_a_disk_that_fills_there_loses_nothing_here(tmp_path: Path) -> None:
             assert attic.result() == expected
     finally:
         subprocess.run(["umount", "-l", str(full)], check=False, capture_output=True)
+
+
+MOVES, SHORT = 45, {**BUNDLE, "steps": 150}
+
+
+def test_many_jobs_move_while_anybody_is_killed_and_cables_are_cut(tmp_path: Path) -> None:
+    """Each job is submitted, moves, is disturbed once to three times, and comes back with the weights of a run at home."""
+    numbers, done = random.Random(45), dict.fromkeys(("the owner killed", "the other killed", "the cable cut"), 0)
+    with two_devices(tmp_path) as (net, host, attic, cellar):
+        for move in range(MOVES):
+            name, bundle = f"job{move}", {**SHORT, "seed": move}
+            attic.give(bundle, name)
+            for _ in range(numbers.randint(1, 3)):
+                wait_until_drawn_moment(numbers, 2.0)
+                what = numbers.choice(sorted(done))
+                done[what] += 1
+                if what == "the cable cut":
+                    net.unplug(host)
+                    wait_until_drawn_moment(numbers, 1.0)
+                    net.plug_in(host)
+                else:
+                    (attic if what == "the owner killed" else cellar).restart()
+            until(lambda name=name: attic.own(name)["state"] == "finished", lambda name=name: attic.own(name))  # type: ignore[misc]
+            attic.client.download(f"/v1/jobs/{name}/result", tmp_path / "fetched")
+            assert json.loads((tmp_path / "fetched").read_text()) == at_home(tmp_path / f"home{move}", bundle), name
+            assert any("cellar" in entry["text"] for entry in attic.own(name)["history"]), "it never left"
+        until(lambda: cellar.all() == [], cellar.all)
+    print(f"{MOVES} jobs moved; {', '.join(f'{what} {count} times' for what, count in done.items())}")
+    assert all(done.values())

@@ -198,13 +198,14 @@ def _privacy(noise: float, rounds: int) -> str:
     """Return the differential privacy of a number of rounds, in words."""
     if not noise:
         return "no differential privacy without --noise"
-    note, noun = (
-        "device's data (its change in the average, or none), against all but this leader",
-        "round" if rounds == 1 else "rounds",
-    )
+    note = "device's data (its change in the average, or none), against all but this leader"
     return (
-        f"epsilon {epsilon(noisy_rounds(noise, rounds)):.2f} at delta {DELTA:g} for each {note}, over {rounds} {noun}"
+        f"epsilon {epsilon(noisy_rounds(noise, rounds)):.2f} at delta {DELTA:g} for each {note}, over {_rounds(rounds)}"
     )
+
+
+def _rounds(count: int) -> str:
+    return f"{count} round{'' if count == 1 else 's'}"
 
 
 def _status(arguments: argparse.Namespace) -> int:
@@ -252,11 +253,11 @@ def _spent(privacy: Mapping[str, Any] | None) -> str:
     if privacy is None or not (privacy["rounds"] or privacy["bare"]):
         return ""
     if privacy["bare"]:
-        return f"\n  its data was in {privacy['bare']} averages without noise: no differential privacy"
+        return f"\n  its data was in {_rounds(privacy['bare'])} without noise: no differential privacy"
     left = ""
     if privacy["budget"] is not None:
         left = f", {max(0.0, privacy['budget'] - privacy['epsilon']):.2f} left of {privacy['budget']:g}"
-    return f"\n  its data has spent epsilon {privacy['epsilon']:.2f} at delta {DELTA:g} in {privacy['rounds']} rounds{left}"
+    return f"\n  its data has spent epsilon {privacy['epsilon']:.2f} at delta {DELTA:g} in {_rounds(privacy['rounds'])}{left}"
 
 
 def _is_meant(one: Mapping[str, Any], job: str | None) -> bool:
@@ -273,7 +274,8 @@ def _lines(run: Mapping[str, Any]) -> list[str]:
         f"{run['abandoned']} abandoned.{private}"
     ]
     if run["training"]:
-        lines.append(f"  now: {', '.join(run['training'])}")
+        lines.append(f"  now: round {run['done'] + 1} on {', '.join(run['training'])}")
+        lines += [f"  waiting for {name}: {what}" for name, what in sorted(run["awaited"].items())]
     elif run["waits"]:
         lines.append(f"  waiting: {run['waits']}")
     lines += [f"  {_round(one)}" for one in run["history"][-_ROUNDS_SHOWN:]]

@@ -23,7 +23,7 @@ def peers_screen(answer: Mapping[str, Any]) -> RenderableType:
         name = f"{answer['own']['name']} (this device)"
         own = {**answer["own"], "name": name, "is_connected": True, "last_heard_s": 0, "trouble": ""}
         everybody = [own, *answer["paired"]]
-        parts += [_paired_table(everybody), Text(_total(everybody), style="dim"), Text()]
+        parts += [_paired_table(everybody), *_troubles(answer["paired"]), Text(_total(everybody), style="dim"), Text()]
     rounds = [_federation_line(one) for one in answer["federations"]]
     rounds += [f"{one['name']}: {membership_line(one)}" for one in answer["memberships"]]
     if rounds:
@@ -40,7 +40,9 @@ def peers_screen(answer: Mapping[str, Any]) -> RenderableType:
 def _federation_line(led: Mapping[str, Any]) -> str:
     """Return the state of a federation that this device leads, in words."""
     loss = "" if led["loss"] is None else f", loss {led['loss']:.4f}"
-    now = f"round {led['done'] + 1} on {', '.join(led['training'])}" if led["training"] else f"waiting: {led['waits']}"
+    awaited = "; ".join(f"waiting for {name}: {what}" for name, what in sorted(led["awaited"].items()))
+    begun = f"round {led['done'] + 1} on {', '.join(led['training'])}"
+    now = "; ".join(filter(None, [begun, awaited])) if led["training"] else f"waiting: {led['waits']}"
     return f"{led['name']}: this device leads, {led['done']} of {led['rounds']} rounds{loss}; {now}"
 
 
@@ -49,7 +51,7 @@ def _total(devices: list[Mapping[str, Any]]) -> str:
     metered = [device for device in devices if device["today_joules"] is not None]
     if not metered:
         return "no device meters its energy"
-    estimated = "" if all(device["is_measured"] for device in metered) else " (estimated in part)"
+    estimated = "" if all(device["is_measured"] for device in metered) else " (~: estimated)"
     total = format_joules(sum(device["today_joules"] for device in metered))
     return f"energy today of {len(metered)} of {len(devices)} devices: {total}{estimated}"
 
@@ -83,14 +85,18 @@ def _job(device: Mapping[str, Any]) -> str:
 def _energy(device: Mapping[str, Any]) -> str:
     if device["today_joules"] is None:
         return ""
-    return f"{format_joules(device['today_joules'])}{'' if device['is_measured'] else ' (estimated)'}"
+    return f"{'' if device['is_measured'] else '~'}{format_joules(device['today_joules'])}"
 
 
 def _last_heartbeat(device: Mapping[str, Any]) -> str:
     if device["last_heard_s"] is None:
-        return f"never: {device['trouble']}" if device["trouble"] else "never since the start"
-    ago = f"{format_seconds(device['last_heard_s'])} ago" if device["last_heard_s"] else "now"
-    return f"{ago}; {device['trouble']}" if device["trouble"] else ago
+        return "never since the start"
+    return f"{format_seconds(device['last_heard_s'])} ago" if device["last_heard_s"] else "now"
+
+
+def _troubles(devices: list[Mapping[str, Any]]) -> list[Text]:
+    """Return why devices are offline, a line for each whose reason is known."""
+    return [Text(f"{device['name']} is not reached: {device['trouble']}") for device in devices if device["trouble"]]
 
 
 def _seen(answer: Mapping[str, Any]) -> list[RenderableType]:

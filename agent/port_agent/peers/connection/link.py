@@ -95,7 +95,8 @@ class PeerLink(asyncio.Protocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """Record the end."""
-        self._finish(LinkClosedError(str(exc) if exc else "the other end closed the connection"))
+        reason = (getattr(exc, "strerror", None) or str(exc)) if exc else "the other end closed the connection"
+        self._finish(LinkClosedError(reason))
 
     def pause_writing(self) -> None:
         """Make senders wait."""

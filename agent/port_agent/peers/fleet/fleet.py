@@ -5,6 +5,7 @@ Nothing listens and nothing is called before `run`, which the supervisor starts 
 
 import asyncio
 import contextlib
+import os
 import time
 from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass
@@ -233,8 +234,7 @@ class Fleet:
                     lambda: PeerLink(TlsEngine(self._dialing, listens=False), self._on_end), *place
                 )
         except (OSError, TimeoutError) as error:
-            reason = "no answer" if isinstance(error, TimeoutError) else (error.strerror or str(error))
-            calls.trouble = f"{place[0]} port {place[1]}: {reason}"
+            calls.trouble = f"{place[0]} port {place[1]}: {_why(error)}"
             return False
         try:
             return await self._serve(link, place, whom if isinstance(whom, DeviceId) else None)
@@ -344,3 +344,10 @@ class Fleet:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _why(error: OSError) -> str:
+    """Return why a call failed, without the address, which is part of asyncio's own words."""
+    if isinstance(error, TimeoutError):
+        return "no answer"
+    return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)

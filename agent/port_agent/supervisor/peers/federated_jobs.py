@@ -100,6 +100,8 @@ class _Task(msgspec.Struct, frozen=True):
     rounds: int = 0
     """Number of rounds that the job has trained; a round counts once it is trained."""
     failed: str = ""
+    refused: str = ""
+    """Why the reply has nothing of this device."""
     over: bool = False
     """Nobody waits for the reply."""
 
@@ -137,14 +139,17 @@ class FederatedJobs:
         """Return who leads a job, its round, and what it waits for, as plain values."""
         task = self._task(job)
         is_led = task is not None and not task.over
+        rests = "for its leader to begin a round"
+        if task is not None and task.refused:
+            rests += f"; this device refused the last one: {task.refused}"
         return {
             "job": job.id,
             "name": job.spec.name,
             "leader": task.leader if task is not None and is_led else job.spec.terms.leader_name or THIS_DEVICE.name,
-            "round": task.number if task is not None else None,
+            "round": task.number if task is not None and is_led else None,
             "trained_rounds": task.rounds if task is not None else 0,
             "privacy": self._privacy(job),
-            "waits": self._waits(job, task) if task is not None and is_led else "for its leader to begin a round",
+            "waits": self._waits(job, task) if task is not None and is_led else rests,
         }
 
     def _privacy(self, job: Job) -> dict[str, object] | None:
@@ -164,6 +169,10 @@ class FederatedJobs:
         folder = self._folder(job)
         if task.failed:
             return f"for the next round; this one failed: {task.failed}"
+        if job.id in self._clients:
+            return "for Flower's process here, which takes seconds"
+        if (folder / REPLY_FILE).exists() and task.refused:
+            return f"for the next round; this device refused this one: {task.refused}"
         if (folder / REPLY_FILE).exists():
             return f"for {task.leader} and the other devices: its part is done"
         if not IncomingFile(folder / MESSAGE_FILE, task.total).is_whole:
@@ -479,6 +488,7 @@ class FederatedJobs:
         """Record what left this device for a leader, or why nothing did."""
         which = f"{task.leader}: round {task.number} of job {job.label}"
         if ended.refused:
+            self._note(job, msgspec.structs.replace(task, refused=ended.refused))
             self._audit(f"{which} was refused: {ended.refused}")
         elif ended.contributed and task.leader_id:
             self._audit(f"{which} received this device's weights, {ended.contributed}")

@@ -134,6 +134,8 @@ class _LedFederation:
     waits: str = ""
     """Why no round runs."""
     round_devices: tuple[str, ...] = ()
+    awaited: Mapping[str, str] = field(default_factory=dict)
+    """What each device without a reply is at, by name."""
 
 
 class Federations:
@@ -247,6 +249,7 @@ class Federations:
             "kind": job.spec.kind.value,
             "waits": led.waits if led else "",
             "training": list(led.round_devices) if led else [],
+            "awaited": dict(led.awaited) if led else {},
             "weights": str(weights) if weights.exists() else None,
         }
 
@@ -263,6 +266,7 @@ class Federations:
                 "done": row["done"],
                 "rounds": run.settings.rounds,
                 "training": row["training"],
+                "awaited": row["awaited"],
                 "waits": row["waits"],
                 "loss": next((record.loss for record in reversed(run.history) if not record.abandoned), None),
             }
@@ -398,13 +402,13 @@ class Federations:
         tensors = (await self._jobs.tensors_of(job)).fingerprint
         by_node = {member.node: member for member in members}
         post = _Outbox(job.spec.name, run.run, tensors, order, messages, by_node, self._ask)
-        ended, fault = RoundEnded(), ""
+        led.awaited, ended, fault = post.awaited, RoundEnded(), ""
         try:
             ended = await post.do_round()
         except (PortError, OSError) as error:
             fault = str(error)
         finally:
-            led.round_devices = ()
+            led.round_devices, led.awaited = (), {}
         is_averaged = not (fault or ended.abandoned)
         record = RoundRecord(
             number=run.done + 1,
@@ -456,6 +460,8 @@ class _Outbox:
     ask: Callable[[_Member, Request], Awaitable[TaskAnswer]]
     _under_way: dict[int, tuple[str, asyncio.Task[None]]] = field(default_factory=dict)
     """Hash of the message to each node, and the task that delivers it."""
+    awaited: dict[str, str] = field(default_factory=dict)
+    """What each device without a reply is at, by name."""
     _helper: AsyncHelper[RoundEvent] | None = None
 
     async def do_round(self) -> RoundEnded:
@@ -492,6 +498,7 @@ class _Outbox:
             await self._exchange(member, file, digest, reply)
         except _LostError as error:
             failed = str(error)
+        self.awaited.pop(member.name, None)
         if self._helper is not None:
             self._helper.send(ReplyReport(node=member.node, file=file.name, reply=str(reply), failed=failed))
 
@@ -503,9 +510,11 @@ class _Outbox:
             try:
                 request = await asyncio.to_thread(self._request, file, digest, reply, offset)
                 answer = await self.ask(member, request)
-            except (NotAnsweredError, FederationMessageError):
+            except (NotAnsweredError, FederationMessageError) as error:
+                self.awaited[member.name] = f"not reached: {error}"
                 await asyncio.sleep(RETRY_S)
                 continue
+            self.awaited[member.name] = _at_work(answer, is_delivered=offset is None)
             match answer.state:
                 case TaskState.DONE if offset is None:
                     if await asyncio.to_thread(_take_reply, reply, answer, file_bytes(file)):
@@ -546,21 +555,28 @@ class _Outbox:
         )
 
     async def _forget(self, nodes: Iterable[int]) -> None:
-        """Stop what is in progress with devices, and tell them that nobody waits."""
+        """Stop what is in progress with devices, and tell them, and those that replied, that nobody waits."""
         ends = []
         for node in nodes:
             digest, task = self._under_way.pop(node, ("", None))
             if task is None:
                 continue
-            is_over = task.done()
             task.cancel()
-            if not is_over:
-                end = RoundEnd(job=self.job, run=self.run, message=digest)
-                ends.append(self.ask(self.members[node], end))
+            end = RoundEnd(job=self.job, run=self.run, message=digest)
+            ends.append(self.ask(self.members[node], end))
         if ends:
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(RETRY_S):
                     await asyncio.gather(*ends, return_exceptions=True)
+
+
+def _at_work(answer: TaskAnswer, *, is_delivered: bool) -> str:
+    """Return what a device is at that answers, in words."""
+    if answer.reason:
+        return answer.reason
+    if answer.state is TaskState.DONE:
+        return "sends its reply"
+    return "works on it" if is_delivered else "receives the weights"
 
 
 def _take_reply(reply: Path, answer: TaskAnswer, message_bytes: int) -> bool:

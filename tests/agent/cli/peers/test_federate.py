@@ -13,7 +13,7 @@ from tests.agent.federate.agents import local_devices
 from tests.agent.federate.jobs import gestures_bundle, needs_flower
 
 RUN: dict[str, Any] = {
-    "job": 1, "name": "digits", "kind": "train", "state": "running", "done": 1, "abandoned": 1, "waits": "", "training": ["this device", "cellar"],
+    "job": 1, "name": "digits", "kind": "train", "state": "running", "done": 1, "abandoned": 1, "waits": "", "training": ["this device", "cellar"], "awaited": {"cellar": "not reached: it is not connected"},
     "weights": "/state/global.safetensors", "without": ["shed"], "settings": {"rounds": 20, "secure": False, "clip": 1.5, "noise": 0.8},
     "history": [
         {"number": 1, "seconds": 12.0, "devices": 2, "loss": 0.5, "abandoned": "", "lost": {"shed": "no reply in time"}, "names": ["this device", "cellar"]},
@@ -26,7 +26,8 @@ def test_a_federation_in_words() -> None:
     assert _lines(RUN) == [
         "Job 1 (digits): running, 1 of 20 rounds, 1 abandoned. Changes clipped to 1.5, noise 0.8: "
         "epsilon 5.68 at delta 1e-05 for each device's data (its change in the average, or none), against all but this leader, over 1 round.",
-        "  now: this device, cellar",
+        "  now: round 2 on this device, cellar",
+        "  waiting for cellar: not reached: it is not connected",
         "  round 1: 2 devices in 12.0 s, loss 0.5000; without shed (no reply in time)",
         "  round 2: abandoned after 1 min 00 s: 1 of 3 devices replied",
         "  weights: /state/global.safetensors; on each device: port-agent job result digits -o FILE",
@@ -53,10 +54,10 @@ def test_one_federation_is_drawn(tmp_path: Path) -> None:
         ({"epsilon": 0.0, "rounds": 0, "bare": 0, "budget": 8.0}, ""),
         (
             {"epsilon": 5.68, "rounds": 1, "bare": 0, "budget": None},
-            "has spent epsilon 5.68 at delta 1e-05 in 1 rounds",
+            "has spent epsilon 5.68 at delta 1e-05 in 1 round",
         ),
-        ({"epsilon": 5.68, "rounds": 1, "bare": 0, "budget": 8.0}, "in 1 rounds, 2.32 left of 8"),
-        ({"epsilon": None, "rounds": 1, "bare": 2, "budget": 8.0}, "was in 2 averages without noise"),
+        ({"epsilon": 5.68, "rounds": 1, "bare": 0, "budget": 8.0}, "in 1 round, 2.32 left of 8"),
+        ({"epsilon": None, "rounds": 1, "bare": 2, "budget": 8.0}, "was in 2 rounds without noise"),
     ],
 )
 def test_what_is_spent_in_words(privacy: dict[str, Any] | None, words: str) -> None:

@@ -325,7 +325,11 @@ def test_rounds_that_its_owner_does_not_allow_get_nothing_of_a_device(
                 made.audits[-1].startswith("attic: round 3 of job 1 (gestures) was refused: ")
                 and refusal in made.audits[-1]
             )
-            assert refusal in str(reply.error.reason) and made.store.get(1).state is JobState.WAITING_DATA
+            assert refusal in str(reply.error.reason) and "Error:" not in str(reply.error.reason)
+            assert made.store.get(1).state is JobState.WAITING_DATA
+            assert "this device refused this one: " in str(made.jobs.memberships()[0]["waits"])
+            await made.ask(RoundEnd(job=NAME, run=RUN, message=made.hash))
+            assert refusal in str(made.jobs.memberships()[0]["waits"]), "also when nobody waits for it any longer"
 
     run(work)
 

@@ -17,7 +17,7 @@ from port_agent.federate.orders import LEADER_FOLDER, FederationSettings, Tensor
 from port_agent.federate.tensors import federated_tensors
 from port_agent.jobs.job import Job, JobKind, JobSpec
 from port_agent.jobs.store import JobStore
-from port_agent.peers.exchange.answers import PeerClient
+from port_agent.peers.exchange.answers import NotAnsweredError, PeerClient
 from port_agent.peers.federation_requests import Request, TaskAnswer, TaskState, node_number
 from port_agent.peers.identity.keys import own_identity
 from port_agent.supervisor.peers import federations
@@ -48,6 +48,8 @@ def test_two_devices_average_what_they_trained_and_both_have_it(tmp_path: Path) 
         tensors = federated_tensors(bundles[0])
         averaged = tensors.read(Path(attic.federation()["weights"]))
         for device in devices:
+            (member,) = device.client.get("/v1/federations")["memberships"]
+            assert (member["round"], member["waits"]) == (None, "for its leader to begin a round")
             device.client.download(f"/v1/jobs/{JOB}/result", device.root / "out.safetensors")
             lines = tensors.read(device.root / "out.safetensors")
             assert all((averaged[name] == lines[name]).all() for name in averaged)
@@ -113,8 +115,39 @@ def test_a_device_that_takes_nothing_is_not_sent_it_at_full_speed(
     monkeypatch.setattr(asyncio, "sleep", rest)
     order = cast(Any, SimpleNamespace(number=1, timeout_s=60.0))
     post = federations._Outbox(JOB, "ab" * 16, "cd" * 32, order, tmp_path, {}, ask)
-    asyncio.run(post._exchange(cast(Any, None), tmp_path / "message", "ef" * 32, tmp_path / "reply"))
+    cellar = federations._Member(5, "cellar", "C")
+    asyncio.run(post._exchange(cellar, tmp_path / "message", "ef" * 32, tmp_path / "reply"))
     assert (tmp_path / "reply").read_bytes() == b"ab" and len(rests) >= 20
+
+
+def test_what_a_round_waits_for_is_told_of_each_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "message").write_bytes(b"message")
+    answers: list[TaskAnswer | NotAnsweredError] = [
+        NotAnsweredError("it is not connected"),
+        TaskAnswer(state=TaskState.RECEIVING, size=6),
+        TaskAnswer(state=TaskState.WORKING),
+        TaskAnswer(state=TaskState.WORKING, reason="not charging"),
+        TaskAnswer(state=TaskState.WORKING),
+        TaskAnswer(state=TaskState.DONE, size=2, data=b"ab"),
+    ]
+    told = list[dict[str, str]]()
+
+    async def rest(seconds: float) -> None:
+        pass
+
+    async def ask(member: object, request: Request) -> TaskAnswer:
+        told.append(dict(post.awaited))
+        if isinstance(answer := answers.pop(0), NotAnsweredError):
+            raise answer
+        return answer
+
+    monkeypatch.setattr(asyncio, "sleep", rest)
+    order = cast(Any, SimpleNamespace(number=1, timeout_s=60.0))
+    post = federations._Outbox(JOB, "ab" * 16, "cd" * 32, order, tmp_path, {}, ask)
+    asyncio.run(post._deliver(federations._Member(5, "cellar", "C"), tmp_path / "message", "ef" * 32))
+    assert [one.get("cellar") for one in told] == [
+        None, "not reached: it is not connected", "receives the weights", "receives the weights", "not charging", "works on it"
+    ] and post.awaited == {}  # fmt: skip
 
 
 class Alone:

@@ -20,7 +20,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from flwr.compat.common import recorddict_compat
 from flwr.supercore.differential_privacy import KEY_CLIPPING_NORM
 
-from port_agent.federate.masking import GuardedMasking, keep_change, kept_change, scaled
+from port_agent.federate.masking import GuardedMasking, keep_change, kept_change, round_ranges, scaled
 from port_agent.federate.orders import (
     ARRAYS,
     CONFIG,
@@ -105,7 +105,7 @@ class _Device:
         self._spend(0.0, ConfigRecord())
         self.contributed = "masked"
         change, samples, loss = kept_change(context, start.values())
-        shares = ndarrays_to_parameters(list(scaled(change, given.config.get(EXPONENTS))))
+        shares = ndarrays_to_parameters(list(scaled(change, round_ranges(context))))
         result = FitRes(Status(Code.OK, ""), shares, samples, {LOSS: loss})
         return Message(recorddict_compat.fitres_to_recorddict(result, keep_input=True), reply_to=message)
 

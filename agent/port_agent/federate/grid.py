@@ -35,6 +35,8 @@ class PeerGrid(Grid):
         self, run_id: int, nodes: Iterable[int], goal: int, folder: Path, check: Callable[[Message, Message], None]
     ) -> None:
         """`check`, which may be replaced, takes what was asked and the reply; it raises FlowerMessageError for an unacceptable one."""
+        self.amend: Callable[[Message], None] = lambda message: None
+        """Changes a message before it is sent; may be replaced."""
         self._run = Run.create_empty(run_id)
         self._nodes, self._goal, self._folder, self.check = tuple(nodes), goal, folder, check
         self._reports: queue.Queue[ReplyReport | None] = queue.Queue()
@@ -74,6 +76,8 @@ class PeerGrid(Grid):
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
         """Return the replies that came in time, were enough, and are acceptable. Raises GridClosedError."""
         asked = {message.metadata.dst_node_id: message for message in messages}
+        for message in asked.values():
+            self.amend(message)
         waiting = {node: self._send(message) for node, message in asked.items()}
         end_s = time.monotonic() + timeout if timeout is not None else None
         replies: list[Message] = []

@@ -10,7 +10,8 @@ import msgspec
 import numpy as np
 from flwr.app import ConfigRecord, Context, Message, MessageType, RecordDict
 from flwr.common import Metrics, ndarrays_to_parameters
-from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS
+from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFIGS, Stage
+from flwr.common.secure_aggregation.secaggplus_constants import Key as StageKey
 from flwr.compat.common import recorddict_compat
 from flwr.server.client_manager import SimpleClientManager
 from flwr.server.compat.grid_client_proxy import GridClientProxy
@@ -90,6 +91,7 @@ class MaskedAverage:
         self._order, self._tensors, self._grid = order, tensors, grid
         self._samples: Mapping[int, int] = {}
         """Samples of the devices in the sum."""
+        self._ranges = b""
 
     def average(self, arrays: Arrays) -> tuple[Arrays, int, float | None]:
         """Return the averaged weights, how many devices are in them, and their loss. Raises RoundAbandonedError."""
@@ -141,16 +143,14 @@ class MaskedAverage:
             counts.extend(samples for samples, _ in metrics)
             return {}
 
-        self._samples = sizes.samples
+        self._samples, self._ranges = sizes.samples, msgspec.json.encode(sizes.exponents)
         order, manager, count = self._order, SimpleClientManager(), len(sizes.samples)
         for node in sizes.samples:
             manager.register(GridClientProxy(node, self._grid, order.run_id))
-        ranges = msgspec.json.encode(sizes.exponents)
         strategy = MaskedFedAvg(
             fraction_evaluate=0.0,
             min_fit_clients=count,
             min_available_clients=count,
-            on_fit_config_fn=lambda number: {EXPONENTS: ranges},
             fit_metrics_aggregation_fn=note,
         )
         context = LegacyContext(Context(order.run_id, LEADER_NODE, {}, RecordDict(), {}), None, strategy, manager)
@@ -191,6 +191,12 @@ class MaskedAverage:
                 f"the steps of the masked sum are {steps / size if size else math.inf:.1%} of the average change, more than "
                 f"{_COARSEST:.0%}: {sizes.cause}; average without --secure, or train longer in a round"
             )
+
+    def amend(self, message: Message) -> None:
+        """Add the round's ranges to the first message of a masked sum, so that devices sign them with their keys."""
+        stage = message.content.config_records.get(RECORD_KEY_CONFIGS, ConfigRecord())
+        if stage.get(StageKey.STAGE) == Stage.SETUP:
+            stage[EXPONENTS] = self._ranges
 
     def check(self, asked: Message, reply: Message) -> None:
         """Raise FlowerMessageError for a reply that does not fit the stage of this round."""

@@ -12,6 +12,11 @@ and silent. Each device signs the keys of the round as it received them, with it
 before all devices whose masks are in it have signed the same keys. Keys that the leader made up, or of another round,
 end the round there.
 
+A sum shows one device's change if the others' are zero in it. A leader could see to that: by other weights to begin
+with, at which the others learn nothing (Pasquini et al. 2022, arXiv 2111.07380), by ranges far above their changes, or
+by a largest number of samples far above theirs. So devices sign weights, ranges and that number with the keys, and one
+whose own weight would vanish in the sum contributes nothing.
+
 A leader may name different silent devices to each device. Each device answers once, and the number of required shares
 (`safe_threshold`) ensures that no such answers together reveal the mask of one device's change.
 """
@@ -31,7 +36,7 @@ from flwr.common.secure_aggregation.secaggplus_constants import RECORD_KEY_CONFI
 from numpy.typing import NDArray
 
 from port_agent.federate.masks import SUMMED_MODULUS, draw_masks_here
-from port_agent.federate.orders import FEWEST_MASKED, LOSS, SAMPLES
+from port_agent.federate.orders import EXPONENTS, FEWEST_MASKED, LOSS, SAMPLES
 from port_agent.federate.signatures import DeviceSignatures, SignatureError
 from port_agent.federate.tensors import Arrays
 from port_agent.federate.wire import array_record, plain_arrays
@@ -43,11 +48,13 @@ SUMMED_STEPS = 1 << 22
 MIN_EXPONENT = -1000
 """Exponent of a tensor that did not change; smaller powers of two are not numbers any more."""
 _COUNTS = (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)
-_MARK = b"port-agent: the masking keys of a round, masks by AES-256"
+_SMALLEST_WEIGHT = 2.0**-16
+"""Samples of a device as a share of the round's largest number, below which its change would be rounded away."""
+_MARK = b"port-agent: the masking keys, weights and ranges of a round, masks by AES-256"
 """The beginning of what is signed: devices that draw their masks in another way do not sum."""
 _BETWEEN = b"."
 """Separates what is encrypted for a device, in base 64, from the signature of the keys."""
-_CHANGE, _FACTS = "port-agent.change", "port-agent.change-facts"
+_CHANGE, _FACTS, _RANGES = "port-agent.change", "port-agent.change-facts", "port-agent.round-ranges"
 """Records of the context; one name is one record of all kinds together."""
 draw_masks_here(importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod"))
 
@@ -87,13 +94,19 @@ def kept_change(context: Context, start: Iterable[NDArray[np.generic]]) -> tuple
     )
 
 
-def scaled(change: Arrays, exponents: object) -> list[NDArray[np.float64]]:
+def round_ranges(context: Context) -> bytes:
+    """Return the ranges of the masked sum as its first stage brought them, which all its devices sign; b"": none came."""
+    ranges = context.state.config_records.get(_RANGES, ConfigRecord()).get(EXPONENTS)
+    return ranges if isinstance(ranges, bytes) else b""
+
+
+def scaled(change: Arrays, exponents: bytes) -> list[NDArray[np.float64]]:
     """Return a change as shares of the round's ranges; a single number as an array of one, because Flower sums no others.
 
     Raises MaskingError for ranges that do not hold it.
     """
     try:
-        ranges = msgspec.json.decode(exponents if isinstance(exponents, bytes) else b"", type=list[int])
+        ranges = msgspec.json.decode(exponents, type=list[int])
     except msgspec.DecodeError as error:
         raise MaskingError(f"the round's ranges cannot be read: {error}") from error
     if len(ranges) != len(change):
@@ -129,8 +142,11 @@ class GuardedMasking:
         """Answer a message; raises MaskingError, SignatureError, and what Flower raises for a message out of turn."""
         asked = message.content.config_records[RECORD_KEY_CONFIGS]
         stage = check_stage(asked, _state_of(context))
-        if stage == Stage.COLLECT_MASKED_VECTORS:
+        if stage == Stage.SETUP:
+            context.state.config_records[_RANGES] = ConfigRecord({EXPONENTS: asked.pop(EXPONENTS, b"")})
+        elif stage == Stage.COLLECT_MASKED_VECTORS:
             self._check_signed(message, asked, context)
+            _check_weight(context)
         try:
             reply = secaggplus_mod(message, context, call_next)
         except InvalidToken as error:
@@ -166,11 +182,23 @@ class GuardedMasking:
 
 
 def _signed_keys(message: Message, context: Context) -> bytes:
-    """Return what is signed in a round: the round itself, and every device's public keys as this one received them."""
+    """Return what is signed in a round: the round, the weights it begins with, its ranges and largest number of samples,
+    and every device's public keys, all as this device received them.
+    """
     state, metadata = _state_of(context), message.metadata
+    facts = context.state.config_records.get(_FACTS, ConfigRecord())
+    same_for_all = (facts.get("start"), round_ranges(context), state.get(Key.MAX_WEIGHT))
     nodes, keys = _numbers(state.get("public_keys_dict:K")), _parts(state.get("public_keys_dict:V"))
     by_node = sorted(zip(nodes, keys[::2], keys[1::2], strict=True))
-    return msgspec.msgpack.encode((_MARK, metadata.run_id, metadata.group_id, by_node))
+    return msgspec.msgpack.encode((_MARK, metadata.run_id, metadata.group_id, same_for_all, by_node))
+
+
+def _check_weight(context: Context) -> None:
+    """Raise MaskingError if this device's change would vanish in the sum, which would then be of the others alone."""
+    facts, largest = context.state.config_records.get(_FACTS, ConfigRecord()), _state_of(context)[Key.MAX_WEIGHT]
+    samples = _whole(facts.get(SAMPLES))
+    if not isinstance(largest, float) or samples < _SMALLEST_WEIGHT * largest:
+        raise MaskingError(f"its {samples} samples would vanish beside the round's largest number, {largest!r}")
 
 
 def safe_threshold(devices: int) -> int:
@@ -202,6 +230,9 @@ def check_stage(asked: ConfigRecord, state: ConfigRecord) -> str:
             raise MaskingError(
                 f"{threshold} of {shares} shares unmask a sum of {devices} devices, not {needed} of {devices}"
             )
+        largest = asked.get(Key.MAX_WEIGHT)
+        if not (isinstance(largest, float) and 1.0 <= largest < math.inf):
+            raise MaskingError(f"the largest number of samples is {largest!r}, not a finite number from 1 on")
         sums = (asked.get(Key.CLIPPING_RANGE), asked.get(Key.TARGET_RANGE), asked.get(Key.MOD_RANGE))
         if sums != (SUMMED_RANGE, SUMMED_STEPS, SUMMED_MODULUS):
             raise MaskingError(f"range, steps and modulus of the sums are {sums}, not those of this version")

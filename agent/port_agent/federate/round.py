@@ -84,7 +84,7 @@ class Round:
     def _masked(self, arrays: Arrays) -> tuple[Arrays, int, float | None]:
         """Average by SecAgg+: only the sum of changes is visible here."""
         masked = MaskedAverage(self._order, self._tensors, self.grid)
-        self.grid.check = masked.check
+        self.grid.check, self.grid.amend = masked.check, masked.amend
         return masked.average(arrays)
 
     def _plain(self, arrays: Arrays) -> tuple[Arrays, int, float | None]:

@@ -49,4 +49,6 @@ class DeviceSignatures:
         try:
             key.verify(signature, content, _ALGORITHM)
         except InvalidSignature as error:
-            raise SignatureError("keys of a device are not signed by it for this round") from error
+            raise SignatureError(
+                "a device did not sign the keys, weights and ranges of this round as they arrived here"
+            ) from error

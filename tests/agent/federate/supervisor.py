@@ -57,6 +57,8 @@ class Member:
     step: float
     spoil: Callable[[bytes], bytes | None] = field(default=lambda reply: reply)
     """None: it says nothing any more."""
+    brought: Callable[[bytes], bytes] = field(default=lambda message: message)
+    """What its leader makes of a message to it."""
     messages: int = 0
     changed: Callable[[Arrays], Arrays] | None = None
     """None: it adds `step`."""
@@ -79,7 +81,7 @@ class Member:
 
     def reply(self, message: bytes) -> bytes | None:
         """Return the reply to a message, as a device makes it."""
-        self.messages += 1
+        self.messages, message = self.messages + 1, self.brought(message)
         for name in (REPLY_FILE, START_FILE, RESULT_FILE):
             (self.folder / name).unlink(missing_ok=True)
         (self.folder / MESSAGE_FILE).write_bytes(message)

@@ -32,6 +32,7 @@ pytestmark = needs_flower
 STATE = ConfigRecord({"nid": 1, "sample_num": 3})
 SETUP: dict[str, Any] = {
     Key.STAGE: Stage.SETUP,
+    Key.MAX_WEIGHT: 9.0,
     Key.SAMPLE_NUMBER: 3,
     Key.SHARE_NUMBER: 3,
     Key.THRESHOLD: 3,
@@ -57,6 +58,8 @@ UNMASK: dict[str, Any] = {
         (SETUP | {Key.SAMPLE_NUMBER: 7, Key.SHARE_NUMBER: 7, Key.THRESHOLD: 5}, "5 of 7 shares unmask .* not 6 of 7"),
         (SETUP | {Key.SAMPLE_NUMBER: 7}, "3 of 3 shares"),
         (SETUP | {Key.CLIPPING_RANGE: 16.0}, "not those of this version"),
+        (SETUP | {Key.MAX_WEIGHT: 0.0}, "the largest number of samples is 0.0"),
+        (SETUP | {Key.MAX_WEIGHT: np.inf}, "the largest number of samples is inf"),
         ({Key.STAGE: Stage.SHARE_KEYS, "1": [b"a", b"b"], "2": [b"c", b"d"], "3": [b"e", b"f"]}, ""),
         ({Key.STAGE: Stage.SHARE_KEYS, "1": [b"a", b"b"], "2": [b"c", b"d"]}, "2 devices are left"),
         ({Key.STAGE: Stage.SHARE_KEYS, **{str(node): [b"a", b"b"] for node in range(4)}}, "keys of 4 devices"),
@@ -121,7 +124,7 @@ def test_a_change_is_kept_for_the_weights_it_is_of_and_comes_back_to_the_bit() -
     with pytest.raises(MaskingError, match="0 ranges arrived for 1 tensors"):
         scaled(change, b"[]")
     with pytest.raises(MaskingError, match="cannot be read"):
-        scaled(change, "no ranges")
+        scaled(change, b"no ranges")
     with pytest.raises(MaskingError, match="no change of these weights was measured"):
         kept_change(context, trained.values())
     for wrong in (np.nan, np.inf):

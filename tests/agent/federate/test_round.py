@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -16,7 +17,7 @@ flwr = pytest.importorskip("flwr")
 
 from flwr.app import ConfigRecord, Message, MetricRecord  # noqa: E402
 
-from port_agent.federate.orders import ServerStrategy, StrategySettings, global_file  # noqa: E402
+from port_agent.federate.orders import EXPONENTS, ServerStrategy, StrategySettings, global_file  # noqa: E402
 from port_agent.federate.tensors import Arrays, federated_tensors  # noqa: E402
 from port_agent.federate.wire import array_record, message_bytes, plain_arrays, read_message  # noqa: E402
 from port_agent.jobs.job import FederationTerms  # noqa: E402
@@ -300,8 +301,51 @@ def test_keys_that_a_leader_draws_itself_get_no_change(led: Led) -> None:
     seen: list[bytes] = []
     victim.spoil = lambda reply: seen.append(reply) or reply
     ended = led.round(secure=True, timeout_s=6.0)
-    assert "keys of a device are not signed by it for this round" in ended["abandoned"] and not ended["averaged"]
+    assert "a device did not sign the keys" in ended["abandoned"] and not ended["averaged"]
     assert all(b"masked_params" not in reply for reply in seen), "nothing of its change went"
+
+
+def other_weights(message: Message) -> None:
+    """Weights at which a device learns nothing, or little."""
+    for name, record in list(message.content.array_records.items()):
+        arrays = {key: np.add(array, np.ones((), array.dtype)) for key, array in plain_arrays(record).items()}
+        message.content.array_records[name] = array_record(arrays)
+
+
+def other_ranges(message: Message) -> None:
+    """Ranges of which a device's change is no step."""
+    record = message.content.config_records.get("secaggplus_configs", ConfigRecord())
+    ranges = record.get(EXPONENTS)
+    if isinstance(ranges, bytes):
+        record[EXPONENTS] = msgspec.json.encode([power + 40 for power in msgspec.json.decode(ranges)])
+
+
+def other_samples(message: Message) -> None:
+    """A largest number of samples beside which a device's own are nothing."""
+    record = message.content.config_records.get("secaggplus_configs", ConfigRecord())
+    if "max_weight" in record:
+        record["max_weight"] = 1e12
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("lie", [other_weights, other_ranges, other_samples])
+def test_a_leader_that_makes_the_others_changes_vanish_gets_no_change(led: Led, lie: Callable[[Message], None]) -> None:
+    """The sum would be one device's change: each of these went through, and the leader had it."""
+    seen: list[bytes] = []
+    led.member(0).spoil = lambda reply: seen.append(reply) or reply
+    for number in (1, 2):
+        led.member(number).brought = altered(lie)
+    ended = secretly(led)
+    assert not ended["averaged"] and "a device did not sign the keys, weights and ranges" in ended["abandoned"]
+    assert len(seen) == 4 and all(b"masked_params" not in reply for reply in seen), "nothing of its change went"
+
+
+@pytest.mark.process
+def test_a_device_whose_samples_would_vanish_contributes_nothing(led: Led) -> None:
+    """A leader that tells all the same largest number would have only the bits of who has the most samples."""
+    for member in led.members.values():
+        member.brought = altered(other_samples)
+    assert "samples would vanish beside the round's largest number" in secretly(led)["abandoned"]
 
 
 @pytest.mark.process

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.daemon import status_kb
 from benchmarks.peers import Place, measure
 from port_agent.peers.identity.keys import own_identity
 from tests.agent.peers.bridge import Agent, Host, agent_on, network, pair
@@ -160,6 +161,70 @@ def test_a_stranger_finds_no_port_before_the_first_pairing_and_learns_nothing_af
             assert "error" in learnt["1.2"] and "alert" in learnt["1.3"]["error"].lower()
             assert bytes.fromhex(learnt["plain"])[:1] in (b"", b"\x15"), "nothing, or a TLS alert"
             assert attic.connected() == {"cellar"} and attic.client.get("/v1/status")["state"] == "idle"
+
+
+SENDS, GROWTH_BYTES = 178_000, 3_000_000
+SENDER = """
+import contextlib, random, socket, ssl, sys
+
+numbers, sent, left = random.Random(64), 0, int(sys.argv[3])
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+context.set_alpn_protocols(["port-agent/1"])
+incoming, outgoing = ssl.MemoryBIO(), ssl.MemoryBIO()
+with contextlib.suppress(ssl.SSLWantReadError):
+    context.wrap_bio(incoming, outgoing).do_handshake()
+hello = outgoing.read()
+
+def piece():
+    match numbers.randrange(5):
+        case 0:
+            return numbers.randbytes(numbers.randrange(1, 2000))
+        case 1:
+            return hello
+        case 2:
+            begun = bytearray(hello)
+            begun[numbers.randrange(len(begun))] ^= 1 << numbers.randrange(8)
+            return bytes(begun)
+        case 3:
+            return hello[:numbers.randrange(1, len(hello))]
+    return bytes([numbers.choice((20, 21, 22, 23, 24)), 3, numbers.randrange(5)]) + numbers.randbytes(numbers.randrange(1, 300))
+
+while sent < left:
+    with contextlib.suppress(OSError), socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as line:
+        for _ in range(numbers.randrange(1, 20)):
+            sent += 1
+            line.sendall(piece())
+print(sent)
+"""
+"""Sends to a port what is no greeting, or the beginning of one that was changed, and prints how often."""
+
+
+def test_the_port_holds_whatever_a_stranger_sends(tmp_path: Path) -> None:
+    with network() as net:
+        bridge = net.bridge()
+        one, other, stranger = (net.host(bridge, f"10.79.0.{number}/24") for number in (1, 2, 3))
+        with two_agents(tmp_path, one, other) as (attic, cellar):
+            until(lambda: attic.sees("cellar") and cellar.sees("attic"))
+            pair(attic, cellar)
+            until(lambda: attic.connected() == {"cellar"})
+            process = attic.process.pid
+            figures = []
+            for count in (SENDS // 10, SENDS - SENDS // 10):  # what is kept for the first strangers is no leak
+                done = stranger.run(sys.executable, "-c", SENDER, one.address, str(PORT), str(count))
+                assert done.returncode == 0, done.stderr
+                until(lambda: attic.connected() == {"cellar"}, attic.told)
+                figures.append(held(process))
+            (descriptors, memory), _ = figures
+            until(lambda: held(process)[0] <= descriptors + 2, lambda: held(process))
+            print(f"{SENDS} sends: {figures[0]} descriptors and bytes after a tenth, {held(process)} after all")
+            assert held(process)[1] <= memory + GROWTH_BYTES
+            assert not any("blocked" in entry["text"] for entry in attic.told()["history"]), "nobody paired is blamed"
+
+
+def held(process: int) -> tuple[int, int]:
+    """Return how many descriptors a process holds, and its resident bytes."""
+    return len(list(Path(f"/proc/{process}/fd").iterdir())), status_kb(process, "status", "VmRSS")
 
 
 NEIGHBOURS = Path("/proc/sys/net/ipv4/neigh/default")

@@ -101,7 +101,7 @@ class _Task(msgspec.Struct, frozen=True):
     """Number of rounds that the job has trained; a round counts once it is trained."""
     failed: str = ""
     refused: str = ""
-    """Why the reply has nothing of this device."""
+    """Reason for which the reply has nothing of this device."""
     over: bool = False
     """Nobody waits for the reply."""
 

@@ -135,7 +135,7 @@ class _LedFederation:
     """Why no round runs."""
     round_devices: tuple[str, ...] = ()
     awaited: Mapping[str, str] = field(default_factory=dict)
-    """What each device without a reply is at, by name."""
+    """Activity of each device without a reply, by name."""
 
 
 class Federations:
@@ -461,7 +461,7 @@ class _Outbox:
     _under_way: dict[int, tuple[str, asyncio.Task[None]]] = field(default_factory=dict)
     """Hash of the message to each node, and the task that delivers it."""
     awaited: dict[str, str] = field(default_factory=dict)
-    """What each device without a reply is at, by name."""
+    """Activity of each device without a reply, by name."""
     _helper: AsyncHelper[RoundEvent] | None = None
 
     async def do_round(self) -> RoundEnded:
@@ -571,7 +571,7 @@ class _Outbox:
 
 
 def _at_work(answer: TaskAnswer, *, is_delivered: bool) -> str:
-    """Return what a device is at that answers, in words."""
+    """Return what a device that answers does, in words."""
     if answer.reason:
         return answer.reason
     if answer.state is TaskState.DONE:

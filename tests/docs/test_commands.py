@@ -1,6 +1,7 @@
 """What the documents tell their readers to type is understood, and what README begins with works as it stands."""
 
 import argparse
+import re
 from pathlib import Path
 
 import pytest
@@ -87,6 +88,16 @@ def test_each_command_and_each_argument_says_what_it_does(parser: CommandParser)
     assert not [one.name for one in helps if not one.text.endswith((".", "man -l -"))]
     silent = [(one.name, it.typed) for one in helps for group in one.groups for it in group.arguments if not it.text]
     assert not silent
+
+
+def test_values_have_one_word_each_and_examples_a_line_each(parser: CommandParser) -> None:
+    """A usage is at most three lines of 100 characters; an example in a sentence would be run by no test."""
+    helps = tuple(command_helps(parser))
+    typed = [argument.typed for one in helps for group in one.groups for argument in group.arguments]
+    values = {word for each in typed for word in re.findall(r" ([A-Z][A-Z_-]*)(?=[, \]]|$)", each)}
+    assert {"SIZE", "FILE", "DIR", "N", "TIME"} <= values
+    assert not [value for value in values if "_" in value or (len(value) == 1 and value != "N")]
+    assert not [one.name for one in helps if len(one.usage) > 300 or re.search(r"[Ee]xamples?: port-agent", one.epilog)]
 
 
 def test_each_command_to_type_is_called_by_its_name_of_now() -> None:

@@ -15,6 +15,7 @@ from datetime import time
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from port_agent.cli.help_format import HelpFormat
 from port_agent.cli.terminal import printable
 from port_agent.system.clock import LONGEST_PAUSE_S
 from port_agent.system.mounts import file_system, in_ram
@@ -62,7 +63,7 @@ def add_federation_terms(parser: "argparse.ArgumentParser | argparse._ArgumentGr
     parser.add_argument(
         "--epsilon-budget",
         type=positive_number,
-        metavar="E",
+        metavar="EPSILON",
         help="with --federated: refuse rounds that would raise the epsilon that its data has spent, over all jobs, above this",
     )
     parser.add_argument(
@@ -107,7 +108,7 @@ class CommandParser(argparse.ArgumentParser):
     """A parser whose errors are one line: the cause, the remedy, and where to read more."""
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        super().__init__(*arguments, **options)
+        super().__init__(*arguments, **{"formatter_class": HelpFormat, **options})
         self.register("action", "parsers", _Commands)
 
     def error(self, message: str) -> NoReturn:

@@ -83,16 +83,16 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 def _add_run(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     run = commands.add_parser("run", help="run the agent itself (systemd does this for you)")
     run.add_argument("--foreground", action="store_true", help="stay in the foreground (it always does; for clarity)")
-    run.add_argument("--state-dir", type=writable_folder, metavar="D", help="directory of jobs and checkpoints")
-    run.add_argument("--runtime-dir", type=writable_folder, metavar="R", help="directory of the control socket")
+    run.add_argument("--state-dir", type=writable_folder, metavar="DIR", help="directory of jobs and checkpoints")
+    run.add_argument("--runtime-dir", type=writable_folder, metavar="DIR", help="directory of the control socket")
     run.add_argument(
         "--config",
         type=readable_file,
-        metavar="F",
+        metavar="FILE",
         help=f"configuration (default: {places.SYSTEM_CONFIG} if it exists)",
     )
     run.add_argument(
-        "--sysfs-root", type=readable_folder, metavar="D", help="read power and temperature below D instead of /sys"
+        "--sysfs-root", type=readable_folder, metavar="DIR", help="read power and temperature below DIR instead of /sys"
     )
     run.set_defaults(run=_run)
 
@@ -226,7 +226,7 @@ def _client(
     has_json: bool = True,
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=text)
-    parser.add_argument("--runtime-dir", type=Path, metavar="R", help="where the agent's control socket is")
+    parser.add_argument("--runtime-dir", type=Path, metavar="DIR", help="where the agent's control socket is")
     if has_json:
         parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)

@@ -66,8 +66,9 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         "and the joules of flash, which takes a minute. Without a sensor, give the watts; otherwise the "
         "file marks them as assumed. `energy.board` in the configuration makes plans and "
         "estimates use the file.",
-        epilog="Examples: port-agent profile -o my-pi.toml --static-watts 2.9 --compute-watts 3.4; what the "
-        "operators of a step took when they were measured for planning: port-agent profile --ops job.port",
+        epilog="examples:\n"
+        "  port-agent profile -o my-pi.toml --static-watts 2.9 --compute-watts 3.4\n"
+        "  port-agent profile --ops job.port                   the operators of a step, as they were measured for planning\n",
     )
     parser.add_argument(
         "--ops",
@@ -103,7 +104,7 @@ def _add_profile(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     parser.add_argument(
         "--config",
         type=readable_file,
-        metavar="F",
+        metavar="FILE",
         help=f"configuration whose [energy] names the sensor (default: {places.SYSTEM_CONFIG} if it exists)",
     )
     parser.set_defaults(run=_profile)
@@ -129,13 +130,13 @@ def _add_frontier(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="show the plans over RAM, time and energy that a bundle's step allows",
         description="Plan a bundle's step for several budgets and show the plans that no other beats in memory, time "
         "and energy; with --deadline, say which of them meet it.",
-        epilog="Example: port-agent frontier job.port --deadline 2026-12-01T07:00 --epochs 3 --charging 22:00-07:00",
+        epilog="example:\n  port-agent frontier job.port --deadline 8h --epochs 3 --charging 22:00-07:00\n",
     )
     parser.add_argument("bundle", type=readable_file, help="file made by `port-agent plan`")
     parser.add_argument("--ram", type=size, help="largest budget (default: what keeping everything takes)")
     parser.add_argument("--count", type=whole_number(1, 1000), default=4, help="number of budgets (default 4)")
     parser.add_argument(
-        "--time-limit", type=duration, default=40.0, metavar="S", help="seconds of planning in total (default 40)"
+        "--time-limit", type=duration, default=40.0, metavar="SECONDS", help="seconds of planning in total (default 40)"
     )
     parser.add_argument("--strategy", default="milp", help="planner (default milp; greedy is the fastest)")
     add_deadline(parser)

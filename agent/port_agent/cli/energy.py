@@ -51,9 +51,9 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     form.add_argument("--json", action="store_true", help="print JSON")
     form.add_argument("--csv", action="store_true", help="print the tables as CSV")
     energy.add_argument("--sources", action="store_true", help="show the sources of this machine and test them")
-    energy.add_argument("--price", type=positive_number, metavar="P", help="price of a kWh")
+    energy.add_argument("--price", type=positive_number, metavar="PRICE", help="price of a kWh")
     energy.add_argument("--currency", metavar="NAME", help="its currency, such as EUR")
-    energy.add_argument("--co2", type=positive_number, metavar="G", help="grams of CO2 per kWh of your electricity")
+    energy.add_argument("--co2", type=positive_number, metavar="GRAMS", help="grams of CO2 per kWh of your electricity")
     energy.add_argument("--endurance", type=size, metavar="SIZE", help="bytes that the flash endures, such as 10TB")
     _add_places(energy)
     energy.set_defaults(run=_energy)
@@ -68,13 +68,13 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 def _add_places(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--state-dir", type=readable_folder, metavar="D", help="read the ledger in D without asking an agent"
+        "--state-dir", type=readable_folder, metavar="DIR", help="read the ledger in DIR without asking an agent"
     )
-    parser.add_argument("--runtime-dir", type=Path, metavar="R", help="where the agent's control socket is")
+    parser.add_argument("--runtime-dir", type=Path, metavar="DIR", help="where the agent's control socket is")
     parser.add_argument(
         "--config",
         type=readable_file,
-        metavar="F",
+        metavar="FILE",
         help=f"configuration (default: {places.SYSTEM_CONFIG} if it exists)",
     )
 

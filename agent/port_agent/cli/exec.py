@@ -76,7 +76,6 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         usage="port-agent exec (--ram SIZE | --tensors SIZE | --gpu-ram SIZE) [options] -- (SCRIPT | -m MODULE) [ARGUMENT ...]",
         description="Run a PyTorch program as it is, inside a memory budget.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     bound = parser.add_mutually_exclusive_group()
     bound.add_argument("--ram", type=size, metavar="SIZE", help="memory of the whole process, e.g. 600M or 1.5G")
@@ -151,7 +150,7 @@ def add_budget_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--config",
         type=readable_file,
-        metavar="F",
+        metavar="FILE",
         help=f"configuration whose [energy] says what the flash endures and costs (default: {places.SYSTEM_CONFIG} if "
         "it exists)",
     )
@@ -161,7 +160,7 @@ def add_budget_options(parser: argparse.ArgumentParser) -> None:
         help="run while the agent's policy allows it; otherwise pause and release memory",
     )
     parser.add_argument(
-        "--runtime-dir", type=Path, metavar="R", help="with --opportunistic: where the agent's control socket is"
+        "--runtime-dir", type=Path, metavar="DIR", help="with --opportunistic: where the agent's control socket is"
     )
 
 

@@ -28,6 +28,16 @@ SUMMARIES: Mapping[str, str] = {
     "job": "submit jobs to the agent, watch and control them, and fetch their results",
     "peer": "pair devices that train together",
 }
+EXAMPLES: Mapping[str, str] = {
+    "job": "examples:\n"
+    "  port-agent job submit job.port --epochs 3\n"
+    "  port-agent job list\n"
+    "  port-agent job result job -o weights.safetensors\n",
+    "peer": "examples:\n"
+    "  port-agent peer pair                shows a code\n"
+    "  port-agent peer pair CODE           on the other device\n"
+    "  port-agent peer list\n",
+}
 PLACES: Mapping[str, tuple[str, str]] = {
     before: (group, name) for group, commands in GROUPS.items() for name, before in commands.items()
 }
@@ -49,7 +59,7 @@ class GroupedCommands:
 
     def _of(self, group: str) -> "argparse._SubParsersAction[Any]":
         if group not in self._groups:
-            parser = self._commands.add_parser(group, help=SUMMARIES[group])
+            parser = self._commands.add_parser(group, help=SUMMARIES[group], epilog=EXAMPLES[group])
             self._groups[group] = parser.add_subparsers(dest=f"{group}_command", metavar="COMMAND", required=True)
         return self._groups[group]
 

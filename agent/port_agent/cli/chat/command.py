@@ -33,7 +33,6 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="talk with a language model, inside a memory budget",
         description="Talk with a transformers language model from its directory.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", type=readable_folder, help="directory with config.json, safetensors and tokenizer")
     parser.add_argument(

@@ -107,7 +107,6 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="fine-tune a language model on your own text, inside a memory budget",
         description="Fine-tune a transformers language model from its directory, on your own text.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", type=Path, help="directory with config.json, safetensors and tokenizer")
     parser.add_argument(
@@ -143,22 +142,22 @@ def _add_what_is_trained(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--base",
         choices=(AS_STORED, *(grid.value for grid in Quantization)),
-        metavar="GRID",
+        metavar="FORMAT",
         help="quantize the frozen weights first: nf4 (4.5 bits per weight) or int8 (8.25). Each step then reads less, and you "
         f"train the quantized model (default: as they are stored; {AS_STORED} demands that they are bfloat16)",
     )
     group.add_argument(
         "--targets",
-        metavar="A,B",
+        metavar="LAYERS",
         default="",
-        help="layers that get adapters, by the ends of their names, or all-linear for all but the head (default: "
+        help="layers that get adapters, as the ends of their names with commas between, or all-linear for all but the head (default: "
         "peft's choice for this kind of model)",
     )
     group.add_argument(
         "--alpha",
         type=positive_number,
-        metavar="A",
-        help="scale the adapters by A, divided by their rank (default: twice the rank)",
+        metavar="ALPHA",
+        help="scale the adapters by ALPHA, divided by their rank (default: twice the rank)",
     )
     group.add_argument("--rslora", action="store_true", help="divide --alpha by the square root of the rank instead")
     group.add_argument("--dora", action="store_true", help="also train the magnitude of each row of a weight (DoRA)")
@@ -223,7 +222,9 @@ def _add_updates(group: "argparse._ArgumentGroup") -> None:
 
 
 def _add_rate(group: "argparse._ArgumentGroup") -> None:
-    group.add_argument("--lr", type=positive_number, metavar="R", help="learning rate (default 2e-4, with --full 2e-5)")
+    group.add_argument(
+        "--lr", type=positive_number, metavar="RATE", help="learning rate (default 2e-4, with --full 2e-5)"
+    )
     group.add_argument(
         "--warm-up",
         type=_share,
@@ -243,7 +244,7 @@ def _add_rate(group: "argparse._ArgumentGroup") -> None:
         "--weight-decay",
         type=_share,
         default=0.0,
-        metavar="W",
+        metavar="NUMBER",
         help="weight decay of AdamW; gradients are clipped to a norm of 1 (default 0)",
     )
 
@@ -370,7 +371,7 @@ def _add_job(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--proximal-mu",
         type=positive_number,
-        metavar="X",
+        metavar="NUMBER",
         help="with --federated: FedProx; X / 2 times the squared distance from the round's first adapters is added to the "
         "loss (the federation is led with --strategy fedprox --proximal-mu X)",
     )

@@ -37,7 +37,6 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="write a quantized model (GGUF, bitsandbytes, GPTQ, AWQ) as one of floats",
         description="Write a quantized model as a model directory of floats, which finetune trains.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("model", type=Path, metavar="MODEL", help="GGUF file, or directory of a quantized model")
     parser.add_argument(

@@ -36,13 +36,12 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="write a model and its adapter as a GGUF file",
         description="Write a model of transformers, with an adapter merged into it if given, as one GGUF file.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument(
         "--gguf",
         type=readable_folder,
         required=True,
-        metavar="MODEL_DIR",
+        metavar="DIR",
         help="directory of the model to write as GGUF",
     )
     parser.add_argument("--adapter", type=readable_folder, metavar="DIR", help="directory that finetune wrote")

@@ -37,7 +37,6 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="write an adapter of finetune and its base as one model",
         description="Write the base model with an adapter merged into its weights.",
         epilog=_EPILOG,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("adapter", type=readable_folder, metavar="ADAPTER", help="directory that finetune wrote")
     parser.add_argument(

@@ -26,7 +26,14 @@ Command = Callable[[argparse.Namespace], int]
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands of this area to `commands`."""
-    mcu = commands.add_parser("mcu", help="train int8 models on microcontrollers over a serial port")
+    mcu = commands.add_parser(
+        "mcu",
+        help="train int8 models on microcontrollers over a serial port",
+        epilog="examples:\n"
+        "  port-agent mcu simulate examples/imu_gestures         no board needed\n"
+        "  port-agent mcu compile PROJECT -o build\n"
+        "  port-agent mcu train build --epochs 3\n",
+    )
     actions = mcu.add_subparsers(dest="action", metavar="ACTION", required=True)
     _add_list(actions.add_parser)
     _add_compile(actions.add_parser)

@@ -82,7 +82,7 @@ def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--min-share",
         type=positive_number,
         default=0.5,
-        metavar="X",
+        metavar="NUMBER",
         help="abandon and repeat a round if less than this share of the devices asked reply (default 0.5)",
     )
     _add_strategy(start)
@@ -93,14 +93,14 @@ def _add_start(verbs: "argparse._SubParsersAction[argparse.ArgumentParser]") -> 
         "--noise",
         type=positive_number,
         default=0.0,
-        metavar="Z",
-        help="with --clip: Gaussian noise of Z times the norm over the number of devices (differential privacy; its "
+        metavar="NOISE",
+        help="with --clip: Gaussian noise of NOISE times the norm over the number of devices (differential privacy; its "
         "epsilon over all rounds is printed)",
     )
     start.add_argument(
         "--epsilon-budget",
         type=positive_number,
-        metavar="E",
+        metavar="EPSILON",
         help="with --noise: a device stops contributing when its data would have spent more than this epsilon over "
         "all federations",
     )
@@ -122,18 +122,20 @@ def _add_strategy(start: argparse.ArgumentParser) -> None:
     start.add_argument(
         "--server-rate",
         type=positive_number,
-        metavar="X",
+        metavar="NUMBER",
         help="learning rate of fedavgm (default 1) and fedadam (default 0.1)",
     )
-    start.add_argument("--server-momentum", type=_factor, metavar="X", help="momentum of fedavgm (default 0.9)")
-    start.add_argument("--server-betas", type=_factor, nargs=2, metavar="X", help="betas of fedadam (default 0.9 0.99)")
+    start.add_argument("--server-momentum", type=_factor, metavar="NUMBER", help="momentum of fedavgm (default 0.9)")
+    start.add_argument(
+        "--server-betas", type=_factor, nargs=2, metavar="NUMBER", help="betas of fedadam (default 0.9 0.99)"
+    )
     start.add_argument(
         "--proximal-mu",
         type=positive_number,
-        metavar="X",
+        metavar="NUMBER",
         help="factor of fedprox's term, which the jobs were made with",
     )
-    start.add_argument("--server-tau", type=positive_number, metavar="X", help="tau of fedadam (default 0.001)")
+    start.add_argument("--server-tau", type=positive_number, metavar="NUMBER", help="tau of fedadam (default 0.001)")
 
 
 def _factor(text: str) -> float:
@@ -173,7 +175,7 @@ def _verb(
     verbs: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str, run: Any
 ) -> argparse.ArgumentParser:
     parser = verbs.add_parser(name, help=text)
-    parser.add_argument("--runtime-dir", type=Path, metavar="R", help="where the agent's control socket is")
+    parser.add_argument("--runtime-dir", type=Path, metavar="DIR", help="where the agent's control socket is")
     parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(run=run)
     return parser

@@ -19,13 +19,13 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
     export = verbs.add_parser("export", help="write this device's identity to a file that only you can read")
     export.add_argument("file", type=Path, help="file to write")
     export.add_argument(
-        "--state-dir", type=readable_folder, metavar="D", help="the agent's state directory, if not the default"
+        "--state-dir", type=readable_folder, metavar="DIR", help="the agent's state directory, if not the default"
     )
     export.set_defaults(run=_export)
     taken = verbs.add_parser("import", help="restore an identity from such a file, while no agent is running here")
     taken.add_argument("file", type=Path, help="file that `export` wrote")
     taken.add_argument(
-        "--state-dir", type=writable_folder, metavar="D", help="the agent's state directory, if not the default"
+        "--state-dir", type=writable_folder, metavar="DIR", help="the agent's state directory, if not the default"
     )
     taken.set_defaults(run=_import)
 

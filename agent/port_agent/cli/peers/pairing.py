@@ -49,7 +49,7 @@ def _command(
     commands: "argparse._SubParsersAction[argparse.ArgumentParser]", name: str, text: str
 ) -> argparse.ArgumentParser:
     parser = commands.add_parser(name, help=text)
-    parser.add_argument("--runtime-dir", type=Path, metavar="R", help="where the agent's control socket is")
+    parser.add_argument("--runtime-dir", type=Path, metavar="DIR", help="where the agent's control socket is")
     parser.add_argument("--json", action="store_true", help="print JSON")
     return parser
 

@@ -44,8 +44,9 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
         help="capture a training script and plan it for a RAM budget",
         description="Capture the training step of a script, measure it on this machine, and write a bundle that trains "
         "within the RAM budget. The script has a function port_job() that returns model, loss, optimizer and data.",
-        epilog="Examples: port-agent plan train.py --ram 300M -o job.port; train fewer parameters instead of paging: "
-        "port-agent plan train.py --ram 300M --sparse-update",
+        epilog="examples:\n"
+        "  port-agent plan train.py --ram 300M -o job.port\n"
+        "  port-agent plan train.py --ram 300M --sparse-update   trains fewer parameters instead of paging\n",
     )
     parser.add_argument("script", type=readable_file, help="Python file with a function port_job()")
     parser.add_argument("--ram", required=True, type=size, help="resident memory of the whole process, e.g. 300M")
@@ -148,7 +149,7 @@ def _add_flash(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--config",
         type=readable_file,
-        metavar="F",
+        metavar="FILE",
         help="configuration whose [energy] gives watts, prices and the card's endurance (default: "
         f"{places.SYSTEM_CONFIG} if it exists)",
     )
@@ -205,7 +206,7 @@ def _add_sparse(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--step-joules",
         type=positive_number,
-        metavar="J",
+        metavar="JOULES",
         help="energy that a step of --sparse-update may take, in joules: including the device at rest meanwhile, "
         "estimated from the watts of the --board, or of a small board where none is given",
     )
@@ -214,7 +215,11 @@ def _add_sparse(group: "argparse._ArgumentGroup") -> None:
 def _add_search(group: "argparse._ArgumentGroup") -> None:
     group.add_argument("--strategy", default="milp", help="planner (default milp; greedy is the fastest)")
     group.add_argument(
-        "--time-limit", type=duration, default=12.0, metavar="S", help="seconds of planning per graph (default 12)"
+        "--time-limit",
+        type=duration,
+        default=12.0,
+        metavar="SECONDS",
+        help="seconds of planning per graph (default 12)",
     )
     group.add_argument(
         "--iterations",
@@ -237,7 +242,7 @@ def _add_search(group: "argparse._ArgumentGroup") -> None:
     group.add_argument(
         "--runtime-dir",
         type=Path,
-        metavar="R",
+        metavar="DIR",
         help="directory of the agent's control socket, to find paired devices",
     )
     group.add_argument(

@@ -23,7 +23,7 @@ def _add_train(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") 
         "train",
         help="train a bundle in the foreground; run again to resume",
         description="Train a bundle. Ctrl-C finishes the step and stops; the same command continues from there.",
-        epilog="Example: port-agent train job.port --epochs 3 --out weights.safetensors",
+        epilog="example:\n  port-agent train job.port --epochs 3 --out weights.safetensors\n",
     )
     parser.add_argument("bundle", type=readable_file, help="file made by `port-agent plan`")
     parser.add_argument(

@@ -121,6 +121,20 @@ def _recurrent(kind: Callable[..., nn.Module]) -> Callable[[], nn.Module]:
     )
 
 
+def _mirrored() -> nn.Module:
+    """Return a decoder whose weight is the transpose of the encoder's, in the same memory."""
+    tied = nn.Sequential(
+        nn.Linear(20, 12, bias=False), nn.ReLU(), nn.Linear(12, 20, bias=False), nn.Linear(20, CLASSES)
+    )
+    tied[2].register_parameter("weight", nn.Parameter(tied[0].get_parameter("weight").detach().t()))
+    return tied
+
+
+def _hooked(layer: nn.Module) -> nn.Module:
+    layer.register_forward_hook(lambda module, inputs, result: 0.5 * result)
+    return layer
+
+
 def _sequential(*layers: Callable[[], nn.Module]) -> Callable[[], nn.Module]:
     return lambda: nn.Sequential(*(layer() for layer in layers))
 
@@ -256,6 +270,26 @@ KINDS: tuple[NetworkKind, ...] = (
     NetworkKind("log softmax", ROW, lambda: nn.Sequential(nn.Linear(20, CLASSES), nn.LogSoftmax(1))),
     NetworkKind("temperature", ROW, lambda: Written(lambda m, x: m.head(x) / 2.0, head=nn.Linear(20, CLASSES))),
     NetworkKind("outputs sliced", ROW, lambda: Written(lambda m, x: m.head(x)[:, 1:], head=nn.Linear(20, CLASSES))),
+    NetworkKind("quarters of an image", IMAGE, lambda: Written(lambda m, x: m.head(torch.cat([m.a(x[:, :, :8, :8]), m.b(x[:, :, 8:, 8:])], 1).relu().mean((2, 3))), a=nn.Conv2d(3, 4, 3), b=nn.Conv2d(3, 4, 3), head=nn.Linear(8, CLASSES))),
+    NetworkKind("rectified twice", IMAGE, image(lambda m, x: torch.cat([y := m.a(x), -y], 1).relu(), 16, a=nn.Conv2d(8, 8, 3, padding=1))),
+    NetworkKind("cropped by padding", IMAGE, image(lambda m, x: m.a(F.pad(x, (-2, -1, -1, -2))), 8, a=nn.Conv2d(8, 8, 3))),
+    NetworkKind("padded with minus one", IMAGE, image(lambda m, x: m.a(F.pad(x, (1, 1, 1, 1), value=-1.0)), 8, a=nn.Conv2d(8, 8, 3))),
+    NetworkKind("channels by a list", IMAGE, image(lambda m, x: m.a(x)[:, [3, 1, 2, 0]], 4, a=nn.Conv2d(8, 8, 3))),
+    NetworkKind("dilated to the same size", GREY, lambda: nn.Sequential(nn.Conv2d(1, 8, 3, padding="same", dilation=2), nn.ReLU(), *pooled(8))),
+    NetworkKind("wide kernel, long stride", IMAGE, lambda: nn.Sequential(nn.Conv2d(3, 8, (1, 7), (1, 3), (0, 2)), nn.ReLU(), *pooled(8))),
+    NetworkKind("adaptive pool of one axis", GREY, lambda: nn.Sequential(block(1, 8), nn.AdaptiveAvgPool2d((None, 1)), nn.Flatten(), nn.Linear(96, CLASSES))),
+    NetworkKind("padding counted in pools", GREY, lambda: nn.Sequential(block(1, 8), nn.AvgPool2d(3, 2, 1, count_include_pad=False), *pooled(8))),
+    NetworkKind("normed twice", IMAGE, lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.BatchNorm2d(8, eps=1.0), nn.ReLU(), *pooled(8))),
+    NetworkKind("channels last in memory", IMAGE, lambda: nn.Sequential(block(3, 8), block(8, 8), *pooled(8)).to(memory_format=torch.channels_last)),
+    NetworkKind("steps before channels", STREAM, lambda: Written(lambda m, x: m.head(m.a(x).transpose(1, 2).flatten(1)), a=nn.Conv1d(6, 8, 3, padding=1), head=nn.Linear(256, CLASSES))),
+    NetworkKind("transposed weight", ROW, _mirrored),
+    NetworkKind("weights in double", ROW, lambda: Written(lambda m, x: m.head(x.double()).float(), head=nn.Linear(20, CLASSES).double())),
+    NetworkKind("einsum", IMAGE, image(lambda m, x: torch.einsum("bchw,cd->bdhw", x, m.a.weight), 8, a=nn.Linear(8, 8))),
+    NetworkKind("maximum of pairs", ROW, lambda: Written(lambda m, x: m.head(m.a(x).view(-1, 8, 2).max(2).values), a=nn.Linear(20, 16), head=nn.Linear(8, CLASSES))),
+    NetworkKind("chosen by sign", IMAGE, image(lambda m, x: torch.where((y := m.a(x)) > 0, y, 0.1 * y), 8, a=nn.Conv2d(8, 8, 3))),
+    NetworkKind("patches by unfold", IMAGE, lambda: Written(lambda m, x: m.head(m.a(F.unfold(x, 4, stride=4).transpose(1, 2)).mean(1)), a=nn.Linear(48, 8), head=nn.Linear(8, CLASSES))),
+    NetworkKind("detached branch", ROW, lambda: Written(lambda m, x: m.head((y := m.a(x)).detach() + m.b(y)), a=nn.Linear(20, 12), b=nn.Linear(12, 12), head=nn.Linear(12, CLASSES))),
+    NetworkKind("forward hook", IMAGE, lambda: nn.Sequential(_hooked(nn.Conv2d(3, 8, 3)), nn.ReLU(), *pooled(8))),
     NetworkKind("softmax over samples", ROW, lambda: nn.Sequential(nn.Linear(20, CLASSES), nn.Softmax(0))),
     *(NetworkKind(f"activation {act.__name__}", IMAGE, _activation(act)) for act in ACTIVATIONS),
 )  # fmt: skip

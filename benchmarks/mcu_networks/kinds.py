@@ -130,6 +130,13 @@ def _mirrored() -> nn.Module:
     return tied
 
 
+def _channels_last(module: nn.Module) -> nn.Module:
+    for parameter in module.parameters():
+        if parameter.dim() == 4:
+            parameter.data = parameter.data.contiguous(memory_format=torch.channels_last)
+    return module
+
+
 def _hooked(layer: nn.Module) -> nn.Module:
     layer.register_forward_hook(lambda module, inputs, result: 0.5 * result)
     return layer
@@ -280,7 +287,7 @@ KINDS: tuple[NetworkKind, ...] = (
     NetworkKind("adaptive pool of one axis", GREY, lambda: nn.Sequential(block(1, 8), nn.AdaptiveAvgPool2d((None, 1)), nn.Flatten(), nn.Linear(96, CLASSES))),
     NetworkKind("padding counted in pools", GREY, lambda: nn.Sequential(block(1, 8), nn.AvgPool2d(3, 2, 1, count_include_pad=False), *pooled(8))),
     NetworkKind("normed twice", IMAGE, lambda: nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.BatchNorm2d(8, eps=1.0), nn.ReLU(), *pooled(8))),
-    NetworkKind("channels last in memory", IMAGE, lambda: nn.Sequential(block(3, 8), block(8, 8), *pooled(8)).to(memory_format=torch.channels_last)),
+    NetworkKind("channels last in memory", IMAGE, lambda: _channels_last(nn.Sequential(block(3, 8), block(8, 8), *pooled(8)))),
     NetworkKind("steps before channels", STREAM, lambda: Written(lambda m, x: m.head(m.a(x).transpose(1, 2).flatten(1)), a=nn.Conv1d(6, 8, 3, padding=1), head=nn.Linear(256, CLASSES))),
     NetworkKind("transposed weight", ROW, _mirrored),
     NetworkKind("weights in double", ROW, lambda: Written(lambda m, x: m.head(x.double()).float(), head=nn.Linear(20, CLASSES).double())),

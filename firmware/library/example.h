@@ -25,7 +25,16 @@ static inline port_status port_example_train(const char *text, const int8_t *sam
 #else
 static inline port_status port_example_train(const char *text, const int8_t *sample, port_result *result)
 {
-    return port_library_train(sample, (uint16_t)atoi(text), result);
+    char *rest;
+    long label = strtol(text, &rest, 10);
+
+    while (*rest == '\r' || *rest == '\n' || *rest == ' ') {
+        rest++;
+    }
+    if (rest == text || *rest != 0 || (unsigned long)label >= PORT_MODEL_CLASS_COUNT) { /* no number, or no class */
+        return PORT_ERROR_ARGUMENT;
+    }
+    return port_library_train(sample, (uint16_t)label, result);
 }
 #endif
 
@@ -46,10 +55,13 @@ static inline void port_example_do(const char *command, const float *values, cha
     port_result result = {0, 0, 0};
     port_status status = PORT_OK;
 
-    port_library_quantize(values, sample);
-    if (command[0] == 't') {
+    long clipped = (long)port_library_quantize(values, sample);
+
+    if (clipped < 0 && command[0] != 's') {
+        snprintf(answer, size, "a value of the sensor is not a number");
+    } else if (command[0] == 't') {
         status = port_example_train(command + 1, sample, &result);
-        snprintf(answer, size, "status %d, was class %u", (int)status, (unsigned)result.predicted);
+        snprintf(answer, size, "status %d, was class %u, %ld values clipped", (int)status, (unsigned)result.predicted, clipped);
     } else if (command[0] == 's') {
         snprintf(answer, size, "status %d", (int)port_library_save());
     } else {

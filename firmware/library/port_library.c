@@ -112,13 +112,23 @@ static int8_t quantized(float value)
     return (int8_t)(code < -128 ? -128 : code > 127 ? 127 : code);
 }
 
-void port_library_quantize(const float *values, int8_t *sample)
+int32_t port_library_quantize(const float *values, int8_t *sample)
 {
+    const float low = PORT_SAMPLE_SCALE * (float)(-129 - PORT_SAMPLE_ZERO);
+    const float high = PORT_SAMPLE_SCALE * (float)(128 - PORT_SAMPLE_ZERO);
+    int32_t clipped = 0;
+    int finite = 1;
+
     for (uint32_t place = 0; place < PORT_SAMPLE_PLACES; place++) {
         for (uint32_t channel = 0; channel < PORT_SAMPLE_CHANNELS; channel++) {
-            *sample++ = quantized(values[channel * PORT_SAMPLE_PLACES + place]);
+            float value = values[channel * PORT_SAMPLE_PLACES + place];
+
+            finite = finite && value - value == 0.0f;
+            clipped += value < low || value > high;
+            *sample++ = quantized(value);
         }
     }
+    return finite ? clipped : -1;
 }
 
 port_status port_library_train(const int8_t *sample, uint16_t label, port_result *result)

@@ -34,8 +34,9 @@ port_status port_library_begin(const port_library_storage *storage);
 /* Set learning rate, rounding rule and scaling of subsequent training. */
 port_status port_library_options(const port_options *options);
 
-/* Convert real values, channel by channel ([channels][height][width], PORT_SAMPLE_VALUES of them), to int8. */
-void port_library_quantize(const float *values, int8_t *sample);
+/* Convert real values, channel by channel ([channels][height][width], PORT_SAMPLE_VALUES of them), to int8. Return how many
+ * lie outside of the calibrated range and are clipped, or -1 if one is NaN or infinite: such a sample is not to be learned. */
+int32_t port_library_quantize(const float *values, int8_t *sample);
 
 /* Train on one sample; `result` (may be null) receives the loss and the prediction before the update. */
 port_status port_library_train(const int8_t *sample, uint16_t label, port_result *result);

@@ -160,6 +160,37 @@ def test_it_trains_to_targets_to_the_bits_of_the_engine(
     assert classes.begin() == 0 and classes.train_to(DATA[0], targets[0]) == 5
 
 
+def test_values_that_are_clipped_or_no_numbers_and_labels_that_are_none_are_said(
+    compiled: tuple[CompiledModel, ModelDirectory], tmp_path: Path
+) -> None:
+    package = write_library(compiled[1], Framework.PLATFORMIO, tmp_path)
+    shown = "const char *shown(const char *line, const float *values)"
+    (package / "src" / "shown.c").write_text(
+        f'#include "example.h"\n{shown};\n{shown}\n{{ static char answer[64]; '
+        "port_example_do(line, values, answer, sizeof answer); return answer; }\n"
+    )
+    library = Library(package)
+    library.calls.shown.restype = ctypes.c_char_p
+    assert library.begin() == 0
+
+    def quantized(values: np.ndarray) -> int:
+        row = (ctypes.c_int8 * values.size)()
+        return int(library.calls.port_library_quantize(values.ctypes.data_as(ctypes.c_void_p), row))
+
+    def said(line: bytes, values: np.ndarray) -> bytes:
+        return bytes(library.calls.shown(line, values.ctypes.data_as(ctypes.c_void_p)))
+
+    good = np.ascontiguousarray(DATA[0])
+    far, wrong, endless = good.copy(), good.copy(), good.copy()
+    far[0, 0, :3], wrong[1, 2, 1], endless[0, 0, 0] = [1e9, -1e9, 500], np.nan, -np.inf
+    assert [quantized(values) for values in (good, far, wrong, endless)] == [0, 3, -1, -1]
+    assert said(b"t 1\r\n", far).startswith(b"status 0") and said(b"t 1", far).endswith(b"3 values clipped")
+    assert all(b"not a number" in said(line, wrong) for line in (b"t 1", b"i"))
+    assert all(
+        said(line, good).startswith(b"status 1") for line in (b"t", b"train", b"t 2", b"t -1", b"t 65536", b"t 1x")
+    )
+
+
 def _has_fma() -> bool:
     info = Path("/proc/cpuinfo")
     return info.is_file() and " fma " in info.read_text()

@@ -227,9 +227,11 @@ def summary_of(device: Device, view: TrainView, steps: int, wall_s: float, begun
     status, counters = device.status(), device.session.counters
     first = next((each for each in view.evaluations if each.step == begun), None)
     last = view.evaluations[-1] if view.evaluations else None
+    best = max(view.evaluations, key=lambda each: each.accuracy, default=None)
     return {
         "board": device.info.board, "model": device.info.model, "steps": steps, "wall_s": wall_s,
         "accuracy_before": first and first.accuracy, "accuracy_after": last and last.accuracy,
+        "accuracy_best": best and best.accuracy, "best_step": best and best.step,
         "explains": bool(last and last.explains),
         "ram_used_bytes": status.ram_used_bytes, "ram_limit_bytes": device.info.ram_bytes,
         "stack_used_bytes": status.stack_used_bytes, "retries": counters.retries,
@@ -251,10 +253,15 @@ def show_summary(figures: dict[str, Any]) -> None:
     console = terminal()
     if table.rows:
         console.print(table)
+    best = figures["accuracy_best"]
+    if best is not None and after is not None and after < best:
+        console.print(
+            f"it fell from {best:.1%} after {figures['best_step']:,} samples; mcu export --best has those weights",
+            highlight=False,
+        )
     if before is not None and after is not None and after < before:
         console.print(
-            "the result is worse than before: train at a lower --lr (mcu compile --choose-rate finds one), or with more "
-            "data; mcu export --best has the best weights",
+            "the result is worse than before: train at a lower --lr (mcu compile --choose-rate finds one), or with more data",
             highlight=False,
         )
     ram = bytes_or_unknown(figures["ram_used_bytes"])

@@ -69,7 +69,7 @@ def test_each_event_is_one_json_line(capsys: pytest.CaptureFixture[str]) -> None
 
 def test_the_summary_compares_before_and_after_where_both_were_measured(capsys: pytest.CaptureFixture[str]) -> None:
     figures = {
-        "accuracy_before": 0.25, "accuracy_after": 0.75, "explains": False, "steps": 1200, "board": "posix", "wall_s": 3.0,
+        "accuracy_before": 0.25, "accuracy_after": 0.75, "accuracy_best": 0.75, "best_step": 1200, "explains": False, "steps": 1200, "board": "posix", "wall_s": 3.0,
         "ram_used_bytes": None, "ram_limit_bytes": 65536, "retries": 2, "duplicates": 1, "interruptions": 0,
     }  # fmt: skip
     show_summary(figures)
@@ -78,5 +78,8 @@ def test_the_summary_compares_before_and_after_where_both_were_measured(capsys: 
     show_summary(figures | {"accuracy_before": None})
     said = capsys.readouterr().out
     assert "25.0%" not in said and "not measured" in said and "75.0%" in said
-    show_summary(figures | {"accuracy_before": None, "accuracy_after": None})
+    assert "fell" not in said
+    show_summary(figures | {"accuracy_best": 0.875, "best_step": 600})
+    assert "it fell from 87.5% after 600 samples; mcu export --best" in " ".join(capsys.readouterr().out.split())
+    show_summary(figures | {"accuracy_before": None, "accuracy_after": None, "accuracy_best": None})
     assert "measured" not in capsys.readouterr().out

@@ -10,6 +10,7 @@ import array
 import contextvars
 import functools
 import io
+import pickle
 import random
 import sys
 from collections import Counter, deque
@@ -49,6 +50,11 @@ _OPEN = object()
 
 Variables = Iterator[tuple[str, Any]]
 """Values by the names a reader knows them by."""
+
+
+def other_generators() -> bytes:
+    """Return the states of Python's and numpy's global generators."""
+    return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
 
 
 def python_state(model: torch.nn.Module, loss_fn: Any) -> dict[str, Any]:
@@ -103,6 +109,9 @@ class StateOfCode:
         """Variables of enclosing functions at the start of each unfinished call."""
         self._rebound: dict[CodeType, set[str]] = {}
         """Variables whose values had changed at the end, for each running code object."""
+        self.drew_in = ""
+        """The first of the program's functions that drew from Python's or numpy's generator, as "loss, train.py:12"."""
+        self._generators = b""
         self._device_file: str | None = None
         """The driver of the program's own device: its counters are not part of the step."""
 
@@ -110,6 +119,7 @@ class StateOfCode:
     def watched(self) -> Iterator[None]:
         """Inspect each of the program's functions that starts in the block, in this thread."""
         before, self._device_file = sys.getprofile(), own_device_file()
+        self._generators = other_generators()
         sys.setprofile(self._profiled)
         try:
             yield
@@ -136,9 +146,12 @@ class StateOfCode:
         code, names = frame.f_code, frame.f_globals
         if event == "return":
             self._ended(frame)
+            if of_the_program(code.co_filename):
+                self._note_draws(frame)
         if event != "call" or not of_the_program(code.co_filename) or code.co_filename == self._device_file:
             return
         self._calls[code] += 1
+        self._note_draws(frame.f_back)
         if self._calls[code] == 1:
             self._add((code, id(names)), code, lambda: _globals_of(code, names, _Walk()))
         if code.co_freevars and self._calls[code] <= _MAX_CALLS:
@@ -147,6 +160,15 @@ class StateOfCode:
             count = code.co_argcount + code.co_kwonlyargcount
             for name in code.co_varnames[:count]:
                 self._add_argument(name, frame.f_locals.get(name), code)
+
+    def _note_draws(self, frame: FrameType | None) -> None:
+        """Note that what ran in a function since the last look may have drawn from another generator than torch's."""
+        while frame is not None and not of_the_program(frame.f_code.co_filename):
+            frame = frame.f_back
+        code = None if frame is None else frame.f_code
+        if code is None or self.drew_in or self._calls[code] > _MAX_CALLS or self._generators == other_generators():
+            return
+        self.drew_in = f"{code.co_name}, {Path(code.co_filename).name}:{code.co_firstlineno}"
 
     def _ended(self, frame: FrameType) -> None:
         before = self._running.pop(id(frame), None)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 
 from port_planner.base.errors import CaptureError, StatefulStepError
+from port_planner.capture.python_state import StateOfCode
 from port_planner.capture.recorder import RecordedOp, RecordedStorage, Tape
 from port_planner.ir.graph import Argument, Phase, Ref, Role, Value, operands, references, with_operands
 from port_planner.ir.operators import GUARD
@@ -243,8 +244,11 @@ def _same_contents(a: RecordedStorage, b: RecordedStorage) -> bool:
 
 
 @contextmanager
-def other_generators_untouched(what: str = "the step") -> Iterator[None]:
-    """Raise CaptureError that names `what` if the block draws from Python's or numpy's global generator; restore both."""
+def other_generators_untouched(what: str = "the step", code: StateOfCode | None = None) -> Iterator[None]:
+    """Raise CaptureError that names `what` if the block draws from Python's or numpy's global generator; restore both.
+
+    `code`: what watches the program in the block, and says which function drew.
+    """
     python, arrays = random.getstate(), np.random.get_state(legacy=False)
     try:
         yield
@@ -257,7 +261,8 @@ def other_generators_untouched(what: str = "the step") -> Iterator[None]:
             if pickle.dumps(before) != pickle.dumps(now)
         ]
         if drawn:
-            raise CaptureError(f"{what} draws random numbers from {' and '.join(drawn)}: {_REMEDY}")
+            place = f" (in {code.drew_in})" if code is not None and code.drew_in else ""
+            raise CaptureError(f"{what} draws random numbers from {' and '.join(drawn)}{place}: {_REMEDY}")
     finally:
         random.setstate(python)
         np.random.set_state(arrays)

@@ -205,7 +205,7 @@ def record_again(
     for parameter in set(model.parameters()).difference(*trained):
         parameter.grad = None
     summed = session.meet_gradients(trained)
-    with other_generators_untouched():
+    with other_generators_untouched(code=session.code):
         loss = session.forward(loss_fn)
         session.backward(loss, trained)
         session.end()
@@ -275,7 +275,7 @@ def _undisturbed(session: "_Session", seed: int | None = None) -> Iterator[set[s
     for parameter, _ in gradients:
         parameter.grad = None
     try:
-        with other_generators_untouched():
+        with other_generators_untouched(code=session.code):
             yield kept
         if resized := [
             name for name, b in buffers.items() if any(b is old and b.shape != v.shape for old, v in before)

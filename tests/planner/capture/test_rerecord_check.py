@@ -115,7 +115,7 @@ CHANGING: dict[str, tuple[Callable[[], nn.Module], Loss, str]] = {
     "numpy noise": (net, numpy_noise, r"test_rerecord_check.py:\d+: aten::add.Tensor works on different contents"),
     "numpy's generator": (net, lambda m, x, y: entropy(m, x, y) * np.random.rand(), r"draws .* from `numpy.random`"),
     "Python's generator": (
-        net, lambda m, x, y: entropy(m, x, y) * (2 if random.random() < 1e-9 else 1), "draws .* from Python's `random`",
+        net, lambda m, x, y: entropy(m, x, y) * (2 if random.random() < 1e-9 else 1), r"draws .* from Python's `random` \(in <lambda>, test_rerecord_check\.py:\d+\)",
     ),
     "counter": (net, counting, r"test_rerecord_check.py:\d+: aten::div.Tensor was called with \d in one recording"),
     "phases": (net, alternating, "ran (where|in one recording)"),

@@ -298,7 +298,9 @@ def _undisturbed(session: "_Session", seed: int | None = None) -> Iterator[set[s
             parameter.grad = gradient
         with torch.no_grad():
             for tensor, value in (*before, *session.recorder.before_writes):
-                tensor.resize_(value.shape).copy_(value)
+                if tensor.shape != value.shape:
+                    tensor.resize_(value.shape)
+                tensor.copy_(value)
 
 
 def bind_buffers(model: torch.nn.Module, buffers: Mapping[str, torch.Tensor]) -> None:

@@ -53,7 +53,7 @@ Variables = Iterator[tuple[str, Any]]
 
 
 def other_generators() -> bytes:
-    """Return the states of Python's and numpy's global generators."""
+    """Return the states of the global generators of Python and numpy."""
     return pickle.dumps((random.getstate(), np.random.get_state(legacy=False)))
 
 

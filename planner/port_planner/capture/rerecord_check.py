@@ -27,6 +27,7 @@ _REMEDY = (
     "using torch's operators; or train with `port-agent exec`, which supports changing steps"
 )
 
+_FIRST_ALONE = " (where only the first step differs, as with observers of FakeQuantize, run the model once before port_job() returns)"
 _MAX_NAMED = 3
 _CALLED = "was called with"
 """Part of the message about an operator that took other numbers."""
@@ -93,7 +94,7 @@ def _difference(first: Tape, mine: RecordedOp | None, other: Tape, theirs: Recor
     if mine.name != theirs.name:
         return f"{theirs.name} ran where {mine.name} ran in another recording of the step"
     if mine.name == GUARD and mine.args[1] != theirs.args[1]:
-        return f"a tensor's value is read in Python (.item(), bool()): {mine.args[1]!r}, then {theirs.args[1]!r}"
+        return f"a tensor's value is read in Python (.item(), bool()): {mine.args[1]!r}, then {theirs.args[1]!r}{_FIRST_ALONE}"
     mine_args, their_args = _arguments(mine), _arguments(theirs)
     for was, now in zip_longest(_spelled(mine_args), _spelled(their_args)):
         if was != now:

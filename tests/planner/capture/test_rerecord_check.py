@@ -124,7 +124,7 @@ CHANGING: dict[str, tuple[Callable[[], nn.Module], Loss, str]] = {
         net, lambda m, x, y: entropy(m, torch.from_numpy(x.numpy() * 2), y), r"test_rerecord_check.py:\d+ reads \d+ numbers of a tensor .*numpy",
     ),
     "values in Python": (net, lambda m, x, y: entropy(m, x, y) * x.tolist()[0][0], r"reads \d+ numbers of a tensor .*tolist"),
-    "whole numbers": (net, lambda m, x, y: entropy(m, x, y) * (1 + y.tolist()[0]), r"value is read in Python .*: \d, then \d"),
+    "whole numbers": (net, lambda m, x, y: entropy(m, x, y) * (1 + y.tolist()[0]), r"value is read in Python .*: \d, then \d .*run the model once"),
     "too many": (net, lambda m, x, y: entropy(m, x, y) * len(y.repeat(1000).tolist()), r"reads \d+ numbers of a tensor"),
     "some rows": (net, lambda m, x, y: entropy(m, x[x[:, 0] > X[ROWS, 0]], y[x[:, 0] > X[ROWS, 0]]), "instead of"),
     "numpy decides": (net, positive_rows, r"reads \d+ numbers of a tensor"),

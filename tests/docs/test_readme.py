@@ -141,7 +141,7 @@ def test_the_loop(tmp_path: Path) -> None:
 
 
 def test_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    run, plan, submit, status, run_now, result = port_agent_lines(3)
+    run, plan, submit, run_now, result = port_agent_lines(3)
     their_script(tmp_path)
     for name in ("STATE_DIRECTORY", "RUNTIME_DIRECTORY"):
         monkeypatch.setenv(name, str(tmp_path / name.lower()))
@@ -154,7 +154,7 @@ def test_the_service(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: py
     try:
         until(lambda: list(tmp_path.rglob("*.sock")))
         assert main(submit) == 0
-        assert main(status) == 0
+        assert main(["status"]) == 0
         assert main(run_now) == 0
         until(lambda: main(["job", "job"]) == 0 and "finished" in capsys.readouterr().out)
         assert main(result) == 0

@@ -65,7 +65,8 @@ class _Sizes:
 
     samples: Mapping[int, int]
     """Samples by node."""
-    losses: tuple[float, ...]
+    loss: float
+    """Mean loss of their samples."""
     exponents: tuple[int, ...]
     """Exponent of the largest change of any device, by tensor."""
     cause: str
@@ -106,7 +107,7 @@ class MaskedAverage:
         averaged = {
             name: (array.astype(np.float64) + change[name]).astype(array.dtype) for name, array in arrays.items()
         }
-        return averaged, len(counts), math.fsum(sizes.losses) / len(sizes.losses)
+        return averaged, len(counts), sizes.loss
 
     def _measured(self, arrays: Arrays) -> _Sizes:
         """Make all devices train, and return what they report about it."""
@@ -123,9 +124,9 @@ class MaskedAverage:
         require_replies(len(replies) - len(wrong), self._order, self._grid.lost, fewest=FEWEST_MASKED)
         samples = {node: count for node, count in counts.items() if node not in wrong}
         exponents = zip(*(_exponents(metrics[node][EXPONENTS]) for node in samples), strict=True)
-        losses = tuple(float(str(metrics[node][LOSS])) for node in samples)
+        loss = math.fsum(count * float(str(metrics[node][LOSS])) for node, count in samples.items())
         cause = self._cause({node: largest[node] for node in samples})
-        return _Sizes(samples, losses, tuple(max(powers) for powers in exponents), cause)
+        return _Sizes(samples, loss / sum(samples.values()), tuple(max(powers) for powers in exponents), cause)
 
     def _cause(self, largest: Mapping[int, float]) -> str:
         """Return why the steps of a sum may be too coarse, given the largest change of each device."""

@@ -2,12 +2,14 @@
 
 import math
 import statistics
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
 from flwr.app import Message
 
-from port_agent.federate.orders import LATE, LOSS, SAMPLES, RoundOrder
+from port_agent.federate.orders import ARRAYS, LATE, LOSS, SAMPLES, RoundOrder
+from port_agent.federate.tensors import Arrays
 from port_agent.federate.wire import FlowerMessageError
 from port_planner.base.errors import PortError
 
@@ -49,6 +51,22 @@ def check_metrics(reply: Message, *names: str) -> "MetricRecord":
     if not isinstance(loss, float) or not abs(loss) <= _MAX_LOSS:
         raise FlowerMessageError(f"its loss is {loss}")
     return metrics
+
+
+def check_average(averaged: Arrays, replies: Sequence[Message]) -> None:
+    """Raise RoundAbandonedError unless weights are the average of replies by samples, summed anew in 64 bits, to the rounding of the sum."""
+    counts = [int(str(reply.content.metric_records["metrics"][SAMPLES])) for reply in replies]
+    records = [reply.content.array_records[ARRAYS] for reply in replies]
+    for name, array in averaged.items():
+        shares = [
+            np.multiply(record[name].numpy(), count / sum(counts), dtype=np.float64)
+            for count, record in zip(counts, records, strict=True)
+        ]
+        expected, most = np.sum(shares, axis=0), np.sum(np.abs(shares), axis=0)
+        kind = np.finfo(array.dtype.name)
+        allowed = (len(counts) + 2) * (kind.eps * most + kind.smallest_subnormal)
+        if not (np.abs(np.subtract(array, expected, dtype=np.float64)) <= allowed).all():
+            raise RoundAbandonedError(f"the sum of {name} is not the average of the replies")
 
 
 def too_large(what: str, sizes: Mapping[int, float]) -> dict[int, str]:

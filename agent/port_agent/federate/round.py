@@ -32,6 +32,7 @@ from port_agent.federate.orders import (
 )
 from port_agent.federate.replies import (
     RoundAbandonedError,
+    check_average,
     check_metrics,
     check_records,
     require_replies,
@@ -114,6 +115,8 @@ class Round:
         if averaged is None or metrics is None:
             raise RoundAbandonedError("Flower returned no average")
         given: Arrays = {name: array.astype(arrays[name].dtype) for name, array in averaged.items()}
+        if order.server.strategy.keeps_average and not order.noise:
+            check_average(given, replies)
         return given, len(replies), _number(metrics.get(LOSS))
 
     def _private_terms(self) -> ConfigRecord:

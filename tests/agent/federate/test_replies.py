@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pytest
 
 from tests.agent.federate.jobs import needs_flower
@@ -10,17 +11,20 @@ from tests.agent.federate.jobs import needs_flower
 flwr = pytest.importorskip("flwr")
 
 from flwr.app import ArrayRecord, ConfigRecord, Message, MetricRecord, RecordDict  # noqa: E402
+from flwr.serverapp.strategy import FedAvg  # noqa: E402
 from flwr.supercore.task_identity import TaskIdentity  # noqa: E402
 
-from port_agent.federate.orders import LATE, LOSS, SAMPLES, RoundOrder  # noqa: E402
+from port_agent.federate.orders import ARRAYS, LATE, LOSS, SAMPLES, RoundOrder  # noqa: E402
 from port_agent.federate.replies import (  # noqa: E402
     RoundAbandonedError,
+    check_average,
     check_metrics,
     check_records,
     require_replies,
     too_large,
 )
-from port_agent.federate.wire import FlowerMessageError  # noqa: E402
+from port_agent.federate.tensors import Arrays  # noqa: E402
+from port_agent.federate.wire import FlowerMessageError, array_record, plain_arrays  # noqa: E402
 
 pytestmark = needs_flower
 
@@ -118,3 +122,21 @@ def test_a_round_needs_its_share_and_no_fewer_than_the_fewest(case: Case) -> Non
         require_replies(case.replied, order, {3: "late", 1: "no reply"}, fewest=case.fewest)
     with pytest.raises(RoundAbandonedError, match=r"; if training takes longer, lead with a longer --round-timeout$"):
         require_replies(case.replied, order, {3: LATE}, fewest=case.fewest)
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64"])
+def test_an_average_is_held_against_one_of_its_own(kind: str) -> None:
+    draw, messages = np.random.default_rng(3), []
+    for samples in (3, 70, 1):
+        arrays: Arrays = {"w": (10.0 ** draw.integers(-45, 3, 2000) * draw.standard_normal(2000)).astype(kind)}
+        messages.append(reply(**{SAMPLES: samples}))
+        messages[-1].content.array_records[ARRAYS] = array_record(arrays)
+    averaged, _ = FedAvg(min_train_nodes=3, min_available_nodes=3).aggregate_train(1, messages)
+    assert averaged is not None
+    found = plain_arrays(averaged)
+    check_average(found, messages)
+    with pytest.raises(RoundAbandonedError, match="the sum of w is not the average"):
+        check_average(found, messages[:2])
+    found["w"][7] = np.nan
+    with pytest.raises(RoundAbandonedError, match="the sum of w is not the average"):
+        check_average(found, messages)

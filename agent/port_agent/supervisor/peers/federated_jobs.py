@@ -179,6 +179,8 @@ class FederatedJobs:
             return f"for {task.leader} to send the round's initial weights"
         if job.state is JobState.RUNNING:
             return f"for its training (step {job.step})"
+        if not has_round(folder):
+            return f"for {task.leader} to ask for its reply"
         return f"to train: {self._context.objection() or job.reason}"
 
     async def leave(self, name: str) -> Job:

@@ -511,7 +511,7 @@ class _Outbox:
                 request = await asyncio.to_thread(self._request, file, digest, reply, offset)
                 answer = await self.ask(member, request)
             except (NotAnsweredError, FederationMessageError) as error:
-                self.awaited[member.name] = f"not reached: {error}"
+                self.awaited[member.name] = f"not reached: {str(error).removeprefix(f'{member.name}: ')}"
                 await asyncio.sleep(RETRY_S)
                 continue
             self.awaited[member.name] = _at_work(answer, is_delivered=offset is None)

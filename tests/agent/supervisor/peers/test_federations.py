@@ -123,7 +123,7 @@ def test_a_device_that_takes_nothing_is_not_sent_it_at_full_speed(
 def test_what_a_round_waits_for_is_told_of_each_device(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "message").write_bytes(b"message")
     answers: list[TaskAnswer | NotAnsweredError] = [
-        NotAnsweredError("it is not connected"),
+        NotAnsweredError("cellar: it is not connected"),
         TaskAnswer(state=TaskState.RECEIVING, size=6),
         TaskAnswer(state=TaskState.WORKING),
         TaskAnswer(state=TaskState.WORKING, reason="not charging"),

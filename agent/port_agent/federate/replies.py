@@ -54,7 +54,7 @@ def check_metrics(reply: Message, *names: str) -> "MetricRecord":
 
 
 def check_average(averaged: Arrays, replies: Sequence[Message]) -> None:
-    """Raise RoundAbandonedError unless weights are the average of replies by samples, summed anew in 64 bits, to the rounding of the sum."""
+    """Raise RoundAbandonedError unless weights are the average of replies by samples, summed again in 64 bits, to the rounding of the sum."""
     counts = [int(str(reply.content.metric_records["metrics"][SAMPLES])) for reply in replies]
     records = [reply.content.array_records[ARRAYS] for reply in replies]
     for name, array in averaged.items():

@@ -17,12 +17,12 @@ from port_agent.cli.arguments import UsageError, duration, readable_file, size, 
 from port_agent.control import places
 from port_agent.control.client import ControlError
 from port_agent.energy.media import FlashPrices
-from port_agent.guard import ProcessTable, guard_environment
+from port_agent.guard import ProcessTable
 from port_agent.intercept.consumption import wear_joules_per_byte
 from port_agent.intercept.exec.exec_budget import ExecMemory, ExecOptions
 from port_agent.intercept.exec.launch import LaunchOptions, accounting_words, launch_words
 from port_agent.jobs.job import name_like
-from port_agent.malloc import PreloadMode, preload_environment, preload_mode, preload_trouble
+from port_agent.malloc import PreloadMode, preload_mode, preload_trouble
 from port_agent.paging.page_space import PageSpace, check_not_in_ram, default_page_dir
 from port_agent.paging.pager import PageError
 from port_agent.supervisor.job.plan_choice import data_limit, memory_max
@@ -174,8 +174,7 @@ def _exec(arguments: argparse.Namespace) -> NoReturn:
         _check_guard_only(arguments)
     _check_guard()
     module, program = _program(arguments.program)
-    memory = ExecMemory.GUARD_ONLY if arguments.guard_only else ExecMemory.GUARDED
-    run_in_budget(arguments, program, module=module, name=Path(program[0]).stem, memory=memory)
+    run_in_budget(arguments, program, module=module, name=Path(program[0]).stem)
 
 
 def _check_guard_only(arguments: argparse.Namespace) -> None:
@@ -213,7 +212,6 @@ def run_in_budget(
     module: bool,
     name: str,
     ours: bool = False,
-    memory: ExecMemory = ExecMemory.RESIZED,
 ) -> NoReturn:
     """Become a program within the budget of `arguments`: a script or a module (`ours`: one of this package).
 
@@ -221,12 +219,16 @@ def run_in_budget(
     Raises UsageError, and ConfigError and EnergyConfigError for the settings.
     """
     ram = arguments.ram
+    memory = ExecMemory.GUARD_ONLY if getattr(arguments, "guard_only", False) else ExecMemory.of_this_machine()
     check_page_dir(arguments.page_dir, for_ram=ram is not None)
     energy, _ = places.energy_settings(arguments.config)
     prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
     socket = _agent_socket(arguments.runtime_dir, ram) if arguments.opportunistic else None
-    added = _preloaded(arguments, guarded=memory is not ExecMemory.RESIZED)
-    table = _process_table(arguments, program, followed=memory is ExecMemory.RESIZED)
+    page_dir = arguments.page_dir.absolute()
+    added = memory.environment(page_dir, ram_bytes=ram, tensor_bytes=arguments.tensors)
+    table = None
+    if memory is not ExecMemory.RESIZED:
+        table = ProcessTable.create(page_dir, " ".join(program), ram_bytes=ram, tensor_bytes=arguments.tensors)
     if table is not None:
         added |= table.environment()
     if arguments.cpus is not None:
@@ -236,7 +238,7 @@ def run_in_budget(
     budget = ExecOptions(
         ram_bytes=ram,
         tensors_bytes=arguments.tensors,
-        page_dir=str(arguments.page_dir.absolute()),
+        page_dir=str(page_dir),
         read_bytes_per_s=arguments.read_limit,
         write_bytes_per_s=arguments.write_limit,
         step_deadline_s=arguments.step_deadline,
@@ -262,23 +264,6 @@ def run_in_budget(
         words = [*scope, "env", *(f"{name}={value}" for name, value in added.items()), *words]
         added = {}
     os.execve(words[0], words, {**os.environ, **added})
-
-
-def _preloaded(arguments: argparse.Namespace, *, guarded: bool) -> dict[str, str]:
-    """Return the environment variables that preload the libraries of the program's process."""
-    if guarded:
-        page_dir = arguments.page_dir.absolute()
-        return guard_environment(page_dir, tensor_bytes=arguments.tensors, process_bytes=arguments.ram)
-    return preload_environment(arguments.ram)
-
-
-def _process_table(arguments: argparse.Namespace, program: list[str], *, followed: bool) -> ProcessTable | None:
-    """Return the table that the program shares with its children; None if no library can be preloaded."""
-    if preload_mode() is not PreloadMode.PRELOAD:
-        return None
-    page_dir, command = arguments.page_dir.absolute(), " ".join(program)
-    ram, tensors = arguments.ram, arguments.tensors
-    return ProcessTable.create(page_dir, command, ram_bytes=ram, tensor_bytes=tensors, followed=followed)
 
 
 def _agent_socket(runtime_dir: Path | None, ram: int | None) -> Path:

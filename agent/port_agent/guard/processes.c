@@ -359,7 +359,7 @@ size_t processes_share(const struct process_use *use, size_t alone) {
     raise_to(&all_->peak_tensor_bytes, tensors);
     uint64_t beside = all > tensors ? all - tensors : 0;
     raise_to(&all_->rest_bytes, beside);
-    bool crowded = beside + margins > all_->ram_bytes && !all_->followed;
+    bool crowded = beside + margins > all_->ram_bytes;
     if (all_->ram_bytes && (all > all_->ram_bytes || crowded))
         raise_to(&all_->needed_bytes, all + 2 * margins + (sum < LATE_BYTES ? sum : LATE_BYTES));
     if (!processes_has_company())
@@ -379,7 +379,7 @@ static void say(const char *text, size_t bytes) {
 
 void processes_say_need(void) {
     static uint64_t reported;
-    if (!processes_is_first() || all_->followed)
+    if (!processes_is_first())
         return;
     uint64_t needed = atomic_load(&all_->needed_bytes), rest = atomic_load(&all_->rest_bytes);
     if (!atomic_load(&all_->peak_tensor_bytes)) /* libraries are still being loaded: what they will take is not known */

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define PROCESSES_VERSION 1u
+#define PROCESSES_VERSION 2u
 #define PROCESS_SLOTS 256
 #define PATH_BYTES PATH_MAX
 
@@ -61,7 +61,6 @@ struct processes {
     _Atomic uint32_t replaced;       /* how often the program replaced itself (execve) */
     _Atomic uint32_t accounted;      /* whether its use was reported */
     _Atomic uint32_t paused;         /* enum pause_state that all processes are to reach */
-    uint32_t followed;               /* whether interception, not the guard, bounds the program's own tensors */
     char page_directory[PATH_BYTES];
     char preload[PATH_BYTES];        /* prefix of LD_PRELOAD in each program that is started */
     char library_path[PATH_BYTES];   /* prefix of LD_LIBRARY_PATH; mostly empty */

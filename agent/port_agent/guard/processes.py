@@ -17,7 +17,7 @@ from typing import Any, Self
 from port_agent.guard.memory import PauseState, smallest_block_bytes
 from port_agent.malloc import preload_environment
 
-VERSION = 1
+VERSION = 2
 """PROCESSES_VERSION in processes.h."""
 SLOTS = 256
 """PROCESS_SLOTS."""
@@ -71,7 +71,7 @@ class _Table(ctypes.Structure):
         *((name, ctypes.c_uint64) for name in ("peak_bytes", "peak_tensor_bytes")),
         *((name, ctypes.c_uint64) for name in ("rest_bytes", "needed_bytes", "forgotten")),
         ("replaced", ctypes.c_uint32),
-        *((name, ctypes.c_uint32) for name in ("accounted", "paused", "followed")),
+        *((name, ctypes.c_uint32) for name in ("accounted", "paused")),
         ("page_directory", ctypes.c_char * _PATH_BYTES),
         ("preload", ctypes.c_char * _PATH_BYTES),
         ("library_path", ctypes.c_char * _PATH_BYTES),
@@ -90,12 +90,10 @@ class ProcessTable:
         self._table = _Table.from_buffer(self._memory)
 
     @classmethod
-    def create(
-        cls, page_dir: Path, name: str, *, ram_bytes: int | None, tensor_bytes: int | None, followed: bool = False
-    ) -> Self:
+    def create(cls, page_dir: Path, name: str, *, ram_bytes: int | None, tensor_bytes: int | None) -> Self:
         """Create the table for a program that this process becomes, whose children page to `page_dir`.
 
-        `name`: the program's name, usually its command. `followed`: its own tensors are not guarded.
+        `name`: the program's name, usually its command.
         """
         low = os.memfd_create(_FILE, os.MFD_CLOEXEC)
         descriptor = fcntl.fcntl(
@@ -107,7 +105,6 @@ class ProcessTable:
         table = made._table
         limit = _UNLIMITED if tensor_bytes is None else tensor_bytes
         table.first_pid, table.ram_bytes, table.tensor_bytes = os.getpid(), ram_bytes or 0, limit
-        table.followed = followed
         table.smallest_bytes = smallest_block_bytes(tensor_bytes)
         table.page_directory = os.fsencode(page_dir)
         added = preload_environment(None)
@@ -151,11 +148,6 @@ class ProcessTable:
     def accounted(self) -> None:
         """Record that the program's figures were reported."""
         self._table.accounted = 1
-
-    @property
-    def followed(self) -> bool:
-        """Return whether the program's own tensors are not guarded."""
-        return bool(self._table.followed)
 
     @property
     def peak_bytes(self) -> int:

@@ -448,8 +448,8 @@ static int begin_guard(const struct processes *shared) {
     const char *directory = getenv("PORT_GUARD_DIRECTORY");
     size_t limit = bytes_from_environment("PORT_GUARD_LIMIT", SIZE_MAX), smallest = bytes_from_environment("PORT_GUARD_SMALLEST", THRESHOLD);
     if (!directory) {
-        if (!shared || (processes_is_first() && shared->followed && !atomic_load(&shared->replaced)))
-            return 0; /* children of an intercepted program are not intercepted */
+        if (!shared)
+            return 0;
         directory = shared->page_directory, limit = shared->tensor_bytes, smallest = shared->smallest_bytes;
     }
     int error = guard_begin(directory, limit, smallest);

@@ -16,9 +16,8 @@ from port_agent.finetuning.inputs.options import FinetuneError
 from port_agent.finetuning.job_file import FinetuneJob
 from port_agent.finetuning.round_files import open_round
 from port_agent.intercept.consumption import wear_joules_per_byte
-from port_agent.intercept.exec.exec_budget import ExecOptions
+from port_agent.intercept.exec.exec_budget import ExecMemory, ExecOptions
 from port_agent.intercept.exec.launch import LaunchOptions, launch_words
-from port_agent.malloc import preload_environment
 from port_agent.system.python_process import few_kernels_environment, threads_environment
 from port_agent.worker.options import FinetuneWorkerOptions
 from port_agent.worker.serve import serve
@@ -36,14 +35,15 @@ def _become_worker(options: FinetuneWorkerOptions) -> NoReturn:
     job = FinetuneJob.read(options.bundle)
     given = open_round(options)
     home = _take_rights_of(options.user) if options.user is not None and os.geteuid() == 0 else {}
-    allocator = preload_environment(job.ram_bytes)
+    memory, page_dir = ExecMemory.of_this_machine(), Path(job.page_dir)
+    added = memory.environment(page_dir, ram_bytes=job.ram_bytes)
     soft, _ = resource.getrlimit(resource.RLIMIT_DATA)
     budget = ExecOptions(
         ram_bytes=job.ram_bytes, tensors_bytes=None, page_dir=job.page_dir, read_bytes_per_s=None, write_bytes_per_s=None,
-        step_deadline_s=None, writes_per_step=None, report=None, wear_joules=wear_joules_per_byte(Path(job.page_dir)),
-        data_limited=soft != resource.RLIM_INFINITY,
+        step_deadline_s=None, writes_per_step=None, report=None, wear_joules=wear_joules_per_byte(page_dir),
+        data_limited=soft != resource.RLIM_INFINITY, memory=memory,
     )  # fmt: skip
-    restored = {name: os.environ.get(name) for name in allocator}
+    restored = {name: os.environ.get(name) for name in added}
     files = () if given is None else (given.encoded(),)
     program = (
         "port_agent.finetuning.job.worker",
@@ -56,7 +56,7 @@ def _become_worker(options: FinetuneWorkerOptions) -> NoReturn:
     os.execve(
         command[0],
         command,
-        {**os.environ, **home, **allocator, **threads_environment(job.threads), **few_kernels_environment()},
+        {**os.environ, **home, **added, **threads_environment(job.threads), **few_kernels_environment()},
     )
 
 

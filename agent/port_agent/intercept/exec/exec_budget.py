@@ -10,11 +10,11 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 
-from port_agent.guard import ProcessTable, active_guard
+from port_agent.guard import ProcessTable, active_guard, guard_environment
 from port_agent.intercept.exec.guarded_run import GuardedRun, WriteWatch
-from port_agent.malloc import active, release_free_memory
+from port_agent.malloc import PreloadMode, active, preload_environment, preload_mode, release_free_memory
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.memory_limit import untouched_library_bytes, widen_data_limit
 from port_planner.base.code_pages import release_code_pages
@@ -41,11 +41,22 @@ class ExecMemory(enum.StrEnum):
     """How tensors are kept, and what decides on evictions."""
 
     RESIZED = "resized"
-    """Evicted storages are empty: for programs of ours, whose every access is an operator."""
+    """Evicted storages are empty: for fine-tunings and chats, whose every access is an operator, where memory cannot be guarded."""
     GUARDED = "guarded"
     """Tensors are in guarded memory, and operators are intercepted."""
     GUARD_ONLY = "guard-only"
     """Tensors are in guarded memory, which decides alone."""
+
+    @classmethod
+    def of_this_machine(cls) -> Self:
+        """Return how tensors are kept here where operators are intercepted."""
+        return cls.GUARDED if preload_mode() is PreloadMode.PRELOAD else cls.RESIZED
+
+    def environment(self, page_dir: Path, *, ram_bytes: int | None, tensor_bytes: int | None = None) -> dict[str, str]:
+        """Return the variables to add to the environment of a process whose tensors are kept so."""
+        if self is ExecMemory.RESIZED:
+            return preload_environment(ram_bytes)
+        return guard_environment(page_dir, tensor_bytes=tensor_bytes, process_bytes=ram_bytes)
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +76,11 @@ class ExecOptions:
     """Wear of a written byte, as energy."""
     data_limited: bool
     """Whether RLIMIT_DATA is the limit."""
+    memory: ExecMemory
     socket: str | None = None
     """The control socket of the daemon that decides when the program runs; None: it runs at once."""
     name: str = ""
     """Name of the program in the daemon."""
-    memory: ExecMemory = ExecMemory.RESIZED
     recompute: bool = True
     """Whether evicted tensors may be dropped and recomputed."""
     processes: str | None = None

@@ -49,8 +49,6 @@ class GuardedRun:
     """The budget that would have sufficed; 0 if this one did."""
     program: ProcessUse | None
     children: tuple[ProcessUse, ...]
-    followed: bool
-    """Whether the program's own tensors are not guarded, and count as part of the rest."""
     forgotten: int
     """Children whose figures were lost."""
     counters: GuardCounters | None
@@ -66,7 +64,7 @@ class GuardedRun:
         together = max(table.peak_bytes, peak_bytes) if everyone else peak_bytes
         tensors = max(table.peak_tensor_bytes, 0 if counters is None else counters.peak_resident_bytes)
         figures = (peak_bytes, together, tensors, table.rest_bytes, table.needed_bytes)
-        return cls(*figures, program, children, table.followed, table.forgotten, counters)
+        return cls(*figures, program, children, table.forgotten, counters)
 
     @property
     def unguarded(self) -> tuple[ProcessUse, ...]:
@@ -144,7 +142,5 @@ class GuardedRun:
     def _advice(self, ram_bytes: int | None) -> str:
         if ram_bytes is None or not self.needed_bytes:
             return ""
-        if self.followed:
-            return f"; all processes together took {format_bytes(self.together_bytes)}: give at least {(self.needed_bytes >> 20) + 1}M"
         rest = f"Python, libraries and your objects take {format_bytes(self.rest_bytes)} of {format_bytes(ram_bytes)}"
         return f"; {rest}: give at least {(self.needed_bytes >> 20) + 1}M"

@@ -45,6 +45,8 @@ from port_planner.torch_compat.loading import never_compile
 from port_planner.torch_compat.modes import OperatorMode, current_modes, pop_mode, push_mode
 from port_planner.torch_compat.tensors import FakeTensor
 
+_LARGE_SHARE = 1 / 2
+"""A mapped file of this share of the limit may evict tensors while it is read."""
 _KEPT_SHARE = 1 / 2
 """Largest share of the memory for tensors that is kept for a program that announces reuse."""
 
@@ -288,6 +290,11 @@ class Interceptor:
         if self._process is not None:
             self.residency.limit_bytes = self._process.tensor_bytes()
         self.follow()
+
+    def expect_pages(self, nbytes: int) -> None:
+        """Intercept operators from now on if a file's pages, of `nbytes`, are a large part of what may be resident."""
+        if nbytes >= self.residency.limit_bytes * _LARGE_SHARE:
+            self.begin(near=True)
 
     def follow(self) -> None:
         """Intercept the operators of this thread, unless it is too early or too late."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import inspect
 import os
 import signal
 import sys
@@ -74,6 +75,7 @@ class ProgramHooks:
         self._replace(_WorkItem, "run", self._work_followed)
         if self._guarded:
             self._replace(torch, "compile", self._compile_aside)
+            self._replace(torch.UntypedStorage, "from_file", self._expecting_pages)
             hooks, self._undo = self._undo, []
             for owner, name in POINTER_READS:
                 self._replace(owner, name, self._paged_from_here)
@@ -110,11 +112,12 @@ class ProgramHooks:
     def _replace(self, owner: Any, name: str, around: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
         original = getattr(owner, name)
         replaced = functools.wraps(original)(around(original))
-        setattr(owner, name, replaced)
+        static = isinstance(owner, type) and isinstance(inspect.getattr_static(owner, name), staticmethod)
+        setattr(owner, name, staticmethod(replaced) if static else replaced)
 
         def undo() -> None:
             if getattr(owner, name) is replaced:
-                setattr(owner, name, original)
+                setattr(owner, name, staticmethod(original) if static else original)
 
         self._undo.append(undo)
 
@@ -179,6 +182,15 @@ class ProgramHooks:
             return original(callback)
 
         return callback_from_stance
+
+    def _expecting_pages(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Intercept operators before they read a mapped file that may not fit: its pages come in without an allocation."""
+
+        def from_file(filename: str, shared: bool = False, nbytes: int = 0) -> Any:
+            self._interceptor.expect_pages(nbytes)
+            return original(filename, shared, nbytes)
+
+        return from_file
 
     def _paged_from_here(self, original: Callable[..., Any]) -> Callable[..., Any]:
         """Make a dropped storage again when a pointer to it is handed out, and page it from now on.

@@ -190,10 +190,11 @@ class ProcessBudget:
     def _guarded_bytes(self, guard: GuardedMemory, rest_bytes: int, allocated_bytes: int) -> int:
         """Return how many bytes of tensors fit alongside what the allocator has handed out.
 
-        Guarded memory keeps this limit, too, and evicts blocks that no operator has used yet.
+        Guarded memory keeps this limit, too, and evicts blocks that no operator has used yet. It measures the resident pages of
+        mapped files by itself, because they leave within an operator, too.
         """
         room_bytes = max(self._usable - rest_bytes - allocated_bytes, _MIN_TENSOR_BYTES)
-        guard.set_limit(max(room_bytes - self._table.mapped_bytes, _MIN_TENSOR_BYTES))
+        guard.set_limit(room_bytes)
         return room_bytes
 
     def _look(self, statm: FileIO) -> int:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from port_agent import budget
 from port_agent.guard import active_guard, begin_guard, end_guard
@@ -84,3 +85,17 @@ def test_the_kernel_finds_a_buffer_that_begins_before_its_first_whole_page(tmp_p
         assert (tmp_path / "file").read_bytes() == expected
     finally:
         end_guard()
+
+
+def test_operators_are_intercepted_before_a_mapped_file_may_fill_the_budget(tmp_path: Path) -> None:
+    """Its pages come in without any allocation; unseen, they left no memory for tensors."""
+    save_file({"w": torch.ones(1 << 20)}, tmp_path / "weights.safetensors")
+    small, counted = torch.ones(8), []
+    for limit in ("64M", "6M"):
+        with budget(tensors=limit, page_dir=tmp_path) as bound:
+            weights = load_file(tmp_path / "weights.safetensors")
+            before = bound.report.operators
+            assert float(small.sum()) == 8
+            counted.append(bound.report.operators - before)
+            assert float(weights["w"].sum()) == 1 << 20
+    assert counted[0] == 0 and counted[1] > 0

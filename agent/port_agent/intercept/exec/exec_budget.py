@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
 from port_agent.guard import ProcessTable, active_guard, guard_environment
-from port_agent.intercept.exec.guarded_run import GuardedRun, WriteWatch
+from port_agent.intercept.exec.guarded_run import GuardedRun, page_watches
 from port_agent.malloc import PreloadMode, active, preload_environment, preload_mode, release_free_memory
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.memory_limit import untouched_library_bytes, widen_data_limit
@@ -174,12 +174,19 @@ class ExecBudget:
         if self._options.ram_bytes is not None:
             guard.set_process_limit(self._options.ram_bytes)
 
-        watch, own = WriteWatch(), os.getpid()
+        (wrote, read), own = page_watches(), os.getpid()
 
         def step_done(*_: object) -> None:
-            said = watch.step(guard.counters()) if os.getpid() == own else ""
-            if said:
-                _emit(said)
+            if os.getpid() != own:
+                return
+            counters = guard.counters()
+            tensor_bytes = counters.peak_live_bytes
+            for note in (
+                wrote.step(counters.written_bytes, tensor_bytes),
+                read.step(counters.read_bytes, tensor_bytes),
+            ):
+                if note:
+                    _emit(note)
 
         register_optimizer_step_post_hook(step_done)
 

@@ -7,30 +7,38 @@ from port_agent.guard import GuardCounters, ProcessTable, ProcessUse
 from port_planner.base.units import format_bytes, format_seconds
 from port_planner.ir.traced import PLANNING_MODULE
 
-_MANY_TIMES = 3
-"""A step that writes more than this many times the bytes of all tensors is reported."""
+_MANY_WRITTEN, _MANY_READ = 3, 10
+"""A step that writes or reads more than so many times the bytes of all tensors is reported."""
 _NAMED = 3
 """Processes that the last line names; the report names all."""
 
 
-class WriteWatch:
-    """Notices steps that write much more than the size of all tensors: a budget that wears flash out and makes the
-    program wait.
-    """
+class PageWatch:
+    """Notices steps that move many times the bytes of all tensors: the budget wears flash out, or the program mostly waits."""
 
-    def __init__(self) -> None:
-        self._written_bytes = self._said_bytes = 0
+    def __init__(self, verb: str, times: int) -> None:
+        """`verb`: what a step did to pages, for the note; `times` the bytes of all tensors are not reported yet."""
+        self._verb, self._times = verb, times
+        self._moved_bytes = self._said_bytes = 0
 
-    def step(self, counters: GuardCounters) -> str:
-        """Return a note after a step, or nothing: once, and again if a step writes twice as much."""
-        written, self._written_bytes = counters.written_bytes - self._written_bytes, counters.written_bytes
-        if written <= _MANY_TIMES * counters.peak_live_bytes or written < 2 * self._said_bytes:
+    def step(self, moved_bytes: int, tensor_bytes: int) -> str:
+        """Return a note after a step, or nothing: once, and again if a step moves twice as much.
+
+        `moved_bytes`: since the start. `tensor_bytes`: all tensors at their peak.
+        """
+        step_bytes, self._moved_bytes = moved_bytes - self._moved_bytes, moved_bytes
+        if step_bytes <= self._times * tensor_bytes or step_bytes < 2 * self._said_bytes:
             return ""
-        self._said_bytes = written
+        self._said_bytes = step_bytes
         return (
-            f"a step wrote {format_bytes(written)} of pages, {written / counters.peak_live_bytes:.1f} times the "
-            f"{format_bytes(counters.peak_live_bytes)} of all tensors: a larger budget writes less"
+            f"a step {self._verb} {format_bytes(step_bytes)} of pages, {step_bytes / tensor_bytes:.1f} times the "
+            f"{format_bytes(tensor_bytes)} of all tensors: a larger budget moves less"
         )
+
+
+def page_watches() -> tuple[PageWatch, PageWatch]:
+    """Return the watches for pages that a program writes, and for those that it reads."""
+    return PageWatch("wrote", _MANY_WRITTEN), PageWatch("read", _MANY_READ)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from port_agent.guard import GuardCounters, ProcessUse
-from port_agent.intercept.exec.guarded_run import GuardedRun, WriteWatch
+from port_agent.intercept.exec.guarded_run import GuardedRun, PageWatch, page_watches
 
 MIB = 1 << 20
 COUNTERS = GuardCounters(
@@ -71,13 +71,18 @@ def test_a_budget_that_was_too_small_is_said_with_what_suffices() -> None:
     assert run.facts(None)["needed_bytes"] == 319 * MIB + 1 and run.facts(None)["rest_bytes"] == 270 * MIB
 
 
-def test_steps_that_write_many_times_the_tensors_are_said_once_and_again_when_doubled() -> None:
-    watch, written, said = WriteWatch(), 0, []
+def test_steps_that_move_many_times_the_tensors_are_said_once_and_again_when_doubled() -> None:
+    watch, moved, said = PageWatch("wrote", 3), 0, []
     for step_bytes in (100, 299, 301, 310, 602, 603, 90, 1500):
-        written += step_bytes * MIB
-        said.append(watch.step(replace(COUNTERS, written_bytes=written, peak_live_bytes=100 * MIB)))
+        moved += step_bytes * MIB
+        said.append(watch.step(moved, 100 * MIB))
     assert [bool(line) for line in said] == [False, False, True, False, True, False, False, True]
     assert (
-        said[2]
-        == "a step wrote 301.0 MiB of pages, 3.0 times the 100.0 MiB of all tensors: a larger budget writes less"
+        said[2] == "a step wrote 301.0 MiB of pages, 3.0 times the 100.0 MiB of all tensors: a larger budget moves less"
     )
+
+
+def test_reading_is_said_where_it_takes_most_of_the_time() -> None:
+    wrote, read = page_watches()
+    assert wrote.step(301 * MIB, 100 * MIB) and not read.step(1000 * MIB, 100 * MIB)
+    assert "read 1.0 GiB of pages" in read.step(2030 * MIB, 100 * MIB)

@@ -228,7 +228,7 @@ def test_steps_that_write_many_times_the_tensors_are_said(tmp_path: Path) -> Non
         weight.grad = torch.ones_like(weight); optimizer.step()
     """
     done, _ = run(program, tmp_path, "--tensors", "2M")
-    assert done.code == 0 and "times the" in done.ours[0] and "a larger budget writes less" in done.ours[0], done
+    assert done.code == 0 and "times the" in done.ours[0] and "a larger budget moves less" in done.ours[0], done
     assert len(done.ours) == 2, "said once"
 
 

@@ -700,6 +700,18 @@ void guard_call_when_near(int (*call)(int (*)(void *), void *), int (*what)(void
     unlock();
 }
 
+/* Only once: the medium stays full, and the report has the bytes of all such tensors. */
+static void say_full(size_t bytes, int error) {
+    char text[320];
+    const char *reason = strerrorname_np(error);
+    int length = snprintf(text, sizeof text,
+                          "port-agent: the page file cannot grow (%s): a tensor of %.1f MiB, and others until there is space, stay in RAM "
+                          "outside the budget; free space on its medium, or give --page-dir another place\n",
+                          reason ? reason : "unknown error", (double)bytes / (1 << 20));
+    if (syscall(SYS_write, 2, text, (size_t)length) < 0) { /* there is nothing else to write it to */
+    }
+}
+
 void *guard_allocate(size_t bytes) {
     if (!active_ || bytes < smallest_ || bytes > SIZE_MAX / 2)
         return NULL;
@@ -710,7 +722,13 @@ void *guard_allocate(size_t bytes) {
     while (must_wait())
         wait_for_resume();
     if (!store_reserve(bytes)) {
+        int error = errno;
+        bool first_time = !counters_.unguarded_bytes;
+        counters_.unguarded_bytes += bytes;
         unlock();
+        if (first_time)
+            say_full(bytes, error);
+        errno = error;
         return NULL;
     }
     wait_for_others(bytes);

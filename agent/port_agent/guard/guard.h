@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GUARD_INTERFACE_VERSION 5u
+#define GUARD_INTERFACE_VERSION 6u
 
 /* Counted since the start; `_bytes` are multiples of the page size. The order is part of the binary interface. */
 struct guard_counters {
@@ -41,6 +41,7 @@ struct guard_counters {
     uint64_t peak_live_bytes;
     uint64_t rest_bytes;           /* of the process outside blocks: Python, libraries, the program's own objects */
     uint64_t peak_rest_bytes;
+    uint64_t unguarded_bytes;      /* of tensors that stayed in ordinary memory, because the page file could not grow */
 };
 
 /* Begin, with an unnamed page file in `directory`. Returns 0, or an errno value. */

@@ -14,7 +14,7 @@ from typing import Self
 from port_agent.malloc import PreloadMode, preload_environment, preload_mode, preload_path, preload_trouble
 from port_planner.base.errors import ExitCode, PortError
 
-INTERFACE_VERSION = 5
+INTERFACE_VERSION = 6
 """GUARD_INTERFACE_VERSION in guard.h."""
 SMALLEST_BLOCK_BYTES = 64 << 10
 """Tensors of this size and larger are guarded, unless the budget is tiny."""
@@ -68,6 +68,8 @@ class GuardCounters:
     rest_bytes: int
     """Memory of the process besides blocks: Python, libraries, and the program's own objects."""
     peak_rest_bytes: int
+    unguarded_bytes: int
+    """Bytes of tensors that stayed in ordinary memory, because the page file could not grow for them."""
 
 
 class PauseState(enum.IntEnum):

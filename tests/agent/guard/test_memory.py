@@ -622,3 +622,21 @@ def test_a_tiny_budget_guards_small_tensors_too() -> None:
     assert added["PORT_GUARD_SMALLEST"] == str(16 << 10) and added["PORT_GUARD_LIMIT"] == str(1 << 20)
     added = guard_environment(Path("/var/tmp"), tensor_bytes=None, process_bytes=1 << 30)
     assert added["PORT_GUARD_SMALLEST"] == str(64 << 10) and added["PORT_MALLOC_LIMIT"] == str(1 << 30)
+
+
+FILLS_THE_MEDIUM = """
+import resource, torch
+resource.setrlimit(resource.RLIMIT_FSIZE, (80 << 20, 80 << 20))
+kept = [torch.full((1 << 20,), float(k)) for k in range(40)]
+print(sum(t.sum().item() for t in kept))
+"""
+
+
+@pytest.mark.parametrize("budget", [FOLLOWED, LIMIT], ids=["followed", "guard alone"])
+def test_a_page_file_that_cannot_grow_is_said_once_and_nothing_is_lost(budget: tuple[str, ...], tmp_path: Path) -> None:
+    written(tmp_path, FILLS_THE_MEDIUM)
+    report = tmp_path / "report.json"
+    done = followed("train.py", folder=tmp_path, bound=(*budget, "--report", str(report)))
+    assert (done.code, done.output) == (0, computed("train.py", folder=tmp_path).output)
+    assert sum("the page file cannot grow (EFBIG): a tensor of 4.0 MiB" in line for line in done.ours) == 1
+    assert json.loads(report.read_bytes())["faults"]["unguarded_bytes"] >= 64 << 20

@@ -348,6 +348,47 @@ def quantized_while_trained() -> TrainingJob:
 
 
 @JOBS.add
+def quantized_after_a_first_batch() -> TrainingJob:
+    made = quantized_while_trained()
+    made.model(made.data[0][:2])
+    return made
+
+
+@JOBS.add
+def quantized_by_rows() -> TrainingJob:
+    from torch.ao.quantization import QuantStub, get_default_qat_qconfig, prepare_qat
+
+    model = nn.Sequential(QuantStub(), *perceptron())
+    model.qconfig = get_default_qat_qconfig("fbgemm")
+    prepare_qat(model, inplace=True)
+    made = _classified(model, rows(WIDTH))
+    model(made.data[0][:2])
+    return made
+
+
+@JOBS.add
+def averaged_in_lists() -> TrainingJob:
+    from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+
+    body = nn.Sequential(*perceptron())
+    average: Any = AveragedModel(body, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    average.requires_grad_(False).update_parameters(body)
+    made = _classified(_Forward(lambda m, x: m.body(x), body=body, average=average), rows(WIDTH))
+    made.optimizer.register_step_post_hook(lambda *_: average.update_parameters(body))
+    return made
+
+
+@JOBS.add
+def buffer_replaced_and_marked() -> TrainingJob:
+    def forward(m: Any, x: Tensor) -> Tensor:
+        with torch.profiler.record_function("average"):
+            m.average = 0.9 * m.average + 0.1 * x.detach().mean(0)
+        return m.body(x - m.average)
+
+    return _classified(_Forward(forward, body=nn.Sequential(*perceptron()), average=torch.zeros(WIDTH)), rows(WIDTH))
+
+
+@JOBS.add
 def rounded_straight_through() -> TrainingJob:
     class Round(torch.autograd.Function):
         @staticmethod

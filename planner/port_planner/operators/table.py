@@ -266,7 +266,7 @@ ROWS: Mapping[str, Operator] = {
     "_foreach_add_": Operator(in_vectors=("List", "Scalar", "ScalarList")),
     "_foreach_addcdiv_ _foreach_addcmul_": Operator(allowed=False, in_vectors=("Scalar", "ScalarList")),
     "_foreach_div_": Operator(allowed=False, in_vectors=("List", "Scalar", "ScalarList")),
-    "_foreach_lerp_": Operator(allowed=False, in_vectors=("List", "Scalar")),
+    "_foreach_lerp_": Operator(in_vectors=("List", "Scalar")),
     "_foreach_mul_": Operator(allowed=False, in_vectors=("List", "Scalar", "ScalarList", "Tensor")),
     "_foreach_neg_ _foreach_sqrt_": Operator(allowed=False, in_vectors=_PLAIN),
     "_foreach_sub_": Operator(allowed=False, in_vectors=("List",)),

@@ -38,9 +38,10 @@ def check_operator(name: str) -> None:
         return
     if name in (GUARD, MAXIMUM_OUT):
         return
+    instead = operator_of(name).instead if name.startswith("aten::") else ""
     raise OperatorError(
-        f"the step uses the operator {name}, which is not supported; replace it in the model by standard torch operations, or train "
-        "with `port-agent exec`"
+        f"the step uses the operator {name}, which is not supported; "
+        f"{instead or 'replace it in the model by standard torch operations'}, or train with `port-agent exec`"
     )
 
 

@@ -200,6 +200,8 @@ class Operator:
     """Whether the operator may write its result over its operand, as its variant with a trailing _ does."""
     commutes: tuple[str, ...] = ()
     """Overloads that may take their two tensors in either order."""
+    instead: str = ""
+    """The change to a program that avoids an operator that is not allowed, as a command."""
     over_lists: bool = False
     """Whether the operator loops over lists of tensors, as do all whose names begin with `_foreach_`, and those with a
     `fused_update`."""

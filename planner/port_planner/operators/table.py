@@ -131,7 +131,11 @@ ROWS: Mapping[str, Operator] = {
         cut=TileRule(CutDimension.FIRST, least=PRODUCT_ROWS, cut=(0,)),
         cut_of_sum=TileRule(CutDimension.FIRST, least=PRODUCT_ROWS, cut=(0, 1)),
     ),
-    "_native_multi_head_attention _transformer_encoder_layer_fwd": Operator(allowed=False, casts_inside=True),
+    "_native_multi_head_attention _transformer_encoder_layer_fwd": Operator(
+        allowed=False,
+        casts_inside=True,
+        instead="call torch.backends.mha.set_fastpath_enabled(False) at the script's beginning",
+    ),
     (
         "_scaled_dot_product_cudnn_attention _scaled_dot_product_efficient_attention "
         "_scaled_dot_product_flash_attention"

@@ -15,6 +15,11 @@ def test_operators_off_the_list_are_named(name: str) -> None:
         check_operator(name)
 
 
+def test_what_a_program_may_do_instead_is_said() -> None:
+    with pytest.raises(OperatorError, match=r"not supported; call torch\.backends\.mha\.set_fastpath_enabled\(False\)"):
+        check_operator("aten::_transformer_encoder_layer_fwd")
+
+
 @pytest.mark.parametrize("name", ["aten::native_dropout", "aten::addmm", "aten::add.Tensor", "aten::maximum.out"])
 def test_operators_on_the_list(name: str) -> None:
     assert callable(resolve(name))

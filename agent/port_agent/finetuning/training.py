@@ -43,7 +43,7 @@ from port_agent.finetuning.text.sequences import BUCKET_TOKENS, masked
 from port_agent.finetuning.text.task import Task, TaskKind
 from port_agent.finetuning.text.tokenizing import TokenizedData, TokenizerHere, TokenizerProtocol
 from port_agent.finetuning.trained_model import check_takes, load_model, multiplied_bytes, stored_dtype
-from port_agent.intercept.budget import flash_written_bytes, leaving_room
+from port_agent.intercept.budget import flash_written_bytes, leaving_room, without_prefetch
 from port_agent.system.atomic_file import atomic_directory, write_atomically
 from port_planner.base.errors import ExitCode
 
@@ -707,7 +707,7 @@ def _sample(model: Any, tokenizer: TokenizerProtocol, prompt: Sequence[int]) -> 
     """Return what the model writes after a prompt, choosing the likeliest token each time."""
     tokens = torch.tensor([list(prompt)])
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), without_prefetch():  # each token's step is another: a trace of them all only grows
         written = model.generate(
             input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=_SAMPLE_TOKENS, do_sample=False
         )

@@ -177,26 +177,28 @@ class ProcessBudget:
         mapped_bytes = self._table.mapped_bytes
         guarded_bytes = 0 if self._guard is None else self._guard.counters().resident_bytes
         if self._allocator is None and self._guard is not None:
-            return self._guarded_bytes(self._guard, self._rest(resident - guarded_bytes - mapped_bytes), 0)
+            return self._guarded_bytes(self._guard, resident - guarded_bytes - mapped_bytes, 0)
         if self._allocator is None:
             return max(self._usable - self._rest(resident - self._table.resident_bytes), _MIN_TENSOR_BYTES)
         stats = self._allocator.stats()
-        rest = self._rest(resident - stats.live_bytes - stats.cached_bytes - guarded_bytes - mapped_bytes)
+        found = resident - stats.live_bytes - stats.cached_bytes - guarded_bytes - mapped_bytes
+        rest = self._rest(found)
         self._cache_limit = self._usable - rest - guarded_bytes
         self._allocator.set_limit(max(self._cache_limit - self._coming_bytes - mapped_bytes, stats.live_bytes))
         if self._guard is not None:
-            return self._guarded_bytes(self._guard, rest, stats.live_bytes)
+            return self._guarded_bytes(self._guard, found, stats.live_bytes)
         foreign = max(stats.live_bytes - (self._table.resident_bytes - mapped_bytes), 0)
         return max(self._usable - rest - foreign, _MIN_TENSOR_BYTES)
 
-    def _guarded_bytes(self, guard: GuardedMemory, rest_bytes: int, allocated_bytes: int) -> int:
-        """Return how many bytes of tensors fit alongside what the allocator has handed out.
+    def _guarded_bytes(self, guard: GuardedMemory, found_bytes: int, allocated_bytes: int) -> int:
+        """Return how many bytes of tensors fit alongside what the allocator has handed out, and the `found_bytes` of the rest.
 
-        Guarded memory keeps this limit, too, without mapped files, and evicts blocks that no operator has used yet.
+        Guarded memory evicts blocks that no operator has used yet. Its limit is without mapped files and without headroom
+        for growth of the rest, which it measures by itself while an operator runs.
         """
-        self._room_bytes = max(self._usable - rest_bytes - allocated_bytes, _MIN_TENSOR_BYTES)
+        self._room_bytes = self._usable - found_bytes - allocated_bytes
         self._limit_guard(guard, self._table.mapped_bytes)
-        return self._room_bytes
+        return max(self._usable - self._rest(found_bytes) - allocated_bytes, _MIN_TENSOR_BYTES)
 
     def _limit_guard(self, guard: GuardedMemory, mapped_bytes: int) -> None:
         self._beside_mapped = mapped_bytes

@@ -14,8 +14,11 @@ from port_agent.intercept.residency.storages import NEVER, Storage
 TRACES_KEPT = 32
 """Different segments remembered; the least recently seen is forgotten."""
 
-LONGEST_SEGMENT = 300_000
+LONGEST_SEGMENT = 100_000
 """Operators after which a segment is cut, so that a loop that never calls backward() does not grow without limit."""
+
+OPERATORS_KEPT = 150_000
+"""Operators of all remembered segments together, of 600 bytes each; the last segment stays whatever its length."""
 
 CHAIN = 4
 """Segments that are searched ahead for the next use of a storage that outlives its segment."""
@@ -375,7 +378,9 @@ class TraceBook:
         if same is not None:
             trace.successor = same.successor
         self._traces[trace.prefixes[-1]] = trace
-        while len(self._traces) > TRACES_KEPT:
+        while len(self._traces) > TRACES_KEPT or (
+            len(self._traces) > 1 and sum(map(len, self._traces.values())) > OPERATORS_KEPT
+        ):
             _, gone = self._traces.popitem(last=False)
             self._forget(gone)
         return trace

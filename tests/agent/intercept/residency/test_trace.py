@@ -1,7 +1,9 @@
 """What a trace foresees: when a storage is needed next, and when the program gives it up."""
 
+import pytest
 import torch
 
+from port_agent.intercept.residency import trace
 from port_agent.intercept.residency.storages import NEVER, Storage, StorageTable
 from port_agent.intercept.residency.trace import Entry, TraceBook, Use
 
@@ -86,3 +88,21 @@ def test_what_left_the_last_time_is_forgotten_once_it_stayed() -> None:
     assert entry.leaving == {1}
     use.stayed()
     assert entry.leaving == set()
+
+
+def test_segments_that_are_long_together_are_not_all_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop without backward() is cut into segments that never repeat, and they took the budget's memory."""
+    monkeypatch.setattr(trace, "OPERATORS_KEPT", 50)
+    program = Program()
+    weight = program.storage()
+    for turn in range(8):
+        for number in range(20):
+            program.runs(f"{turn} {number}", weight)
+        program.ends()
+        assert sum(map(len, program.book.traces)) <= 50
+    for number in range(60):
+        program.runs(f"long {number}", weight)
+    program.ends()
+    assert [len(kept) for kept in program.book.traces] == [60]
+    entry, _ = program.runs("long 0", weight)
+    assert entry is not None

@@ -59,6 +59,7 @@ static _Atomic size_t shared_bytes_; /* resident bytes counted in another proces
 static bool forked_;
 static size_t inherited_live_, inherited_read_; /* in a forked child: at the fork */
 static uint64_t others_failed_ns_;
+static uint64_t read_at_last_limit_; /* bytes read when the limit was last set, which happens between operators */
 static size_t (*give_up_)(size_t bytes);
 
 /* ---- waiting ------------------------------------------------------------------------------------------------------ */
@@ -352,6 +353,29 @@ static void begin_block(struct block *block) {
     become(block, DIRTY);
 }
 
+/* Return the next block after `index` that an allocation uses, or NULL. */
+static struct block *next_used(uint32_t *index) {
+    while (*index < arena_records()) {
+        struct block *block = arena_block((*index)++);
+        if (block->bytes && atomic_load(&block->state) != FREE_BLOCK)
+            return block;
+    }
+    return NULL;
+}
+
+/* Something reads more than the limit without an end: pages of files go, which come back from them, so that blocks may stay. */
+static void drop_files_if_reading_in_vain(void) {
+    if (!process_limit_ || counters_.read_bytes - read_at_last_limit_ <= counters_.limit_bytes)
+        return;
+    read_at_last_limit_ = counters_.read_bytes;
+    uint32_t index = 0;
+    for (const struct block *block; (block = next_used(&index));)
+        if (atomic_load(&block->state) == MAPPED && !block->pins)
+            madvise((void *)block->address, block->bytes, MADV_DONTNEED);
+    measured_at_ns_ = 0;
+    rest_bytes_ = 0; /* measured next */
+}
+
 static void bring(struct block *block, bool write) {
     become(block, FILLING);
     busy_++;
@@ -374,6 +398,7 @@ static void bring(struct block *block, bool write) {
         store_read(block, 0, staging->address, block->bytes);
         lock();
         counters_.read_bytes += block->bytes;
+        drop_files_if_reading_in_vain();
         if (!write)
             protect(staging, PROT_READ);
         if (!frames_move(staging, block))
@@ -571,16 +596,6 @@ static size_t block_bytes_for(size_t limit_bytes) {
     while (bytes > GRANULE && bytes > limit_bytes / BLOCKS_IN_LIMIT)
         bytes /= 2;
     return bytes;
-}
-
-/* Return the next block after `index` that an allocation uses, or NULL. */
-static struct block *next_used(uint32_t *index) {
-    while (*index < arena_records()) {
-        struct block *block = arena_block((*index)++);
-        if (block->bytes && atomic_load(&block->state) != FREE_BLOCK)
-            return block;
-    }
-    return NULL;
 }
 
 /* Reserve space in the page file for the blocks of an earlier beginning. */
@@ -1266,6 +1281,7 @@ void guard_expect(void *address, size_t bytes) {
 void guard_set_limit(size_t bytes) {
     lock();
     asked_limit_ = bytes;
+    read_at_last_limit_ = counters_.read_bytes;
     set_limit();
     find_room(0, NULL);
     unlock();

@@ -124,6 +124,7 @@ class GuardedMemory:
             getattr(process, f"port_guard_{name}").argtypes = [address, ctypes.c_uint32]
         process.port_guard_copy.argtypes = [address, size, address, size, ctypes.c_bool]
         process.port_guard_copy.restype = ctypes.c_bool
+        process.port_guard_make_way.argtypes = [size]
         process.port_guard_begin.argtypes = [ctypes.c_char_p, size, size]
         process.port_guard_adopt.argtypes, process.port_guard_adopt.restype = [address, size], ctypes.c_bool
         for name in ("set_limit", "set_process_limit"):
@@ -185,6 +186,10 @@ class GuardedMemory:
         the rest.
         """
         self._process.port_guard_set_process_limit(limit_bytes)
+
+    def make_way(self, nbytes: int) -> None:
+        """Evict tensors for `nbytes` of other memory that is about to come in, such as pages of files."""
+        self._process.port_guard_make_way(nbytes)
 
     def lift_limits(self) -> None:
         """Keep all tensors resident from now on, until another limit is set."""

@@ -69,7 +69,8 @@ class TilingChoice:
             self._residency.try_make_free()
         elif not self._residency.make_free(need_bytes):
             self.op_memory.short(traits.name, held, need_bytes)
-        self._residency.before_mapping(0 if mapped is None else mapped.mapped_bytes)
+        if mapped is not None:
+            self._residency.before_mapping(mapped.mapped_bytes)
 
     def call(self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage]) -> Any:
         """Call an operator that runs whole."""

@@ -97,8 +97,6 @@ class ProcessBudget:
         self._looked_at = -_LOOK_BYTES
         self._cache_limit = ram_bytes
         """Limit for the allocator's blocks and the pages of files together."""
-        self._room_bytes, self._beside_mapped = ram_bytes, 0
-        """Bytes of tensors that fit, and the bytes of mapped files to which limits are adapted."""
         self._skipped = 0
         self._rest_found = deque((0,), maxlen=_SEGMENTS_REMEMBERED)
         self._before_products: int | None = None
@@ -193,16 +191,11 @@ class ProcessBudget:
     def _guarded_bytes(self, guard: GuardedMemory, found_bytes: int, allocated_bytes: int) -> int:
         """Return how many bytes of tensors fit alongside what the allocator has handed out, and the `found_bytes` of the rest.
 
-        Guarded memory evicts blocks that no operator has used yet. Its limit is without mapped files and without headroom
-        for growth of the rest, which it measures by itself while an operator runs.
+        Guarded memory evicts blocks that no operator has used yet. Its limit is without headroom for growth of the rest, which it
+        measures by itself while an operator runs, as the resident pages of mapped files.
         """
-        self._room_bytes = self._usable - found_bytes - allocated_bytes
-        self._limit_guard(guard, self._table.mapped_bytes)
+        guard.set_limit(max(self._usable - found_bytes - allocated_bytes, _MIN_TENSOR_BYTES))
         return max(self._usable - self._rest(found_bytes) - allocated_bytes, _MIN_TENSOR_BYTES)
-
-    def _limit_guard(self, guard: GuardedMemory, mapped_bytes: int) -> None:
-        self._beside_mapped = mapped_bytes
-        guard.set_limit(max(self._room_bytes - mapped_bytes, _MIN_TENSOR_BYTES))
 
     def _look(self, statm: FileIO) -> int:
         """Return the resident bytes of the process, and release the growth of file pages: as much comes again until the
@@ -220,16 +213,11 @@ class ProcessBudget:
             self._before_products = max(self._rest_found)
 
     def make_way(self, nbytes: int) -> None:
-        """Adapt the limits of the allocator and of guarded memory to the pages of files: `nbytes` of them are about to come in,
-        and others have left.
-        """
-        mapped_bytes = self._table.mapped_bytes + nbytes
-        if mapped_bytes == self._beside_mapped:
-            return
+        """Make the allocator release what it keeps, and tensors leave, if `nbytes` of a file's pages are about to come in."""
         if self._guard is not None:
-            self._limit_guard(self._guard, mapped_bytes)
-        self._beside_mapped = mapped_bytes
+            self._guard.make_way(nbytes)
         if self._allocator is not None:
+            mapped_bytes = self._table.mapped_bytes + nbytes
             kept_bytes = self._cache_limit - self._coming_bytes - mapped_bytes
             self._allocator.set_limit(max(kept_bytes, self._allocator.live_bytes()))
 

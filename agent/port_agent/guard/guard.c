@@ -370,7 +370,7 @@ static void drop_files_if_reading_in_vain(void) {
     read_at_last_limit_ = counters_.read_bytes;
     uint32_t index = 0;
     for (const struct block *block; (block = next_used(&index));)
-        if (atomic_load(&block->state) == MAPPED && !block->pins)
+        if (atomic_load(&block->state) == MAPPED && block->of_file && !block->pins)
             madvise((void *)block->address, block->bytes, MADV_DONTNEED);
     measured_at_ns_ = 0;
     rest_bytes_ = 0; /* measured next */
@@ -845,6 +845,7 @@ enum mapping_kind guard_watch(void *address, size_t bytes) {
     if (!first && (first = arena_adopt((uintptr_t)address, bytes)))
         for (EACH_BLOCK(block, first)) {
             protect(block, PROT_READ);
+            block->of_file = 0;
             become(block, MAPPED);
         }
     if (first && first->address == (uintptr_t)address && first == arena_first(first) && first->all_bytes == bytes)
@@ -885,6 +886,8 @@ bool guard_is_of_file(const void *address) {
         return false;
     lock();
     bool of_file = all_are(any, MAPPED);
+    for (EACH_BLOCK(block, any))
+        block->of_file = of_file;
     unlock();
     return of_file;
 }

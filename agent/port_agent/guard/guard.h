@@ -99,6 +99,7 @@ enum mapping_kind {
 enum mapping_kind guard_watch(void *address, size_t bytes);
 /* Turn them into blocks like others: they are about to be written, or were before they were watched. */
 bool guard_take_from_file(const void *address);
+/* From then on, pages of the file may leave without a call. */
 bool guard_is_of_file(const void *address);
 /* Drop pages that their file still holds; false if the block is not, or no longer, one of a file. */
 bool guard_drop_pages(const void *address);

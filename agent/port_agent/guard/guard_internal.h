@@ -48,6 +48,7 @@ struct block {
     uint8_t donor;                 /* its pages may be taken: which list it is in, +1 */
     uint8_t file;                  /* which page file, in forked children */
     uint8_t held;                  /* resident, and closed until the end of a pause */
+    uint8_t of_file;               /* a mapping whose pages are known to equal the file's: they may go at any time */
     uint8_t unseen;                /* some of its pages may never have been touched */
     struct span spans[MAX_SPANS];
     off_t offset;                  /* in the page file; -1: none */

@@ -1,5 +1,7 @@
 """Guarded memory that begins in a process that already runs, as `with budget(...)` does in a notebook."""
 
+import ctypes
+import mmap
 import os
 import subprocess
 import sys
@@ -11,6 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from port_agent import budget
 from port_agent.guard import active_guard, begin_guard, end_guard
+from port_agent.guard.memory import MappingKind
 from port_agent.intercept.residency.refusals import UnsupportedError
 from port_agent.malloc import preload_path
 from port_planner.base.process_memory import PAGE_BYTES
@@ -99,3 +102,25 @@ def test_operators_are_intercepted_before_a_mapped_file_may_fill_the_budget(tmp_
             counted.append(bound.report.operators - before)
             assert float(weights["w"].sum()) == 1 << 20
     assert counted[0] == 0 and counted[1] > 0
+
+
+def test_written_pages_of_a_file_stay_when_blocks_are_read_in_vain(tmp_path: Path) -> None:
+    """They may have been written before they were watched: only pages known to equal the file may leave."""
+    (tmp_path / "file").write_bytes(b"f" * 2 * MIB)
+    begin_guard(tmp_path, 2 * MIB)
+    try:
+        with (tmp_path / "file").open("r+b") as file:
+            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
+        pages[:5] = b"kept!"
+        guard = active_guard()
+        assert guard is not None and guard.watch(address, 2 * MIB) is MappingKind.FILE_PAGES
+        guard.set_process_limit(64 << 30)
+        made = [torch.full((MIB // 4,), float(number)) for number in range(8)]
+        for number, tensor in enumerate(made * 3):
+            assert tensor.numpy().max() == number % 8
+        assert guard.counters().read_bytes > 8 * MIB and pages[:6] == b"kept!f"
+        assert guard.take_from_file(address) and pages[:6] == b"kept!f"
+        del made
+    finally:
+        end_guard()

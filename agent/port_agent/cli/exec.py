@@ -229,7 +229,6 @@ def run_in_budget(
     table = None
     if memory is not ExecMemory.RESIZED:
         table = ProcessTable.create(page_dir, " ".join(program), ram_bytes=ram, tensor_bytes=arguments.tensors)
-    if table is not None:
         added |= table.environment()
     if arguments.cpus is not None:
         use_cores(arguments.cpus)

@@ -27,7 +27,7 @@ class GridClosedError(PortError):
 class PeerGrid(Grid):
     """The devices of one round; messages wait in files of `folder`, which the supervisor reads.
 
-        `goal`: that many replies are enough; devices that have not replied by then, or within a message's time, are not
+    `goal`: that many replies are enough; devices that have not replied by then, or within a message's time, are not
     waited for.
     """
 

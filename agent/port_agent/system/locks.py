@@ -39,6 +39,18 @@ class LockFile:
             return False
         return True
 
+    def hold(self) -> str | None:
+        """Take the lock and record this process as its holder.
+
+        If another process has it, close this file and return what that one recorded, which may be empty.
+        """
+        if not self.try_lock():
+            holder = self.read()
+            self.close()
+            return holder
+        self.write(str(os.getpid()))
+        return None
+
     def write(self, text: str) -> None:
         """Record the holder, for messages."""
         os.ftruncate(self.descriptor, 0)
@@ -66,12 +78,10 @@ def lock_instance(runtime_dir: Path, state_dir: Path) -> list[LockFile]:
             if directory is runtime_dir:
                 raise
             continue  # a read-only state directory: nothing is trained there, so nothing can collide
-        if not lock.try_lock():
-            pid = lock.read()
-            lock.close()
+        holder = lock.hold()
+        if holder is not None:
             for held in locks:
                 held.close()
-            raise InstanceError(lock.path, pid)
-        lock.write(str(os.getpid()))
+            raise InstanceError(lock.path, holder)
         locks.append(lock)
     return locks

@@ -61,13 +61,11 @@ def train(given: TorchOptions, control: Control, emit: Emit) -> None:
 def _lock_state(directory: Path) -> LockFile:
     """Return the lock of a state directory: two runs in one would mistake each other's commits for their own."""
     lock = LockFile(directory / "lock")
-    if not lock.try_lock():
-        holder = lock.read() or "unknown"
-        lock.close()
+    holder = lock.hold()
+    if holder is not None:
         raise StateInUseError(
-            f"process {holder} is training in {directory}; wait until it ends, or give this run its own --state-dir"
+            f"process {holder or 'unknown'} is training in {directory}; wait until it ends, or give this run its own --state-dir"
         )
-    lock.write(str(os.getpid()))
     return lock
 
 

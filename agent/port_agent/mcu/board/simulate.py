@@ -132,13 +132,11 @@ class Simulator:
 
     def _locked(self) -> LockFile:
         lock = LockFile(self.port.with_name("lock"))
-        if not lock.try_lock():
-            holder = lock.read() or "unknown"
-            lock.close()
+        holder = lock.hold()
+        if holder is not None:
             raise SimulatorError(
-                f"this simulated board already runs on {self.port} (process {holder}); use it, or end it first"
+                f"this simulated board already runs on {self.port} (process {holder or 'unknown'}); use it, or end it first"
             )
-        lock.write(str(os.getpid()))
         return lock
 
     def _wait_for_pty(self, process: subprocess.Popen[bytes]) -> str:

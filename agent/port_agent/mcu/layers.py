@@ -5,6 +5,7 @@ codes and scales of each op. Its metadata gives the position of an op's trained 
 that the op stands for.
 """
 
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -68,7 +69,10 @@ class OpLayer(msgspec.Struct, frozen=True):
 
 
 class LayerTable(msgspec.Struct, frozen=True):
+    """The ops with weights, and the names of the state_dict that stand for one tensor."""
+
     layers: tuple[OpLayer, ...]
+    same: tuple[tuple[str, ...], ...] = ()
 
 
 class LayerTables:
@@ -81,10 +85,15 @@ class LayerTables:
             with safe_open(path, "numpy") as file:
                 about = file.metadata() or {}
                 self.arrays: Arrays = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 - no mapping
-            self.layers = msgspec.json.decode(about.get("layers", ""), type=LayerTable).layers
+            self.table = msgspec.json.decode(about.get("layers", ""), type=LayerTable)
         except (OSError, SafetensorError, msgspec.MsgspecError) as error:
             raise BoardJobError(f"cannot read {path} ({error}); compile the model again") from error
         self.model = model
+
+    @property
+    def layers(self) -> tuple[OpLayer, ...]:
+        """The ops with weights."""
+        return self.table.layers
 
     def codes(self, layer: OpLayer, parameters: bytes) -> tuple[NDArray[np.float32], NDArray[np.int32]]:
         """Return weight and bias of an op in codes, including their trained parts; low bytes are fractions."""
@@ -115,7 +124,8 @@ class LayerTables:
         for layer in self.layers:
             if layer.weight_offset is not None or layer.bias_offset is not None:
                 weight, bias = self.values(layer, parameters)
-                state |= unfolded(layer, state, None if layer.weight_offset is None else weight, bias)
+                found = unfolded(layer, state, None if layer.weight_offset is None else weight, bias)
+                state |= under_all_names(found, self.table.same)
         return state
 
     def code_tensors(self, parameters: bytes) -> Arrays:
@@ -145,6 +155,12 @@ class LayerTables:
 
 def _placed(layer: OpLayer, weight: NDArray[Any], shape: tuple[int, ...]) -> NDArray[Any]:
     return layer.to_layer(weight, shape) if layer.layer else weight.reshape(-1)
+
+
+def under_all_names(arrays: Arrays, same: Iterable[tuple[str, ...]]) -> Arrays:
+    """Return arrays also under the other names of their tensors, of which `load_state_dict` takes the last."""
+    others = {name: names for names in same for name in names}
+    return {other: values for name, values in arrays.items() for other in others.get(name, (name,))}
 
 
 def unfolded(

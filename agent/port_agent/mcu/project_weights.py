@@ -14,11 +14,12 @@ from safetensors import SafetensorError
 from safetensors.numpy import save
 
 from port_agent.mcu.board.errors import BoardJobError
-from port_agent.mcu.layers import LAYERS, MODULE, Arrays, LayerTable, OpLayer, unfolded
+from port_agent.mcu.layers import LAYERS, MODULE, Arrays, LayerTable, OpLayer, under_all_names, unfolded
 from port_agent.system.atomic_file import write_atomically
 
 if TYPE_CHECKING:
     from port_planner.mcu.compile import CompiledModel
+    from port_planner.mcu.ir import Graph
     from port_planner.mcu.quantize import QuantizedOp
 
 
@@ -40,7 +41,8 @@ def write_layers(folder: Path, model: "CompiledModel") -> None:
         name = op.op.name
         arrays |= {f"{name}/weight": op.weight, f"{name}/bias": op.bias, f"{name}/scale": op.weight_scale}
         layers.append(layer_of(model, op))
-    about = {"format": "port-mcu-layers", "layers": msgspec.json.encode(LayerTable(tuple(layers))).decode()}
+    table = LayerTable(tuple(layers), model.quantized.graph.same)
+    about = {"format": "port-mcu-layers", "layers": msgspec.json.encode(table).decode()}
     write_atomically(folder / LAYERS, save({name: np.array(values) for name, values in arrays.items()}, metadata=about))
 
 
@@ -78,36 +80,56 @@ def take_weights(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> "
     """Return the model with other weights, from a state_dict or codes, in its calibrated scales.
 
     Weights exported from a board of the same project come back to the bit. Raises BoardJobError for names that are missing or
-    unknown, and for arrays of another shape. So it does for values that are not finite or do not fit, and if a value differs that is
-    in no layer of the board.
+    unknown, and for arrays of another shape. So it does for values that are not finite or do not fit, and for two values of one
+    tensor. It also does if a value differs that is in no layer of the board.
     """
     from port_planner.mcu.compile import with_memory
 
     layers = {op.op.name: layer_of(model, op) for op in model.quantized.ops if op.op.origin}
-    _refuse_names(model.quantized.graph.state, layers.values(), given)
     _refuse_arrays(model.quantized.graph.state, given)
+    if not _are_codes(layers.values(), given):
+        given = _completed(model.quantized.graph.same, given)
+    _refuse_names(model.quantized.graph.state, layers.values(), given)
     _refuse_others(model, given)
     ops = tuple(
         _with_weights(op, layers[op.op.name], given) if op.op.name in layers else op for op in model.quantized.ops
     )
-    state = _state_of(model.quantized.graph.state, layers.values(), given)
+    state = _state_of(model.quantized.graph, layers.values(), given)
     graph = replace(model.quantized.graph, ops=tuple(op.op for op in ops), state=state)
     return with_memory(
         replace(model, quantized=replace(model.quantized, graph=graph, ops=ops)), model.scheme, model.memory
     )
 
 
-def _state_of(
-    state: Mapping[str, NDArray[Any]], layers: Iterable[OpLayer], given: Mapping[str, NDArray[Any]]
-) -> Arrays:
+def _are_codes(layers: Iterable[OpLayer], given: Mapping[str, NDArray[Any]]) -> bool:
+    """Return whether a file has codes with their scales, not a state_dict."""
+    return any(f"{layer.weight}_scale" in given for layer in layers)
+
+
+def _completed(same: Iterable[tuple[str, ...]], given: Mapping[str, NDArray[Any]]) -> Arrays:
+    """Return a state_dict with every tensor under all of its names.
+
+    Raises BoardJobError where a tensor has two values.
+    """
+    for names in same:
+        known = [name for name in names if name in given]
+        for other in known[1:]:
+            if not np.array_equal(given[known[0]], given[other]):
+                raise BoardJobError(
+                    f"{known[0]} and {other} are one tensor in the project's module, but differ in the weights; give it one value"
+                )
+    return under_all_names(dict(given), same)
+
+
+def _state_of(graph: "Graph", layers: Iterable[OpLayer], given: Mapping[str, NDArray[Any]]) -> Arrays:
     """Return the state_dict of the module with the given weights, which `mcu export` writes for what is not trained."""
-    found: Arrays = {name: given.get(name, values).astype(values.dtype) for name, values in state.items()}
-    if not any(f"{layer.weight}_scale" in given for layer in layers):
-        return found
-    found = dict(state)
+    if not _are_codes(layers, given):
+        return {name: given.get(name, values).astype(values.dtype) for name, values in graph.state.items()}
+    found = dict(graph.state)
     for layer in layers:
         weight, bias = _folded(layer, given)
-        found |= unfolded(layer, found, weight.reshape(layer.shape).astype(np.float32), bias)
+        codes = unfolded(layer, found, weight.reshape(layer.shape).astype(np.float32), bias)
+        found |= under_all_names(codes, graph.same)
     return found
 
 
@@ -147,10 +169,11 @@ def _refuse_arrays(state: Mapping[str, NDArray[Any]], given: Mapping[str, NDArra
 
 def _refuse_others(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> None:
     """Raise BoardJobError if values differ that are part of the tables, such as the slope of a PReLU."""
-    state, origins = model.quantized.graph.state, [op.op.origin for op in model.quantized.ops if op.op.origin]
-    taken = {place for origin in origins for place in (origin.layer, origin.norm)}
-    for name in sorted(state.keys() & given.keys()):
-        if name.rpartition(".")[0] not in taken and not np.array_equal(state[name], given[name]):
+    graph, origins = model.quantized.graph, [op.op.origin for op in model.quantized.ops if op.op.origin]
+    state, places = graph.state, {place for origin in origins for place in (origin.layer, origin.norm)}
+    taken = under_all_names({name: state[name] for name in state if name.rpartition(".")[0] in places}, graph.same)
+    for name in sorted((state.keys() & given.keys()) - taken.keys()):
+        if not np.array_equal(state[name], given[name]):
             raise BoardJobError(
                 f"{name} differs from that of the project's module, and only weights of layers can be replaced; load "
                 "the file in project.py"

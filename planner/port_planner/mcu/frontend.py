@@ -40,6 +40,7 @@ from port_planner.mcu.module_trace import (
     refuse_difference,
     refuse_parameters,
     run_nodes,
+    shared_names,
     trace_module,
 )
 from port_planner.mcu.recurrent import recurrent_ops, unsupported_gru
@@ -96,7 +97,7 @@ def import_module(
             for key, value in module.state_dict().items()
         }
         notes = (SOFTMAX_NOTE,) if importer.end is not importer.logits else ()
-        graph = Graph(name, INPUT, seen.shape, importer.run(), state, notes, loss)
+        graph = Graph(name, INPUT, seen.shape, importer.run(), state, notes, loss, shared_names(module))
         verify_mcu_graph(graph)
         lasting = importer.lasting()
         refuse_difference(module, traced, graph, lasting, samples)

@@ -194,8 +194,9 @@ class KernelCall:
 class Graph:
     """Ops in execution order.
 
-    `input_name` names the sample; the last op is the classifier. `state`: the module's state_dict at its import. `notes`:
-    what was left out on purpose, one sentence each.
+    `input_name` names the sample; the last op is the classifier. `state`: the module's state_dict at its import. `same`: its
+    names that stand for one tensor, such as a layer's that is also in a list. `notes`: what was left out on purpose, one
+    sentence each.
     """
 
     name: str
@@ -205,6 +206,7 @@ class Graph:
     state: Mapping[str, NDArray[Any]] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     loss: Loss = Loss.CROSS_ENTROPY
+    same: tuple[tuple[str, ...], ...] = ()
 
     def shape(self, tensor: str) -> Shape:
         """Return the shape of a tensor by name."""

@@ -6,7 +6,7 @@ whose gradients differ from those of the graph is rejected.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 
@@ -42,10 +42,10 @@ def trained_as_module(
     if not graph.weighted():
         raise McuCompileError(graph.name, "no layer has weights", "give it one, of which a board can learn")
     _refuse_hooks(module)
-    chunk, parameters = samples[:SAMPLES].double(), _double_parameters(module)
-    buffers = {name: b.double() if b.is_floating_point() else b for name, b in module.named_buffers()}
+    chunk, tensors = samples[:SAMPLES].double(), _double_tensors(module)
+    parameters = {name: tensor for name, tensor in tensors.items() if isinstance(tensor, nn.Parameter)}
     with torch.enable_grad(), _one_thread():
-        answer = functional_call(module, parameters | buffers, (chunk.clone(),))
+        answer = functional_call(module, tensors, (chunk.clone(),), tie_weights=False)
         weights = {op.name: _leaves(op) for op in graph.weighted()}
         found = logits[1].as_torch(run_float(graph, chunk, weights)[logits[0]])
         if has_softmax:
@@ -55,14 +55,15 @@ def trained_as_module(
         wanted = _module_gradients(parameters, answer, direction)
     _refuse_difference(graph, weights, wanted)
     ops = tuple(_marked(op, wanted) for op in graph.ops)
-    return replace(graph, ops=ops, notes=graph.notes + _notes(ops, wanted))
+    return replace(graph, ops=ops, notes=graph.notes + _notes(replace(graph, ops=ops), wanted))
 
 
-def _notes(ops: Sequence[KernelCall], wanted: Gradients) -> tuple[str, ...]:
+def _notes(graph: Graph, wanted: Gradients) -> tuple[str, ...]:
     """Return notes on what the module does not train, and on what it trains but a board does not."""
-    origins = [op.origin for op in ops if op.origin]
+    origins = [op.origin for op in graph.ops if op.origin]
     frozen = [origin.layer or origin.norm for origin in origins if not (origin.trains_weight or origin.trains_bias)]
     known = {name for o in origins for name in (o.weight, o.bias, f"{o.norm}.weight", f"{o.norm}.bias")}
+    known |= {name for names in graph.same if known.intersection(names) for name in names}
     sentences = {
         "not trained, because the module does not train them": dict.fromkeys(frozen),
         "trained by the module, but not on a board": dict.fromkeys(name for name in wanted if name not in known),
@@ -97,12 +98,28 @@ def _refuse_hooks(module: nn.Module) -> None:
             )
 
 
-def _double_parameters(module: nn.Module) -> dict[str, torch.Tensor]:
-    """Return copies of the parameters in double precision, where rounding hardly ever moves a value across a kink."""
+def _double_tensors(module: nn.Module) -> dict[str, torch.Tensor]:
+    """Return copies of parameters and buffers in double precision, where rounding hardly ever moves a value across a kink.
+
+    Each place in a module comes once, by the first of its names: `functional_call` would put a place of two names back wrongly.
+    Places that share a tensor share its copy.
+    """
     copies: dict[int, torch.Tensor] = {}
-    for parameter in module.parameters():
-        copies[id(parameter)] = parameter.detach().double().requires_grad_(parameter.requires_grad)
-    return {name: copies[id(parameter)] for name, parameter in module.named_parameters(remove_duplicate=False)}
+    found: dict[str, torch.Tensor] = {}
+    for path, inner in module.named_modules():
+        for name, tensor in (
+            *inner.named_parameters(recurse=False, remove_duplicate=False),
+            *inner.named_buffers(recurse=False, remove_duplicate=False),
+        ):
+            copy = copies.setdefault(id(tensor), _double(tensor))
+            found[f"{path}.{name}" if path else name] = copy
+    return found
+
+
+def _double(tensor: torch.Tensor) -> torch.Tensor:
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(tensor.detach().double(), tensor.requires_grad)
+    return tensor.double() if tensor.is_floating_point() else tensor
 
 
 def _module_gradients(

@@ -64,6 +64,14 @@ def refuse_parameters(module: nn.Module) -> None:
                 )
 
 
+def shared_names(module: nn.Module) -> tuple[tuple[str, ...], ...]:
+    """Return the names of a module's state_dict that stand for one tensor, together."""
+    names: dict[int, list[str]] = {}
+    for name, tensor in module.state_dict(keep_vars=True).items():
+        names.setdefault(id(tensor), []).append(name)
+    return tuple(tuple(group) for group in names.values() if len(group) > 1)
+
+
 def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
     """Return whether the memory of two tensors overlaps."""
     begins = left.data_ptr(), right.data_ptr()

@@ -98,6 +98,45 @@ def test_layers_of_other_layouts_and_names_come_back(build: Build, tmp_path: Pat
     assert parameter_image(again.quantized, again.memory, again.scheme) == parameters
 
 
+class Named(nn.Module):
+    """Layers that have two names, and a weight that an unused layer has as well: one tensor each in PyTorch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv2d(2, 4, 3)
+        self.features = nn.Sequential(self.conv, nn.BatchNorm2d(4), nn.ReLU())
+        self.norm, self.head, self.unused = self.features[1], nn.Linear(4, 3), nn.Linear(4, 3)
+        self.unused.weight = self.head.weight
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        logits: torch.Tensor = self.head(self.features(x).mean((2, 3)))
+        return logits
+
+
+def test_a_tensor_of_several_names_is_exported_under_all_of_them(tmp_path: Path) -> None:
+    torch.manual_seed(3)
+    module = Named()
+    module(torch.from_numpy(DATA))
+    given = module.state_dict(keep_vars=True)
+    model = compile_model(module.eval(), DATA)
+    assert all(tensor is given[name] for name, tensor in module.state_dict(keep_vars=True).items())  # left as it was
+    parameters, table = learnt(model), tables(model, tmp_path)
+    state = table.state_dict(parameters)
+    module.load_state_dict({name: torch.from_numpy(values) for name, values in state.items()})
+    with torch.no_grad():
+        for name, tensor in module.state_dict().items():  # whichever of its names was loaded last
+            np.testing.assert_array_equal(tensor.numpy(), state[name])
+        graph = take_weights(model, table.code_tensors(parameters)).quantized.graph
+        expected = run_float(graph, torch.from_numpy(DATA))[graph.ops[-1].name].flatten(1)
+        torch.testing.assert_close(module(torch.from_numpy(DATA)), expected, rtol=1e-4, atol=1e-4)
+    once = {name: values for name, values in state.items() if name not in ("conv.weight", "norm.bias", "head.weight")}
+    for source in (state, once):
+        again = take_weights(model, source)
+        assert parameter_image(again.quantized, again.memory, again.scheme) == parameters
+    with pytest.raises(BoardJobError, match=r"conv\.bias and features\.0\.bias are one tensor"):
+        take_weights(model, state | {"conv.bias": state["conv.bias"] + 1})
+
+
 def test_low_bytes_are_parts_of_a_code(tmp_path: Path) -> None:
     _, model = compiled(q88=True)
     parameters, table = learnt(model), tables(model, tmp_path)

@@ -1,4 +1,4 @@
-"""What the executor asks of a place to compute."""
+"""The interface between the executor and a compute device."""
 
 from typing import Protocol
 
@@ -8,7 +8,7 @@ from port_planner.base.errors import PortError
 
 
 class DeviceAbsentError(PortError):
-    """A step is for a device that this machine, or this build of torch, does not have."""
+    """A step needs a device that this machine, or this build of torch, does not have."""
 
 
 class Event(Protocol):
@@ -24,7 +24,8 @@ class Event(Protocol):
 class Backend(Protocol):
     """One device: its memory, one stream that computes and one that copies, and its generator.
 
-    Host and device order their work by events alone: a copy starts after the event that it is given, and its readers wait for the event that it returns. Memory is freed by whoever holds it, never before the copy's event was waited for.
+    Host and device order their work by events alone: a copy starts after the event that it is given, and its readers wait for the event
+    that it returns. Memory is freed by its owner, and only after waiting for the copy's event.
     """
 
     kind: str
@@ -55,13 +56,13 @@ class Backend(Protocol):
         """Return the point up to which the computing stream has been given work."""
 
     def copy(self, target: torch.Tensor, source: torch.Tensor, after: Event) -> Event:
-        """Copy bytes on the copying stream once `after` has passed; return when that is done. Any thread may call it."""
+        """Copy bytes on the copying stream once `after` has passed; return the event that marks the copy's end. Any thread may call it."""
 
     def wait(self, event: Event) -> None:
         """Make the computing stream wait for `event`; the host does not wait."""
 
     def synchronize(self) -> None:
-        """Return when the device has finished all its work."""
+        """Return once the device has finished all its work."""
 
     def generator_state(self) -> torch.Tensor:
         """Return the state of the device's default generator, on the host."""
@@ -73,8 +74,7 @@ class Backend(Protocol):
         """Return the bytes of the device's memory that tensors hold now; 0 on the CPU, whose allocator counts itself."""
 
     def outside_bytes(self) -> int:
-        """Return the bytes of the device's memory that this process holds besides tensors: context, libraries; 0 on the
-        CPU.
+        """Return the bytes of the device's memory that this process holds besides tensors (context, libraries); 0 on the CPU.
 
         Takes some tenths of a second if the driver's own program is asked.
         """

@@ -1,7 +1,7 @@
-"""Which backend computes a step.
+"""The choice of the backend that computes a step.
 
-Other people's devices come in through the entry point group `port_agent.backends`: the name of the kind, and a class that is a
-`Backend`. torch must know the device by then; its own group `torch.backends` sees to that.
+Devices of other packages come in through the entry point group `port_agent.backends`: the name of the kind, and a class that is a
+`Backend`. torch must know the device by then; torch's own group `torch.backends` is for that.
 """
 
 from collections.abc import Callable, Mapping

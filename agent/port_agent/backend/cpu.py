@@ -8,7 +8,7 @@ from port_planner.ir.device_kinds import CPU
 
 
 class Done:
-    """The event of work that never has to be waited for."""
+    """The event of work that is already done."""
 
     def synchronize(self) -> None:
         """Return at once."""

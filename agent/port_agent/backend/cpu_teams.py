@@ -1,8 +1,8 @@
-"""Operators of the CPU on teams of threads: a number of threads, or the cores of one cluster.
+"""Operators of the CPU on teams of threads. A team is a number of threads, or the cores of one cluster.
 
-A team that may run anywhere is the calling thread with another number of threads. Setting this is cheap, and if it is
-one or all, the OpenMP library keeps its threads. A team with cores of its own is a thread bound to them, because the
-threads that it starts inherit this; each operator is handed to it.
+A team that may run on any core is the calling thread with another number of threads. Setting the number is cheap, and if it is one or all,
+the OpenMP library keeps its threads. A team with cores of its own is a thread bound to them, because the threads that it starts inherit
+this; each operator is handed to it.
 """
 
 import os
@@ -17,15 +17,15 @@ from port_planner.ir.devices.cpu_teams import CpuTeam
 
 
 class CpuTeamError(PortError):
-    """Operators are for cores that this process may not run on."""
+    """The operators need cores on which this process may not run."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 class CpuTeams:
-    """Runs operators on the teams of a step: number 0 is the calling thread with `threads`, others are `teams`, from number 1.
+    """Runs operators on the teams of a step. Number 0 is the calling thread with `threads` threads; the others are `teams`, from number 1.
 
-    Raises CpuTeamError where the cores of one are not there.
+    Raises CpuTeamError where the cores of a team are not available.
     """
 
     def __init__(self, threads: int, teams: Sequence[CpuTeam] = ()) -> None:
@@ -54,7 +54,7 @@ class CpuTeams:
         self.close()
 
     def runs(self, team: int, run: Callable[[], Any]) -> Callable[[], Any]:
-        """Return what runs `run` on a team."""
+        """Return the function that runs `run` on a team."""
         if not team:
             return run
         if team in self._tied:
@@ -78,7 +78,7 @@ class CpuTeams:
 
 
 def _tie(team: CpuTeam) -> None:
-    """Begin a team's thread: on its cores, without autograd, which is each thread's own."""
+    """Bind a team's thread to its cores, and disable autograd, which is a setting of each thread."""
     os.sched_setaffinity(0, team.cores)
     torch.set_num_threads(team.threads)
     torch.set_grad_enabled(False)

@@ -1,7 +1,7 @@
 """An NVIDIA GPU: one computing stream, which is torch's current one, and one that copies.
 
-Programs within `--gpu-ram` ran on an H200; planned steps ran against the simulated device of the tests alone, which is stricter about
-order. `make check-gpu` says what both do on a GPU.
+Programs within `--gpu-ram` have run on an H200. Planned steps have run only on the simulated device of the tests, which is stricter about
+order. `make check-gpu` shows what both do on a GPU.
 """
 
 import contextlib
@@ -16,13 +16,13 @@ from port_planner.ir.device_kinds import CUDA
 from port_planner.torch_compat.devices import set_allocator
 
 _INTEGRATED_CONTEXT_BYTES = 667 << 20
-"""Memory of a GPU that shares the host's memory and whose driver does not report a process's share: a context that
-loads all its modules (pytorch#86509; 287 MB if they are loaded lazily).
+"""Memory in bytes of the context on a GPU that shares the host's memory and whose driver does not report a process's share. This is the
+size with all modules loaded (pytorch#86509); with lazy loading it is 287 MB.
 """
 
 _PINNED_AS_ASKED = "pinned_max_cached_size_mb:0"
-"""Setting of torch's allocator of pinned memory, which by default rounds up to the next power of two and keeps what is
-freed: twice what a plan counts in the host's memory.
+"""Setting that turns off the rounding of torch's allocator of pinned memory. By default it rounds up to the next power of two and keeps
+freed memory, which is twice what a plan counts.
 """
 
 _DRIVER_PATIENCE_S = 5.0
@@ -50,9 +50,7 @@ class CudaBackend:
         return torch.empty(nbytes, dtype=torch.uint8, device=self._device)
 
     def allocate_shared(self, nbytes: int) -> torch.Tensor:
-        """Return pinned memory if the GPU computes in the host's; raises torch.OutOfMemoryError if the limit forbids
-        it.
-        """
+        """Return pinned memory if the GPU computes in the host's memory; raises torch.OutOfMemoryError if the limit forbids it."""
         if not self.unified:
             return self.allocate(nbytes)
         if self.allocated_bytes() + nbytes > self._limit_bytes:
@@ -107,7 +105,9 @@ class CudaBackend:
         return self._counted("peak") + self._shared.peak_bytes
 
     def _counted(self, which: str) -> int:
-        """Return a count of the bytes of tensors; `torch.cuda.memory_allocated` makes 300 names for each, which takes half a millisecond."""
+        """Return the bytes that tensors hold. `torch.cuda.memory_allocated` creates 300 names for each call, which takes half a
+        millisecond.
+        """
         return int(torch.cuda.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"][which])
 
     def reset_peak(self) -> None:
@@ -119,7 +119,7 @@ class CudaBackend:
         self._bound()
 
     def _bound(self) -> None:
-        """Give torch's allocator what shared memory leaves of the limit."""
+        """Limit torch's allocator to what shared memory leaves of the limit."""
         left = max(0, self._limit_bytes - self._shared.live_bytes)
         torch.cuda.set_per_process_memory_fraction(min(1.0, left / self._total_bytes), self._device)
 

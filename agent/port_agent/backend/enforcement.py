@@ -1,8 +1,7 @@
-"""What stops a process that exceeds its share of a device's memory, tested in separate processes that may exceed it.
+"""Find what stops a process that exceeds its share of a device's memory, by tests in separate processes that may exceed it.
 
-`python -m port_agent.backend.enforcement KIND BOUND ...` is such a process: it reports that it has begun, then, for
-each bound in turn, whether more was refused. If the kernel kills it instead, the bound that it had not answered for is
-the effective one.
+`python -m port_agent.backend.enforcement KIND BOUND ...` is such a process: it reports that it has begun and then, for each bound in turn,
+whether more memory was refused. If the kernel kills it, the first bound without a report is the one that acted.
 """
 
 import contextlib
@@ -23,7 +22,7 @@ from port_agent.system.python_process import module_command, module_environment
 from port_planner.base.process_memory import PAGE_BYTES, available_bytes, resident_bytes
 
 PROBE_BYTES = 64 << 20
-"""Device memory that is taken to see which counter notices: enough to stand out, and little enough to be available."""
+"""Bytes of device memory that are allocated to see which counter notices: enough to stand out, and small enough to be available."""
 _LIMIT_BYTES = PROBE_BYTES // 4
 """Limit of the test process."""
 
@@ -32,7 +31,7 @@ REFUSED, ALLOWED, KILLED = "refuses more", "allows more", "kills the process"
 _BEGUN = "begun"
 _PATIENCE_S = 60.0
 _FIRST_TO_GO = "1000"
-"""The kernel's OOM score: if the whole machine runs short, the test process is killed before any of the user's."""
+"""The kernel's OOM score that makes it kill the test process before any of the user's processes."""
 _NO_LIMIT = 1 << 62
 _HEADROOM_BYTES = 512 << 20
 """Memory of the machine that must be free besides the test."""
@@ -43,7 +42,7 @@ class _UntriedError(Exception):
 
 
 def enforced(backend: Backend) -> dict[str, str]:
-    """Return what each bound does about memory of the device beyond it: `REFUSED`, `ALLOWED`, `KILLED`, or why that is not known."""
+    """Return what each bound does when a process takes more device memory: `REFUSED`, `ALLOWED`, `KILLED`, or why that is not known."""
     return tried(backend.kind, (ALLOCATOR, DATA)) | _in_a_group(backend)
 
 
@@ -59,9 +58,7 @@ def _in_a_group(backend: Backend) -> dict[str, str]:
 
 
 def tried(kind: str, bounds: tuple[str, ...], within: Sequence[str] = ()) -> dict[str, str]:
-    """Return the outcome of each bound, tested one after another in one process; `within`: command that runs it in a
-    scope.
-    """
+    """Return the outcome of each bound, tested one after another in one process. `within`: command that runs it in a scope."""
     words = [*within, *module_command(__name__), kind, *bounds]
     try:
         done = subprocess.run(words, env=module_environment(), capture_output=True, text=True, timeout=_PATIENCE_S)
@@ -71,7 +68,7 @@ def tried(kind: str, bounds: tuple[str, ...], within: Sequence[str] = ()) -> dic
 
 
 def outcomes(bounds: tuple[str, ...], output: list[str], ended: int) -> dict[str, str]:
-    """Return the outcome of each bound by the output lines of a process, and its exit status."""
+    """Return the outcome of each bound from a process's output lines and exit status."""
     if not output:
         return dict.fromkeys(bounds, f"was not tested: the test process ended with {ended} before it began")
     found = dict(zip(bounds, output[1:], strict=False))

@@ -1,6 +1,6 @@
-"""What this machine's devices are, for people: `python -m port_agent.backend.examine` prints a JSON list.
+"""Describe this machine's devices: `python -m port_agent.backend.examine` prints a JSON list.
 
-A process of its own, because torch and a device's context take more memory than the caller has.
+It runs in a separate process, because torch and a device's context take more memory than the caller has.
 """
 
 import contextlib
@@ -23,7 +23,8 @@ from port_planner.ir.torch_device import device_name
 class DeviceReport(msgspec.Struct, frozen=True):
     """One device. `seen_by`: growth of each of the kernel's counters when `PROBE_BYTES` of its memory were taken.
 
-    `enforced`: what each bound did about a process that took more (`port_agent.backend.enforcement`); `bounded`: whether torch's own was kept.
+    `enforced`: what each bound did about a process that took more (`port_agent.backend.enforcement`); `bounded`: whether torch's own limit
+    held.
     """
 
     kind: str

@@ -1,4 +1,4 @@
-"""Copies of weights, buffers and optimizer state in the host's memory, alongside a device with its own: one per key."""
+"""Copies of weights, buffers and optimizer state in the host's memory, for a device with its own memory: one per key."""
 
 from collections.abc import Iterable
 

@@ -1,9 +1,8 @@
 """The GPU of an Apple chip: one stream, and memory that is the host's own.
 
-Has not run on a Mac. Copies are blocking ones: a non-blocking copy from the host can arrive torn (pytorch#189690), and
-there is no second stream to hide one on. The host may not use a tensor's address, but torch has another address for the
-same memory that it may use (`_host_alias_storage`, as safetensors loads weights). Whether pages go through copies is
-measured.
+This has not run on a Mac. Copies are blocking: a non-blocking copy from the host can arrive torn (pytorch#189690), and there is no second
+stream to hide one on. The host may not use a tensor's address, but torch has another address for the same memory that it may use
+(`_host_alias_storage`, as safetensors loads weights). A measurement decides whether pages go through copies.
 """
 
 from typing import Protocol
@@ -17,7 +16,7 @@ from port_planner.ir.device_kinds import MPS
 from port_planner.torch_compat.devices import host_alias
 
 _MIN_FRACTION, _MAX_FRACTION = 1e-6, 2.0
-"""Range of torch's limit, as a fraction of the memory that Metal recommends; 0 would mean no memory."""
+"""Range of torch's limit as a fraction of the memory that Metal recommends; a limit of 0 would allow no memory."""
 
 
 class Counts(Protocol):
@@ -36,7 +35,7 @@ class Counts(Protocol):
 class HighWater:
     """The peak of tensors: what they hold now and the freed memory that the allocator keeps.
 
-    Never less than the truth, and more by unused space between tensors.
+    Never too low; too high by the unused space between tensors.
     """
 
     def __init__(self, counts: Counts) -> None:

@@ -1,4 +1,4 @@
-"""Memory as bytes: blocks of the host's for storages that come back from flash, the bytes of a storage."""
+"""Memory as bytes: host blocks for storages that return from flash, and the bytes of a storage."""
 
 import mmap
 
@@ -14,7 +14,7 @@ _PREPARED = active()
 def block(nbytes: int) -> torch.Tensor:
     """Return a byte tensor of at least `nbytes`, whole blocks long.
 
-    Aligned where the allocator gives that.
+    It is aligned where the allocator aligns its blocks.
 
     Under the preloaded allocator torch's own blocks are page-aligned; elsewhere a private anonymous map is, which, unlike
     a shared one, the kernel counts as data of this process and gives back the moment it is freed.
@@ -34,5 +34,5 @@ def whole_bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def placed(contents: torch.Tensor, kind: str, nbytes: int) -> torch.Tensor:
-    """Return `nbytes` of the host's on a kind of device: as they are on the CPU, else a copy that has arrived."""
+    """Return `nbytes`, which is in the host's memory, on a kind of device: unchanged on the CPU, otherwise a copy that has arrived."""
     return contents if kind == CPU else contents[:nbytes].to(kind)

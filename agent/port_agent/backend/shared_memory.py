@@ -1,6 +1,6 @@
 """Host memory that a device reaches at the same address, so that its contents need not be copied.
 
-For a GPU that computes in the host's memory. torch's own allocator there returns memory that the host cannot address.
+Used for a GPU that computes in the host's memory. torch's own allocator there returns memory that the host cannot address.
 """
 
 import weakref
@@ -13,8 +13,7 @@ from port_planner.torch_compat.devices import storage_over
 
 
 class SharedMemory:
-    """Device tensors over host memory, which is kept until the device has finished all work given to it before they
-    were freed.
+    """Device tensors over host memory, which is kept until the device has finished all work that it was given before they were freed.
 
     `take`: allocates host memory that the device reaches; `reached`: the point up to which the device has been given
     work. `changed`: called whenever `live_bytes` has changed.
@@ -29,11 +28,11 @@ class SharedMemory:
     ) -> None:
         self._device, self._take, self._reached, self._changed = device, take, reached, changed
         self._held: dict[int, torch.Tensor] = {}
-        """The device's storage -> the host's memory that it is."""
+        """The device's storage -> the host memory behind it."""
         self.live_bytes = self.peak_bytes = 0
 
     def allocate(self, nbytes: int) -> torch.Tensor:
-        """Return at least `nbytes` bytes, as a tensor of the device's."""
+        """Return at least `nbytes` bytes as a tensor on the device."""
         host = self._take(nbytes)
         size = host.numel()
         storage = storage_over(host.data_ptr(), self._device, size)
@@ -46,7 +45,7 @@ class SharedMemory:
         return made
 
     def host_view(self, memory: torch.Tensor) -> torch.Tensor | None:
-        """Return the host's side of these bytes; None of other memory of the device's."""
+        """Return the host's view of these bytes; None for other device memory."""
         host = self._held.get(id(memory.untyped_storage()))
         begin = memory.storage_offset()
         return None if host is None else host[begin : begin + memory.numel()]

@@ -1,8 +1,8 @@
-"""The way between a device's memory and a page file: two buffers of the host's, filled and emptied in turn.
+"""Transfers between a device's memory and a page file through two host buffers, filled and emptied in turn.
 
-The page thread alone uses them. While it writes one buffer to the file, the device copies the next piece into the other;
-while the device takes one, the file is read into the other. Where memory is shared, pages that the host can address go
-directly to the file and back without a copy, if that was measured to be faster.
+Only the page thread uses them. While it writes one buffer to the file, the device copies the next piece into the other; while the device
+takes one, the file is read into the other. Where memory is shared, pages that the host can address go directly to the file and back without
+a copy, if that was measured to be faster.
 """
 
 from collections.abc import Callable
@@ -17,11 +17,11 @@ from port_planner.base.direct_io import BLOCK
 BUFFERS = 2
 
 address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
-"""Torch's own method; the pointers of an intercepted program are observed by another one."""
+"""Address of a tensor by torch's own method; interception observes the pointers of a program by another one."""
 
 
 class Staging:
-    """Buffers of `piece_bytes` each; no transfer moves more at once. `shares`: pages that the host reaches are not copied."""
+    """Buffers of `piece_bytes` each; no transfer moves more at once. `shares`: pages that the host can address are not copied."""
 
     def __init__(self, backend: Backend, piece_bytes: int, *, shares: bool = False) -> None:
         self.backend, self.piece_bytes, self.shares = backend, piece_bytes, shares
@@ -34,20 +34,18 @@ class Staging:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the host's memory in the buffers."""
+        """Bytes of host memory in the buffers."""
         return sum(buffer.numel() for buffer in self.buffers)
 
     def pages(self, nbytes: int) -> torch.Tensor:
-        """Return the host's block of pages, at least `nbytes` long; shared by all programs, and enlarged when one needs
-        more.
-        """
+        """Return the host's block of pages, at least `nbytes` long. All programs share it, and it grows when one needs more."""
         if self._pages is None or self._pages.numel() < nbytes:
             self._pages = None
             self._pages = self.backend.allocate_host(nbytes)
         return self._pages
 
     def memory(self, nbytes: int) -> torch.Tensor:
-        """Return memory of the device's for a page."""
+        """Return device memory for a page."""
         return self.backend.allocate_shared(nbytes) if self.shares else self.backend.allocate(nbytes)
 
     def take(self) -> int:
@@ -58,7 +56,7 @@ class Staging:
         return self._turn
 
     def side(self, contents: torch.Tensor) -> "DeviceSide":
-        """Return the device's side of a transfer of these bytes, after all work given to the computing stream so far."""
+        """Return the device's side of a transfer of these bytes, which starts after all work given to the computing stream so far."""
         return DeviceSide(self, contents, self.backend.reached())
 
 
@@ -80,7 +78,7 @@ class DeviceSide:
     def reach(self) -> bool:
         """Let the host move the bytes in place, if possible; return whether they are aligned for direct file access.
 
-        Waits until the device is done with them in that case.
+        If so, this waits until the device is done with them.
         """
         if self._staging.shares:
             self._after.synchronize()
@@ -88,9 +86,7 @@ class DeviceSide:
         return self._host is None or address(self._host) % BLOCK == 0
 
     def fetch(self, place: int, nbytes: int) -> int:
-        """Return the host address of `nbytes` from byte `place`; if it is a copy, the next part is then already on its
-        way.
-        """
+        """Return the host address of `nbytes` from byte `place`. If it is a copy, the next part is already under way on return."""
         if self._host is not None:
             return address(self._host) + place
         self._begin(place, nbytes)

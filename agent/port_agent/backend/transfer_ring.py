@@ -1,7 +1,7 @@
-"""Copies between ordinary memory of the host and a device's, through a ring of buffers that copies reach without another copy.
+"""Copies between ordinary host memory and a device's memory, through a ring of pinned buffers.
 
-A thread of its own fills and empties the buffers, so that neither the host's computing nor the device's waits for a copy that nobody needs
-yet. Memory that copies reach directly is slow to get and is never paged; the ring is taken once.
+A separate thread fills and empties the buffers, so that neither host nor device waits for a copy that is not needed yet. Pinned memory is
+slow to allocate and is never paged; the ring is allocated once.
 """
 
 import contextlib
@@ -29,11 +29,11 @@ class RingCopy:
         self._issued = issued
 
     def landed(self) -> Event:
-        """Return when the last part has arrived, once it is issued; raises an error of the transfer."""
+        """Return once the last part has been issued and has arrived; raises an error of the transfer."""
         return self._issued.result()
 
     def done(self) -> bool:
-        """Return whether all of it is issued; what goes to the host has arrived then."""
+        """Return whether all of it is issued; a copy to the host has then arrived."""
         return self._issued.done()
 
     def query(self) -> bool:
@@ -46,7 +46,9 @@ class RingCopy:
 
 
 class TransferRing:
-    """The ring and its thread; one for all steps of a job. `piece_bytes`: size of each buffer. `around`: context in which its thread copies."""
+    """The ring and its thread, shared by all steps of a job. `piece_bytes`: size of each buffer. `around`: context in which its thread
+    copies.
+    """
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""The control socket's wire: HTTP, its client, and the metrics text."""
+"""The protocol of the control socket: HTTP, its client, and the metrics text."""
 
 PATIENCE_S = 30.0
-"""Seconds to wait for an answer of the agent."""
+"""Seconds to wait for an answer from the agent."""

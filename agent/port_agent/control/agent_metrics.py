@@ -49,5 +49,5 @@ def _run_families(runs: Sequence[RunStatus]) -> Iterator[MetricFamily]:
 
 
 def _shares(name: str, meaning: str, label: str, values: Iterable[str], seen: list[str]) -> MetricFamily:
-    """Return a gauge with the number of times that each of `values` is in `seen`."""
+    """Return a gauge with the number of occurrences of each of `values` in `seen`."""
     return MetricFamily(name, "gauge", meaning, tuple(({label: value}, float(seen.count(value))) for value in values))

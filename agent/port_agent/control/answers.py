@@ -1,4 +1,4 @@
-"""What the control interface answers, version 1: frozen values that the server writes as JSON."""
+"""The answers of the control interface, version 1: frozen values that the server writes as JSON."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
@@ -36,7 +36,7 @@ class JobSummary:
     on: str | None = None
     """The paired device that has it."""
     guest_of: str | None = None
-    """The paired device that it came from."""
+    """The paired device from which it came."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class JobDetail:
 
 @dataclass(frozen=True, slots=True)
 class RunStatus:
-    """A job that has a worker, and what the worker does."""
+    """A job that has a worker, and the state of that worker."""
 
     id: int
     name: str
@@ -85,7 +85,7 @@ class RunStatus:
     planned_joules: float | None
     deadline_at: float | None
     waits_for: str | None = None
-    """Why it cannot continue although it may: for example, its board is missing."""
+    """Why it cannot continue although it is allowed to, such as a missing board."""
     owner: str | None = None
     """User whose process an attached program is; None for other jobs."""
     step_written_bytes: int | None = None
@@ -114,7 +114,7 @@ class FlashLife:
 
 @dataclass(frozen=True, slots=True)
 class IdleSignalState:
-    """What one sensor reports about the device being idle: yes, no or unknown."""
+    """What one sensor reports: yes, no or unknown to whether the device is idle."""
 
     name: str
     idle: str
@@ -123,7 +123,7 @@ class IdleSignalState:
 
 @dataclass(frozen=True, slots=True)
 class DeviceState:
-    """What the sensors report."""
+    """The sensors' readings."""
 
     power: str
     power_detail: str
@@ -151,7 +151,7 @@ class AgentStatus:
     codes: tuple[str, ...]
     paused_until: float | None
     job: RunStatus | None
-    """The run shown for the whole agent: this computer's, or a board's if there is none."""
+    """The run that represents the whole agent: this computer's, or a board's if there is none."""
     running: tuple[RunStatus, ...]
     """All jobs that have a worker, this computer's first."""
     waiting: tuple[JobSummary, ...]
@@ -169,7 +169,7 @@ class AgentStatus:
     health: tuple[HealthItem, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values; two names are those that version 1 began with."""
+        """Return plain values; two names are kept from the beginning of version 1."""
         plain = {"v": API_VERSION, **asdict(self), "health": [item.as_json() for item in self.health]}
         plain["facts"]["voices"] = plain["facts"].pop("idle_signals")
         for run in (*plain["running"], *([] if plain["job"] is None else [plain["job"]])):
@@ -179,7 +179,7 @@ class AgentStatus:
 
 @dataclass(frozen=True, slots=True)
 class SettingsInForce:
-    """The configuration after a reload, and the names of settings that wait for the next start."""
+    """The configuration after a reload, and the names of settings that take effect at the next start."""
 
     settings: Row
     after_restart: tuple[str, ...]

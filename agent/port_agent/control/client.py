@@ -24,10 +24,10 @@ _SUBMITTED_AGAIN = 2
 
 
 class ControlError(PortError):
-    """The daemon cannot be reached, or it refused; `status` is its HTTP status, None without an answer."""
+    """The daemon cannot be reached, or it rejected the request; `status` is its HTTP status, None without an answer."""
 
     def __init__(self, message: str, status: int | None = None, *, is_absent: bool = False) -> None:
-        """`is_absent`: no agent is listening, which is also the case while it is being restarted."""
+        """`is_absent`: no agent is listening, as also happens while it is being restarted."""
         self.status, self.is_absent = status, is_absent
         refused = status is not None and 400 <= status < 500  # nothing is wrong with the agent
         self.exit_code = ExitCode.UNREACHABLE if status is None else ExitCode.IMPOSSIBLE if refused else ExitCode.FAILED
@@ -108,7 +108,7 @@ class ControlClient:
             return out.tell()
 
     def follow(self, path: str) -> Iterator[str]:
-        """Yield pieces of text as they come, until the daemon ends the stream."""
+        """Yield pieces of text as they arrive, until the daemon ends the stream."""
         answer = self._answer("GET", path, None, forever=True)
         for piece in self._chunks(answer.read1):
             yield piece.decode("utf-8", "replace")
@@ -120,7 +120,7 @@ class ControlClient:
         return b"".join(self._chunks(lambda _: answer.read()))
 
     def _chunks(self, read: Callable[[int], bytes]) -> Iterator[bytes]:
-        """Yield what `read` returns; raises ControlError if the agent ends before its answer does."""
+        """Yield what `read` returns; raises ControlError if the connection ends before the answer does."""
         while True:
             try:
                 piece = read(_CHUNK_BYTES)

@@ -20,9 +20,9 @@ from port_planner.base.errors import PortError
 
 SOCKET_NAME = "control.sock"
 HEADER_LIMIT_BYTES = 16384
-"""Largest size of a request's headers: curl sends 100 bytes; this only bounds what a mistaken client can make us keep."""
+"""Largest size of a request's headers. curl sends 100 bytes; the limit bounds what a faulty client can make us keep."""
 JSON_LIMIT_BYTES = 1 << 20
-"""A request's JSON is a job description."""
+"""Largest size in bytes of a request's JSON, which is a job description."""
 IDLE_TIMEOUT_S = 60.0
 _CHUNK_BYTES = 1 << 16
 _LENGTH = "[0-9]{1,18}"
@@ -46,7 +46,7 @@ _REASONS = {
 
 
 class HttpError(PortError):
-    """A request that is refused; `status` is the HTTP status."""
+    """A request is rejected; `status` is the HTTP status."""
 
     def __init__(self, status: int, message: str) -> None:
         self.status = status
@@ -81,13 +81,13 @@ class HttpRequest:
             yield piece
 
     async def json_text(self) -> bytes:
-        """Return the body of a request in JSON; raises HttpError for more than a description takes."""
+        """Return the JSON body of a request; raises HttpError if it is too long for a description."""
         if self.length > JSON_LIMIT_BYTES:
             raise HttpError(413, f"{self.length} bytes of JSON exceed the limit of {JSON_LIMIT_BYTES}")
         return b"".join([piece async for piece in self.body()])
 
     async def json(self) -> dict[str, object]:
-        """Return the body as a JSON object, empty for an empty body; raises HttpError for another."""
+        """Return the body as a JSON object, which is empty for an empty body; raises HttpError for anything else."""
         content = await self.json_text()
         try:
             return msgspec.json.decode(content or b"{}", type=dict[str, object])
@@ -107,11 +107,11 @@ class HttpResponse:
     stream: AsyncIterator[bytes] | None = None
     headers: Mapping[str, str] = field(default_factory=dict)
     takes_over: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]] | None = None
-    """Handler that takes over the connection, which stops speaking HTTP (status 101)."""
+    """Handler that takes over the connection, which then no longer speaks HTTP (status 101)."""
 
 
 def json_response(value: object, status: int = 200) -> HttpResponse:
-    """Return an answer with a JSON body; a number that is not finite is null there."""
+    """Return an answer with a JSON body; numbers that are not finite become null."""
     return HttpResponse(status, msgspec.json.encode(value) + b"\n")
 
 
@@ -153,8 +153,8 @@ async def serve_connection(
 ) -> None:
     """Answer the requests of one connection.
 
-    `refuse` returns why the peer is rejected, or "". `waits` is called with True when the server begins to wait for the client,
-    and with False when the client waits for the server.
+    `refuse` returns why the peer is rejected, or "". `waits` is called with True when the server begins to wait for the client, and with
+    False when the client begins to wait for the server.
     """
     try:
         reason, peer = refuse(writer), _unix_peer(writer)
@@ -205,7 +205,7 @@ async def _one_request(
 
 
 async def _discard_body(request: HttpRequest) -> None:
-    """Read what the handler left, because a client that is still sending when the socket closes never sees the answer."""
+    """Read the rest of the body: if the socket closes while the client is still sending, the client never sees the answer."""
     async with asyncio.timeout(IDLE_TIMEOUT_S):
         try:
             async for _ in request.body():

@@ -19,14 +19,14 @@ _NO_DESCRIPTOR = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _BACKLOG = 128
 """Connections that the kernel queues until they are accepted; they take no descriptors of this process."""
 _RETRY_S = 0.05
-"""Time after which a closed connection has freed its descriptor."""
+"""Seconds before accepting again after descriptors ran out; a closed connection has freed its own by then."""
 
 
 @dataclass(slots=True, eq=False)
 class _Connection:
     transport: asyncio.Transport | None = None
     is_waiting: bool = False
-    """Whether the connection waits for the client's next request, or for data that nobody reads."""
+    """Whether the connection waits for the client's next request, or for the client to read data."""
 
 
 class Listener:
@@ -38,7 +38,7 @@ class Listener:
         """Take over a bound socket and listen; needs a running loop. `refuse`: see `serve_connection`."""
         self._socket, self._handler, self._refuse, self._most = sock, handler, refuse, most
         self._connections: dict[asyncio.Task[None], _Connection] = {}
-        """The longest waiting first."""
+        """Open connections, the longest waiting first."""
         self._reserve: int | None = None
         self._keep_reserve()
         self._loop = asyncio.get_running_loop()
@@ -98,7 +98,7 @@ class Listener:
         await serve_connection(reader, writer, self._handler, self._refuse, waits)
 
     def _drop_longest_waiting(self) -> bool:
-        """Close the connection that waits longest; returns whether there is one."""
+        """Close the connection that has waited longest; return whether there is one."""
         for task, connection in self._connections.items():
             if connection.is_waiting and connection.transport is not None:
                 del self._connections[task]
@@ -111,13 +111,13 @@ class Listener:
         self._keep_reserve()
 
     def _keep_reserve(self) -> None:
-        """Reserve a descriptor for the case that there is no other."""
+        """Reserve a descriptor for when no other is left."""
         if self._reserve is None and self._socket.fileno() >= 0:
             with contextlib.suppress(OSError):
                 self._reserve = os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)
 
     def _spend_reserve(self) -> bool:
-        """Release the reserved descriptor; returns whether there was one."""
+        """Release the reserved descriptor; return whether there was one."""
         if self._reserve is None:
             return False
         os.close(self._reserve)

@@ -1,4 +1,4 @@
-"""What the command line asks of paired devices, through the agent that runs here."""
+"""Questions of the command line to paired devices, through the agent that runs here."""
 
 import base64
 from typing import Any
@@ -11,7 +11,7 @@ from port_agent.peers.decoding import REASON_LIMIT
 from port_agent.peers.exchange.answers import ANSWER_S, NotAnsweredError, PeerContent, Topic, solving_patience_s
 
 _AGENT_S = 15.0
-"""Additional time for the agents at both ends."""
+"""Seconds that the agents at both ends may take in addition."""
 
 
 class PeerExchange:
@@ -22,7 +22,7 @@ class PeerExchange:
         self._folder, self._on = client.path.parent, quote(on, safe="")
 
     def shared(self, topic: Topic, name: str) -> PeerContent:
-        """Return what paired devices share under a name, from whichever device has it."""
+        """Return the content that paired devices share under a name, from whichever device has it."""
         return _content(self._sent("GET", f"/v1/shared/{topic.value}/{name}", None, ANSWER_S))
 
     def solved(self, name: str, problem: bytes, seconds: float) -> PeerContent:
@@ -35,7 +35,7 @@ class PeerExchange:
         self._sent("PUT", f"/v1/shared/{topic.value}/{name}", content, ANSWER_S)
 
     def accuse(self, device: str, reason: str) -> None:
-        """Make the agent temporarily block a device that gave a wrong answer."""
+        """Make the agent block a device temporarily because it gave a wrong answer."""
         body = msgspec.json.encode({"device": device, "reason": reason[:REASON_LIMIT]})
         self._sent("POST", "/v1/peers/cut", body, ANSWER_S)
 

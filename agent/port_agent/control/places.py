@@ -17,14 +17,14 @@ SYSTEM_CONFIG = Path("/etc/port-agent/config.toml")
 
 
 def own_state_dir() -> Path:
-    """Return where an agent that this user starts keeps jobs and checkpoints."""
+    """Return the directory in which an agent that this user starts keeps jobs and checkpoints."""
     if os.geteuid() == 0:
         return SYSTEM_STATE_DIR
     return Path(os.environ.get("XDG_STATE_HOME") or Path.home() / ".local/state") / "port-agent"
 
 
 def own_runtime_dir() -> Path:
-    """Return where an agent that this user starts keeps its control socket."""
+    """Return the directory in which an agent that this user starts keeps its control socket."""
     if os.geteuid() == 0:
         return SYSTEM_RUNTIME_DIR
     base = os.environ.get("XDG_RUNTIME_DIR")
@@ -32,7 +32,7 @@ def own_runtime_dir() -> Path:
 
 
 def connect(runtime_dir: Path | None, patience_s: float = PATIENCE_S) -> "ControlClient":
-    """Return a client of the agent in `runtime_dir`; None: of the system's, or else of this user's."""
+    """Return a client of the agent in `runtime_dir`; None means the system's agent, or else this user's."""
     from port_agent.control.client import ControlClient
     from port_agent.control.http import SOCKET_NAME
 
@@ -43,9 +43,7 @@ def connect(runtime_dir: Path | None, patience_s: float = PATIENCE_S) -> "Contro
 
 
 def _is_there(socket: Path) -> bool:
-    """Return whether a socket is visible; users without access to the system's directory get an error that says so when
-    they connect.
-    """
+    """Return whether a socket is visible. Users without access to the system's directory get an error that says so when they connect."""
     try:
         return socket.exists()
     except PermissionError:
@@ -53,7 +51,7 @@ def _is_there(socket: Path) -> bool:
 
 
 def energy_settings(config: Path | None) -> "tuple[EnergyConfig, int]":
-    """Return the `[energy]` settings and the daily budget of flash writes in this file, else in the system's if there is one.
+    """Return the `[energy]` settings and the daily budget of flash writes from this file, or else from the system's file if it exists.
 
     Raises ConfigError and EnergyConfigError.
     """
@@ -64,7 +62,7 @@ def energy_settings(config: Path | None) -> "tuple[EnergyConfig, int]":
 
 
 def granted_cores(config: Path | None, cores: int) -> int:
-    """Return how many of `cores` cores jobs may use while nobody uses the device, by the same file; at least one.
+    """Return how many of `cores` cores jobs may use while nobody uses the device, by the same file: at least one.
 
     Raises ConfigError.
     """

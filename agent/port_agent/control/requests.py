@@ -1,4 +1,4 @@
-"""What clients ask for, checked at the boundary: a JSON object becomes a typed request or is refused."""
+"""Requests of clients, checked at the boundary: a JSON object becomes a typed request or is rejected."""
 
 import itertools
 import os
@@ -19,12 +19,12 @@ from port_agent.worker.shard import Shard
 from port_planner.base.units import shown
 
 _CODE_LIMIT, _HOST_LIMIT = 40, 255
-"""Characters: of a pairing code however it is grouped, of a host name (RFC 1035)."""
+"""Longest texts in characters: a pairing code with any grouping, and a host name (RFC 1035)."""
 _LONGEST_CODE_S = 3600.0
-"""A code is for now."""
+"""Longest life of a pairing code in seconds; a code is for immediate use."""
 _REASON_LIMIT = 200
 _LONGEST_SOLVING_S = 3600.0
-"""Longest time to solve, as in `port_agent.peers.connection.messages`."""
+"""Longest time to solve in seconds, as in `port_agent.peers.connection.messages`."""
 _SETTINGS = JobSpec.__dataclass_fields__.keys() - {"owner", "guest"}
 """Settings of a job that a client may give; the agent itself knows the owner."""
 _ENVELOPE = {"upload", "v"}
@@ -58,7 +58,7 @@ class JobChange(msgspec.Struct, frozen=True):
 
 
 class PauseRequest(msgspec.Struct, frozen=True):
-    """How long to pause everything; None: for good."""
+    """How long to pause everything; None: until it is resumed."""
 
     for_s: Annotated[float, msgspec.Meta(gt=0, le=LONGEST_PAUSE_S)] | None = None
 
@@ -70,7 +70,7 @@ class RunNowRequest(msgspec.Struct, frozen=True):
 
 
 class PairingRequest(msgspec.Struct, frozen=True):
-    """Show a pairing code for a time, or enter one: `host` and `port` of the device that shows it, if known."""
+    """Show a pairing code for a time, or enter one. `host` and `port` are those of the device that shows it, if known."""
 
     code: Annotated[str, msgspec.Meta(max_length=_CODE_LIMIT)] | None = None
     host: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)] | None = None
@@ -79,13 +79,13 @@ class PairingRequest(msgspec.Struct, frozen=True):
 
 
 class UnpairingRequest(msgspec.Struct, frozen=True):
-    """Which device must no longer be trusted."""
+    """The device that must no longer be trusted."""
 
     device: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
 
 
 class WrongAnswer(msgspec.Struct, frozen=True):
-    """The paired device that gave a wrong answer, and what was wrong with it."""
+    """A paired device that gave a wrong answer, and what was wrong with it."""
 
     device: Annotated[str, msgspec.Meta(min_length=1, max_length=_HOST_LIMIT)]
     reason: Annotated[str, msgspec.Meta(min_length=1, max_length=_REASON_LIMIT)]
@@ -148,7 +148,7 @@ class RecallRequest(msgspec.Struct, frozen=True):
 
 
 def decode_control_request(fields: Mapping[str, object], kind: type[T]) -> T:
-    """Return the request of this kind that a JSON object is; raises `HttpError`."""
+    """Return the request of this kind that a JSON object describes; raises `HttpError`."""
     try:
         return msgspec.convert(fields, kind)
     except msgspec.ValidationError as error:
@@ -178,7 +178,7 @@ def _check_page_dirs(spec: JobSpec) -> None:
 
 
 def _check_arguments(spec: JobSpec) -> None:
-    """Raise JobRequestError unless the options for the worker choose a board and do nothing else, such as write files."""
+    """Raise JobRequestError unless the options for the worker only choose a board, and do nothing else such as writing files."""
     words = iter(spec.arguments)
     for word in words:
         if word not in _BOARD_ARGUMENTS or (word in _WITH_VALUE and next(words, "-").startswith("-")):

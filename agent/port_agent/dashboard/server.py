@@ -43,7 +43,7 @@ _HEADERS = {
     "Cache-Control": "no-store",
 }
 MAX_CONNECTIONS = 32
-"""A browser opens six; each uses a thread while it is silent, at most half a minute."""
+"""Largest number of connections. A browser opens six; a silent one occupies a thread for at most half a minute."""
 _LOCAL_NAMES = ("127.0.0.1", "localhost")
 
 
@@ -58,7 +58,7 @@ class StatusClient(Protocol):
         """Return the JSON at `path`; raise `PortError` if the agent does not answer."""
 
     def post(self, path: str, **fields: object) -> Any:
-        """Send a JSON request and return its answer; likewise."""
+        """Send a JSON request and return its answer; raise `PortError` if the agent does not answer."""
 
 
 EnergyReader = Callable[[Mapping[str, str]], Mapping[str, object]]
@@ -102,7 +102,7 @@ class Dashboard:
         return self._energy(query) if path == ENERGY else self._client.get(QUESTIONS[path])
 
     def wish(self, path: str) -> Any:
-        """Execute one of the page's actions and return the agent's answer, None for an unknown path; raise `PortError`."""
+        """Execute one of the page's actions and return the agent's answer; None for an unknown path. Raises `PortError`."""
         if path in WISHES:
             target, fields = WISHES[path]
             return self._client.post(target, **fields)
@@ -111,7 +111,7 @@ class Dashboard:
 
 
 class _PageServer(ThreadingHTTPServer):
-    """A thread for each connection, at most `MAX_CONNECTIONS`: every user of this machine may connect."""
+    """Uses a thread for each connection, at most `MAX_CONNECTIONS`, because every user of this machine may connect."""
 
     daemon_threads = True
 
@@ -178,9 +178,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._send(HTTPStatus.UNAUTHORIZED, {"error": "open the address that `port-agent dashboard` printed"})
 
     def _from_here(self) -> bool:
-        """Return whether the request was addressed to this machine: a foreign name that points here belongs to another
-        site.
-        """
+        """Return whether the request was addressed to this machine: a foreign name that resolves here belongs to another site."""
         return self.headers.get("Host", "").partition(":")[0] in _LOCAL_NAMES
 
     def _has_key(self) -> bool:
@@ -188,7 +186,7 @@ class _Handler(BaseHTTPRequestHandler):
         return secrets.compare_digest(given.encode(), self.dashboard.key.encode())
 
     def _answer(self, path: str, ask: Callable[[], object | None]) -> None:
-        """Send what `ask` returns; None: there is nothing at `path`."""
+        """Send the result of `ask`; None means that nothing is at `path`."""
         try:
             found = ask()
         except PortError as error:

@@ -1,4 +1,4 @@
-"""Sensors to facts: one file per platform, every read may fail alone."""
+"""From sensors to facts: one module per platform; every reading may fail alone."""
 
 import sys
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def this_platform(
     dev_root: Path = Path("/dev"),
     ups_amperes: Callable[[], float] | None = None,
 ) -> Platform:
-    """Return the sensors of the machine this runs on; the roots and a UPS board (`facts/power_supply`) matter on Linux only."""
+    """Return the sensors of this machine. The roots and a UPS board (`facts/power_supply`) matter on Linux only."""
     if sys.platform == "darwin":
         from port_agent.facts.macos import MacPlatform
         from port_agent.facts.macos_power_events import PowerEvents

@@ -1,4 +1,4 @@
-"""The kinds of cores of a machine: big.LITTLE clusters and the like, as reported by the Linux kernel for each core.
+"""The kinds of cores of a machine, such as big.LITTLE clusters, as the Linux kernel reports them for each core.
 
 `cpu_capacity` is the kernel's own measure of a core at its top speed, 1024 for the fastest kind (arm64 and RISC-V, if
 the device tree has it); elsewhere the top speed alone, `cpufreq/cpuinfo_max_freq` in kHz.
@@ -16,7 +16,7 @@ SENSOR = "cpu cores"
 _CORE = re.compile(r"cpu(\d+)")
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 _ALIKE = 0.9
-"""Cores of one kind differ by less: a core that the maker found to be good runs some percent faster."""
+"""Largest relative difference between cores of one kind: some cores of a chip run a few percent faster."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class _CpuCore:
 
 
 def read_clusters(tree: Tree, usable: Collection[int] | None = None) -> tuple[CpuCluster, ...]:
-    """Return the kinds of cores that are online, the fastest first; only of `usable` numbers.
+    """Return the kinds of cores that are online, the fastest first. Only the numbers in `usable` count.
 
     None if the kernel lists none.
     """
@@ -79,7 +79,7 @@ def read_clusters(tree: Tree, usable: Collection[int] | None = None) -> tuple[Cp
 
 
 def clusters_text(clusters: tuple[CpuCluster, ...]) -> str:
-    """Return such as `4 x Cortex-A76 at 2.4 GHz + 4 x Cortex-A55 at 1.8 GHz`."""
+    """Return a text such as `4 x Cortex-A76 at 2.4 GHz + 4 x Cortex-A55 at 1.8 GHz`."""
     return " + ".join(cluster.text for cluster in clusters)
 
 

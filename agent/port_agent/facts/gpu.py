@@ -1,6 +1,4 @@
-"""Whether there is a GPU, and whether somebody uses it: from device nodes, a Jetson's load file, or nvidia-smi, without
-torch.
-"""
+"""Whether there is a GPU and whether somebody uses it, found from device nodes, a Jetson's load file or nvidia-smi, without torch."""
 
 import re
 
@@ -11,13 +9,13 @@ from port_planner.ir.device_kinds import CUDA
 
 SENSOR = "gpu"
 _NODES = ("nvidia0", "nvhost-gpu", "nvmap")
-"""Device files below /dev of a card, and of the GPU in a Jetson before and since L4T R36."""
+"""Device files below /dev: of a card, and of a Jetson's GPU before and since L4T R36."""
 _JETSON_GPU = re.compile(r"\.(gpu|ga10b|gv11b|gp10b|gm20b)$|^gpu\.")
 """Names of a Jetson's GPU below /sys/class/devfreq: Orin, Xavier, TX2, Nano."""
 QUERY = ("--query-gpu=utilization.gpu", "--format=csv,noheader,nounits")
-"""Query for nvidia-smi."""
+"""Fields to query from nvidia-smi."""
 _CARDS = "bus/pci/drivers/nvidia"
-"""Folder below /sys with a folder for each card that the driver has, by its PCI address."""
+"""Folder below /sys that has a folder for each of the driver's cards, by PCI address."""
 _PCI_ADDRESS = re.compile(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]")
 
 
@@ -48,13 +46,13 @@ def awake_cards(tree: Tree) -> tuple[str, ...] | None:
 
 
 def parse_utilization(text: str) -> float | None:
-    """Return the busiest card's percent in nvidia-smi's output of a line for each; None if no card reports it."""
+    """Return the busiest card's percent from nvidia-smi's output, which has a line per card; None if no card reports it."""
     shares = [float(word) for word in text.split() if word.replace(".", "", 1).isdigit()]
     return max(shares, default=None)
 
 
 def gpu_signal(percent: float | None, options: SensorOptions, own: OwnUse) -> tuple[IdleSignal, ...]:
-    """Return the signal of the GPU's use: none if it is unknown, and no judgement while our own worker may cause it."""
+    """Return the signal of the GPU's use: none if it is unknown, and no opinion while our own worker may cause it."""
     if percent is None:
         return ()
     if own.training:

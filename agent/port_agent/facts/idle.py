@@ -18,7 +18,7 @@ from port_planner.base.units import format_seconds
 
 SENSOR, LOAD, LOGIND = "terminals", "cpu load", "logind"
 MIN_SAMPLE_S = 0.5
-"""Shorter windows of /proc/stat are a handful of ticks: noise."""
+"""Shortest window of /proc/stat in seconds; shorter ones contain a handful of ticks, which is noise."""
 
 
 _CPU_LINE = re.compile(r"^cpu\d+ ", re.MULTILINE)
@@ -50,7 +50,7 @@ def parse_stat(text: str) -> CpuTimes | None:
 
 
 def parse_pressure(text: str) -> float | None:
-    """Return `some avg10` of a /proc/pressure file in percent."""
+    """Return `some avg10` of a /proc/pressure file, in percent."""
     match = re.search(r"^some avg10=(\d+(?:\.\d+)?)", text, re.MULTILINE)
     return float(match[1]) if match else None
 
@@ -93,7 +93,7 @@ class CpuLoad:
 
 
 def cpu_signal(percent: float | None, options: SensorOptions, cpus: int = 1) -> IdleSignal:
-    """Return the signal of others' CPU use: `percent` of all CPUs, and in whole CPUs, of which a person needs few."""
+    """Return the signal of others' CPU use, by `percent` of all CPUs and by whole CPUs, of which a person needs few."""
     if percent is None:
         return IdleSignal("load", Answer.UNKNOWN, "no CPU figure yet")
     cores = percent * cpus / 100.0
@@ -128,7 +128,7 @@ class InputMonitor:
         self._last: tuple[float, str] | None = None
 
     def look(self, marks: Mapping[str, float], now_s: float, known_s: Mapping[str, float] | None = None) -> None:
-        """Record the current marks; `known_s`: seconds since the last change of some of them, as they report themselves."""
+        """Record the current marks. `known_s`: seconds since the last change of those marks that report it themselves."""
         for name, mark in marks.items():
             if name not in self._marks:
                 self._note(now_s - max(0.0, (known_s or {}).get(name, 0.0)), name)
@@ -137,7 +137,7 @@ class InputMonitor:
         self._marks = dict(marks)
 
     def signal(self, name: str, options: SensorOptions, now_s: float, nothing: str) -> IdleSignal:
-        """Return the signal of the marks, under this name; `nothing`: the text if there are none."""
+        """Return the signal of the marks under this name; `nothing`: its text if there are no marks."""
         if self._last is None or not self._marks:
             return IdleSignal(name, Answer.UNKNOWN, nothing)
         age_s, where = now_s - self._last[0], self._last[1]
@@ -151,10 +151,10 @@ class InputMonitor:
 
 
 def terminal_stamps(tree: Tree) -> dict[str, float]:
-    """Return when input was last read, in Unix time, of each terminal: the kernel stamps them (every 8 s).
+    """Return when input was last read from each terminal, in Unix time: the kernel stamps them (every 8 s).
 
-    Consoles and pseudoterminals are for people, and of the other lines those that the kernel calls consoles or that login
-    gave to the group of /dev/tty; the rest belong to devices.
+    People use consoles, pseudoterminals, and those other lines that the kernel calls consoles or that login gave to the group of /dev/tty.
+    The rest belong to devices.
     """
     active = (tree.text(tree.sys / "class/tty/console/active", SENSOR) or "").split()
     login = tree.stat(tree.dev / "tty", SENSOR)
@@ -178,7 +178,7 @@ def parse_busctl(text: str) -> bool | int | None:
 
 
 def logind_signal(hint: bool | None, *, works: bool = False) -> IdleSignal:
-    """Return logind's opinion; "no" alone is weak unless it `works`: many sessions never set the hint."""
+    """Return logind's opinion. Without `works`, a "no" is weak, because many sessions never set the hint."""
     if hint is None:
         return IdleSignal("logind", Answer.UNKNOWN, "logind gives no hint", weak=True)
     doubt = "" if hint or works else ", which counts once it has said yes"

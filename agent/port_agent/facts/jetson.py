@@ -8,14 +8,14 @@ from port_agent.facts.platform import COMMAND_TIMEOUT_S
 
 _ZONE = re.compile(r"\b([A-Za-z][A-Za-z0-9_]*)@(-?\d+(?:\.\d+)?)C")
 _ABSENT_BELOW_C = -40.0
-"""A zone that is switched off reads -256."""
+"""Degrees Celsius below which a zone is absent: a zone that is switched off reads -256."""
 
 _CONSTANT_ZONES = ("pmic",)
-"""PMIC@50C is printed on every Nano, TX2 and Xavier whatever the load."""
+"""Zones that are constant: PMIC@50C is printed on every Nano, TX2 and Xavier at any load."""
 
 
 def zone_temperatures(line: str) -> dict[str, float]:
-    """Return degrees Celsius of a line by zone, in any of its formats since L4T R28; without zones that are off or constants."""
+    """Return degrees Celsius by zone from a line in any format since L4T R28, without constant zones and those that are off."""
     return {
         name.lower(): float(value)
         for name, value in _ZONE.findall(line)

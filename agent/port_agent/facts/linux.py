@@ -23,12 +23,12 @@ _NETWORK_MANAGER = (
     "org.freedesktop.NetworkManager",
 )
 _METERED = {1: Answer.YES, 2: Answer.NO, 3: Answer.YES, 4: Answer.NO}
-"""NMMetered: 1 and 3 yes (3 guessed), 2 and 4 no (4 guessed), 0 unknown."""
+"""Values of NMMetered: 1 and 3 mean yes (3 is a guess), 2 and 4 no (4 is a guess), 0 unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Files:
-    """Readings from files, for which slow commands are used otherwise."""
+    """Readings from files; without them, slow commands are used."""
 
     throttle: ThrottleReading | None
     temperature_c: float | None
@@ -71,7 +71,7 @@ class LinuxPlatform:
         self._terminals, self._inputs, self._sessions = idle.InputMonitor(), idle.InputMonitor(), idle.InputMonitor()
         self._idle_hint: bool | None = None
         self.hint_works = False
-        """Whether logind ever reported that the system is idle: under some desktops it never does."""
+        """Whether logind ever reported that the system is idle; under some desktops it never does."""
         self._metered = Answer.UNKNOWN
         self._throttle: ThrottleReading | None = None
         self._slow_temperature_c: float | None = None
@@ -108,7 +108,7 @@ class LinuxPlatform:
         return replace(facts, faults=tree.take_faults() + self._slow_faults)
 
     async def refresh(self) -> None:
-        """Ask logind, NetworkManager, the Pi firmware, tegrastats and nvidia-smi; each may fail alone."""
+        """Query logind, NetworkManager, the Pi firmware, tegrastats and nvidia-smi; each may fail alone."""
         faults: list[Fault] = []
         files = self._files or _read_files(self._quick_tree(), thermal.TemperatureSensor())
         if self._busctl:
@@ -148,14 +148,14 @@ class LinuxPlatform:
         return (*power_supply.plug_monitor(quick), self._power.feeding(quick))
 
     def awake_command(self, what: str) -> tuple[str, ...] | None:
-        """Return a systemd-inhibit command; None if this is not systemd, or the sensors are another machine's."""
+        """Return a systemd-inhibit command; None without systemd, or if the sensors belong to another machine."""
         if self._systemd_inhibit is None:
             return None
         why = "a training job may run while nobody uses the device"
         return (self._systemd_inhibit, f"--what={what}", "--mode=block", "--who=PORT agent", f"--why={why}")
 
     def _quick_tree(self) -> Tree:
-        """Return the same files, read alongside `read`."""
+        """Return a second tree over the same files, for reads in parallel with `read`."""
         return Tree(self.tree.sys, self.tree.proc, self.tree.dev)
 
     def _idle_signals(
@@ -201,7 +201,7 @@ class LinuxPlatform:
 
 
 def read_meminfo(tree: Tree) -> dict[str, int]:
-    """Return /proc/meminfo in bytes; empty with a fault when it cannot be read."""
+    """Return /proc/meminfo in bytes; empty, with a fault, when it cannot be read."""
     text = tree.text(tree.proc / "meminfo", "memory", required=True) or ""
     found = {}
     for line in text.splitlines():
@@ -215,9 +215,7 @@ def read_meminfo(tree: Tree) -> dict[str, int]:
 
 
 def free_disk(tree: Tree, directory: Path) -> tuple[int | None, int | None]:
-    """Return the bytes that an unprivileged process may still write below `directory`, and how many more files it may
-    create.
-    """
+    """Return the bytes that an unprivileged process may still write below `directory`, and the number of files that it may create."""
     try:
         stats = tree.ask(directory, lambda: os.statvfs(directory))
     except OSError as error:

@@ -34,7 +34,7 @@ def parse_pmset_batt(text: str) -> PowerReading:
 
 
 def power_from(source: str) -> PowerReading:
-    """Return the power of a source that pmset and IOKit name alike."""
+    """Return the power reading of a source, which pmset and IOKit name alike."""
     if source == "AC Power":
         return PowerReading(Power.EXTERNAL, None, source)
     if source in ("Battery Power", "UPS Power"):
@@ -49,7 +49,7 @@ def parse_hid_idle(text: str) -> float | None:
 
 
 def parse_pmset_therm(text: str) -> ThrottleReading:
-    """Return from `pmset -g therm` whether the system limits the processor now."""
+    """Return whether the system limits the processor now, from `pmset -g therm`."""
     limits = {name: int(value) for name, value in _THERM_LIMIT.findall(text)}
     speeds = {name: value for name, value in limits.items() if name != "CPU_Available_CPUs"}
     if speeds:
@@ -68,7 +68,7 @@ class MacPlatform:
     hint_works = False
 
     def __init__(self, events: PowerEvents | None = None) -> None:
-        """`events`: reports a changed power source at once; without it, up to `refresh_every_s` later."""
+        """`events`: reports a changed power source at once; without it, a change is seen up to `refresh_every_s` later."""
         self.tree, self._events = Tree(), events
         self._power = PowerReading(Power.UNKNOWN, None, "pmset was not asked yet")
         self._throttle = ThrottleReading(Answer.UNKNOWN)
@@ -78,7 +78,7 @@ class MacPlatform:
         self._others_percent: float | None = None
 
     async def refresh(self) -> None:
-        """Ask pmset and ioreg; each may fail alone."""
+        """Query pmset and ioreg; each may fail alone."""
         faults: list[Fault] = []
         self._power = PowerReading(Power.UNKNOWN, None, "pmset failed")
         try:
@@ -119,15 +119,15 @@ class MacPlatform:
         )
 
     def plug_monitor(self) -> tuple[str, ...]:
-        """Return the power source, of the last event or else `refresh`: pmset is too slow to ask 20 times a second."""
+        """Return the power source of the last event, or else of the last `refresh`: pmset is too slow for 20 queries a second."""
         return (self._present_power().power.value,)
 
     def awake_command(self, what: str) -> tuple[str, ...]:
-        """Return caffeinate at work: it keeps the Mac awake, whatever else should be held off."""
+        """Return a caffeinate command, which keeps the Mac awake whatever `what` names."""
         return ("caffeinate", "-i")
 
     def _present_power(self) -> PowerReading:
-        """Return what the last event says of the source; the level is pmset's."""
+        """Return the power source of the last event, with the level from pmset."""
         source = None if self._events is None else self._events.source
         if source is None:
             return self._power

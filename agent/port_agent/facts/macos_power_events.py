@@ -1,8 +1,8 @@
 """The power source of a Mac, reported by IOKit the moment it changes, instead of polling pmset every few seconds.
 
-Through ctypes: eight functions of two libraries that every Mac has, where pyobjc would be a dependency of several megabytes in
-the supervisor. Signatures as in IOKit/ps/IOPowerSources.h and CoreFoundation/CFRunLoop.h (IOPSNotificationCreateRunLoopSource calls
-back on any change of the power sources; IOPSGetProvidingPowerSourceType names the one in use as pmset does).
+Uses ctypes for eight functions of two libraries that every Mac has; pyobjc would be a dependency of several megabytes. The signatures are
+those of IOKit/ps/IOPowerSources.h and CoreFoundation/CFRunLoop.h. IOPSNotificationCreateRunLoopSource calls back on any change of the power
+sources; IOPSGetProvidingPowerSourceType names the one in use as pmset does.
 """
 
 import ctypes
@@ -20,10 +20,10 @@ _Callback = ctypes.CFUNCTYPE(None, ctypes.c_void_p)
 
 
 class PowerEvents:
-    """Follows the providing power source on a thread of its own, in a run loop that sleeps until something changes."""
+    """Watches the power source on a separate thread, in a run loop that sleeps until something changes."""
 
     def __init__(self, iokit: Path = _IOKIT, core_foundation: Path = _CORE_FOUNDATION) -> None:
-        """Start to follow events; raises OSError if the libraries or their functions are missing."""
+        """Start to watch events; raises OSError if the libraries or their functions are missing."""
         try:
             self._power, self._loops = _declared(ctypes.CDLL(str(iokit)), ctypes.CDLL(str(core_foundation)))
             self._mode = ctypes.c_void_p.in_dll(self._loops, "kCFRunLoopDefaultMode")
@@ -73,7 +73,7 @@ class PowerEvents:
 
 
 def _declared(power: ctypes.CDLL, loops: ctypes.CDLL) -> tuple[ctypes.CDLL, ctypes.CDLL]:
-    """Declare arguments and results of the functions to ctypes; raises AttributeError for a missing one."""
+    """Declare the functions' arguments and results to ctypes; raises AttributeError for a missing function."""
     pointer = ctypes.c_void_p
 
     def declare(function: Callable[..., object], result: object, *arguments: object) -> None:

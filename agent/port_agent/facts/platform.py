@@ -1,4 +1,4 @@
-"""The seam between the supervisor and the sensors of one kind of machine."""
+"""The interface between the supervisor and the sensors of one kind of machine."""
 
 import asyncio
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from port_agent.facts.readings import Answer, Facts
 from port_agent.facts.sysfs import Tree
 
 NO_INHIBITOR = "systemd-inhibit does not exist here, or sensors.sysfs_root names another machine's sensors"
-"""Why `Platform.awake_command` returns none."""
+"""Reason to show when `Platform.awake_command` returns None."""
 
 COMMAND_TIMEOUT_S = 5.0
 """Seconds after which a command counts as hanging; vcgencmd, busctl, pmset and ioreg answer in milliseconds."""
@@ -23,18 +23,18 @@ class SensorOptions:
 
     state_dir: Path
     busy_cpu_percent: float = 25.0
-    """Share of the whole machine that others may use while it still counts as idle."""
+    """Percent of the whole machine that others may use while it still counts as idle."""
     busy_cores: float = 1.0
-    """The same in whole CPUs: of many, a person needs few."""
+    """Number of whole CPUs that others may use while the machine still counts as idle; a person needs few."""
     busy_pressure_percent: float = 20.0
-    """PSI some avg10 of CPU or IO above which the machine counts as used."""
+    """PSI some avg10 of CPU or IO, in percent, above which the machine counts as used."""
     input_quiet_s: float = 60.0
-    """Input (keyboard, terminal) more recent than this means that somebody is present."""
+    """Seconds: more recent input (keyboard, terminal) means that somebody is present."""
 
 
 @dataclass(frozen=True, slots=True)
 class OwnUse:
-    """What the agent itself uses, so that its worker does not look like a user."""
+    """The agent's own use of the machine, so that its worker does not look like a user."""
 
     training: bool = False
     cpu_s: float = 0.0
@@ -47,19 +47,19 @@ class Platform(Protocol):
     hint_works: bool
     """Whether the system's own idle hint was ever true, so that its "no" counts; kept over restarts of the agent."""
     tree: Tree
-    """Tree with the files that `read` reads; it may hang in one of them (`facts/sensor_thread`)."""
+    """Tree with the files that `read` reads; one of them may hang (`facts/sensor_thread`)."""
 
     def read(self, options: SensorOptions, own: OwnUse, now_s: float) -> Facts:
-        """Return the facts of this moment; fast (files only), never raises for a dead sensor."""
+        """Return the facts of this moment. Reads files only, so it is fast; never raises for a dead sensor."""
 
     async def refresh(self) -> None:
-        """Ask the slow sensors (external commands); `read` then uses their last answer."""
+        """Query the slow sensors (external commands); `read` then uses their last answers."""
 
     def plug_monitor(self) -> tuple[str, ...]:
         """Return a signature that changes when the power source may have changed; takes microseconds."""
 
     def awake_command(self, what: str) -> tuple[str, ...] | None:
-        """Return a command that runs a program while `what` (`sleep` or `idle`) is inhibited; None if there is none."""
+        """Return a command that runs a program while `what` (`sleep` or `idle`) is inhibited; None if this is not possible."""
 
 
 async def run_command(*argv: str) -> str:

@@ -1,11 +1,11 @@
-"""The source of power, by Linux' power_supply class.
+"""The source of power, from Linux's power_supply class.
 
-The rule avoids the mistakes of other programs (peripheral batteries, hard-coded adapter names, USB-C, a status that
-lags). Supplies of scope Device are skipped. A UPS that is offline or discharges is battery power, whatever it feeds
-reports; any other online Mains, USB, Wireless or UPS supply is external power, but for a USB port alongside mains that are
-offline while a battery discharges. If a supply is offline, a battery that still reports Charging counts as discharging
-until its level has risen for a while. Such a battery may have a second, unlisted charger (USB-C alongside a barrel jack).
-A battery alone counts; nothing listed is "assumed external"; everything else is unknown.
+The rule avoids the mistakes of other programs (peripheral batteries, hard-coded adapter names, USB-C, a status that lags). Supplies of
+scope Device are skipped. A UPS that is offline or discharges is battery power, whatever the supplies behind it report. Any other online
+Mains, USB, Wireless or UPS supply is external power. The exception is a USB port beside offline mains while a battery discharges. If a
+supply is offline, a battery that still reports Charging counts as discharging until its level has risen for a while. Such a battery may
+have a second, unlisted charger (USB-C alongside a barrel jack). A battery alone is battery power; an empty list is "assumed external";
+everything else is unknown.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,19 +19,19 @@ _PERIPHERAL_PREFIXES = ("hid-", "hidpp_", "sony_controller", "wacom_", "ps-contr
 """Drivers of mice, keyboards, pens and pads; old kernels do not set SCOPE for all of them."""
 
 _ONLINE = {"0": Answer.NO, "1": Answer.YES, "2": Answer.YES}
-"""2 is a supply whose voltage is set by a program."""
+"""Values of `online` that mean yes; 2 is a supply whose voltage is set by a program."""
 
 _HELD = ("charging", "full", "not charging")
-"""Status values of a battery that is not drained."""
+"""Status values of a battery that is not discharging."""
 
 CHARGED_PERCENT, CHARGED_S = 1.0, 60.0
-"""Rise of the level (percent) and its duration (s) that prove a charger which no supply reports."""
+"""Rise of the level (percent) and its duration (s) that together prove a charger which no supply reports."""
 
 UPS_REST_AMPERES = 0.02
-"""A battery that rests shows some mA either way; the smallest board draws 50."""
+"""Current in amperes below which a UPS battery counts as resting: a resting one shows some mA, and the smallest board draws 50."""
 
 _UPS_BOARD = Path("ups")
-"""Name of the UPS's chip in questions to a device tree; it has no file there."""
+"""Name of the UPS's chip for questions to a device tree; it has no file there."""
 
 _LEVELS = {"full": 100.0, "high": 80.0, "normal": 50.0, "low": 15.0, "critical": 3.0}
 """Approximate percent for gauges that only give a capacity level word."""
@@ -86,14 +86,14 @@ def parse_uevent(text: str) -> dict[str, str]:
 
 
 class ChargeMonitor:
-    """Finds batteries that charge although every supply is offline: those whose level has risen since.
+    """Finds batteries that charge although every supply is offline, by their rising level.
 
     Their status proves nothing: it lags by seconds on most laptops, and forever on some.
     """
 
     def __init__(self) -> None:
         self._begun: dict[str, tuple[float, float, float]] = {}
-        """For each name, since when the supplies are offline (monotonic s), and the lowest and highest level since, in
+        """For each name: the time since which the supplies are offline (monotonic s), and the lowest and highest level since then, in
         percent.
         """
 
@@ -123,10 +123,10 @@ def judge(
     *,
     had_battery: bool = False,
 ) -> PowerReading:
-    """Return the power source that the whole list of supplies means.
+    """Return the power source that the list of all supplies implies.
 
-    `charged`: batteries of which a `ChargeMonitor` says so; `unread`: supplies that are there and cannot be read;
-    `had_battery`: whether a battery was there before.
+    `charged`: batteries that charge according to a `ChargeMonitor`; `unread`: supplies that exist but cannot be read; `had_battery`:
+    whether there was a battery before.
     """
     ours = [supply for supply in supplies if not supply.peripheral]
     batteries = [supply for supply in ours if supply.is_battery and supply.present]
@@ -162,10 +162,10 @@ def judge(
 
 
 class PowerSensor:
-    """Reads the supplies repeatedly, and remembers what one reading alone does not show."""
+    """Reads the supplies repeatedly, and remembers what a single reading does not show."""
 
     def __init__(self, ups_amperes: Callable[[], float] | None = None) -> None:
-        """`ups_amperes`: current into the battery of a UPS board, negative while it feeds the machine; raises OSError."""
+        """`ups_amperes`: returns the current into the battery of a UPS board, negative while it feeds the machine; raises OSError."""
         self._charge, self._ups_amperes, self._had_battery = ChargeMonitor(), ups_amperes, False
 
     def read(self, tree: Tree, now_s: float) -> PowerReading:
@@ -253,7 +253,7 @@ def _capacity(values: Mapping[str, str]) -> float | None:
 
 
 def _level(batteries: Sequence[Supply]) -> float | None:
-    """Return the level of what feeds the machine, or would: of those that are drained the lowest, else of all the highest."""
+    """Return the battery level: the lowest of the batteries that discharge, or else the highest of all."""
     levels = {battery: battery.capacity_percent for battery in batteries if battery.capacity_percent is not None}
     drained = [level for battery, level in levels.items() if battery.status == "discharging"]
     return min(drained) if drained else max(levels.values(), default=None)
@@ -278,7 +278,7 @@ def _offline(supplies: Sequence[Supply]) -> list[str]:
 
 
 def _only_ports(supplies: Sequence[Supply]) -> bool:
-    """Return whether mains say offline, and only ports say online: a hub or a weak charger does not carry the machine."""
+    """Return whether mains are offline and only ports are online: a hub or a weak charger cannot power the machine."""
     sources = [supply for supply in supplies if supply.is_source]
     unplugged = any(supply.kind == "mains" and supply.online is Answer.NO for supply in sources)
     return unplugged and all(supply.kind.startswith("usb") for supply in sources if supply.online is Answer.YES)
@@ -290,7 +290,7 @@ def _feeds(ups: Supply) -> bool:
 
 
 def _without_battery(supplies: Sequence[Supply], offline: Sequence[str], *, had_battery: bool) -> tuple[Power, str]:
-    """Return the meaning of supplies of which none is online and none is a battery."""
+    """Return the power source if no supply is online and none is a battery."""
     mains = [supply.name for supply in supplies if supply.kind == "mains" and supply.online is Answer.NO]
     if had_battery:
         return Power.UNKNOWN, "the battery was removed, and no supply is online"

@@ -1,7 +1,7 @@
 """A thread for reads that may hang (a dead bus, a FIFO, a file server that is down), so that the caller does not.
 
-The caller waits for the answer as long as it likes, blocking or in an event loop. It is not a pool thread, because
-those are waited for at exit.
+The caller waits for the answer as long as it likes, blocking or in an event loop. It is not a pool thread, because Python waits for those
+at exit.
 """
 
 import queue
@@ -24,7 +24,7 @@ class ReaderThread:
         self._thread: threading.Thread | None = None
 
     def ask(self, question: Callable[[], T]) -> "Future[T]":
-        """Return a future of the answer, with whatever `question` raises."""
+        """Return a future with the answer, or with whatever `question` raises."""
         if self._questions is None:
             self._questions = queue.SimpleQueue()
             self._thread = threading.Thread(target=_run, args=(self._questions,), name=self._name, daemon=True)
@@ -34,11 +34,11 @@ class ReaderThread:
         return answer
 
     def is_alive(self) -> bool:
-        """Return whether the thread runs, or hangs."""
+        """Return whether the thread exists, running or hanging."""
         return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> None:
-        """End the thread, one that hangs once it returns; the next query starts another."""
+        """End the thread; one that hangs ends once its read returns. The next query starts another."""
         if self._questions is not None:
             self._questions.put(None)
             self._questions = None

@@ -1,4 +1,4 @@
-"""What the agent knows about the device at one moment: frozen values, unknown is None or UNKNOWN."""
+"""What the agent knows about the device at one moment, as frozen values; unknown is None or UNKNOWN."""
 
 from dataclasses import dataclass, field
 from enum import Enum
@@ -59,7 +59,7 @@ class PowerReading:
 
 @dataclass(frozen=True, slots=True)
 class ThrottleReading:
-    """Whether firmware limits the clock now; `since_boot` only means that it once happened."""
+    """Throttling: whether firmware limits the clock now; `since_boot` only means that it once happened."""
 
     now: Answer
     detail: str = ""
@@ -84,12 +84,12 @@ class Facts:
     available_memory_bytes: int | None = None
     total_memory_bytes: int | None = None
     memory_pressure_percent: float | None = None
-    """Share of the last 10 s in which some task waited for memory (PSI some avg10)."""
+    """Percent of the last 10 s in which some task waited for memory (PSI some avg10)."""
     online: Answer = Answer.UNKNOWN
     metered: Answer = Answer.UNKNOWN
     flash_written_today_bytes: int = 0
     pause: str = ""
-    """Why everything is paused by the user; empty for no pause."""
+    """Why the user paused everything; empty if there is no pause."""
     devices: frozenset[str] | None = None
-    """Kinds of devices other than the CPU (`port_planner.ir.device_kinds`); None if not checked."""
+    """Kinds of devices besides the CPU (`port_planner.ir.device_kinds`); None if not checked."""
     faults: tuple[Fault, ...] = ()

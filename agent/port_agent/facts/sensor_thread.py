@@ -14,9 +14,9 @@ from port_agent.facts.reader_thread import ReaderThread
 from port_agent.facts.sysfs import ReadWatch, Tree
 
 DEADLINE_S = 2.0
-"""Time for one file; the slowest gauges, behind an embedded controller, take tenths of a second."""
+"""Seconds allowed for one file; the slowest gauges, behind an embedded controller, take tenths of a second."""
 MAX_HUNG = 8
-"""Number of threads that may hang; beyond this nothing is read any more."""
+"""Number of threads that may hang; beyond this, nothing is read."""
 
 T = TypeVar("T")
 
@@ -30,7 +30,7 @@ class SensorThread:
         self._hung: list[ReaderThread] = []
 
     async def read(self, tree: Tree, sensors: Callable[[], T]) -> T | None:
-        """Return what `sensors` read of `tree`; None while `MAX_HUNG` of its files hang."""
+        """Return what `sensors` read from `tree`; None while `MAX_HUNG` of its files hang."""
         while True:
             self._hung = [reader for reader in self._hung if reader.is_alive()]
             if len(self._hung) >= MAX_HUNG:

@@ -1,4 +1,4 @@
-"""How long a desktop has not been used, as it reports itself, which it only does within its session.
+"""How long a desktop has not been used, as the desktop itself reports within its session.
 
 A helper in the session (`port-agent session`) asks the X server, under Wayland the compositor or the desktop over D-Bus,
 and reports through a file in /dev/shm. The file's modification time is the last input, and the kernel's own timestamp next to it
@@ -25,9 +25,9 @@ SENSOR = "sessions"
 PREFIX = "port-agent-session-"
 ASK_S = 5.0
 MAX_SILENCE_S = 60.0
-"""A helper that has not asked for this long is gone, and its report with it."""
+"""Seconds after which a helper that has not asked is considered gone, and its report invalid."""
 _JITTER_S = 1.0
-"""Two answers differ by less without an input between them."""
+"""Seconds by which two answers may differ without any input between them."""
 _PATIENCE_S = 10.0
 
 
@@ -59,11 +59,13 @@ MONITORS = (
         "GetSessionIdleTime",
     ),
 )
-"""GNOME, on Wayland and X; KDE on X and those that follow it. KDE on Wayland answers 0 here whatever is done, and tells at its compositor's socket."""
+"""Methods of GNOME, on Wayland and X, and of KDE on X and similar desktops. KDE on Wayland always answers 0 here; its compositor's
+socket reports the true value.
+"""
 
 Ask = Callable[[IdleMonitor], float | None]
 Source = Callable[[], float | None]
-"""Returns for how many seconds nothing was typed or moved; None where nothing answers."""
+"""Returns for how many seconds nothing was typed or moved; None if nothing answers."""
 
 
 def session_stamps(tree: Tree, wall_s: float) -> dict[str, float]:
@@ -79,7 +81,7 @@ def session_stamps(tree: Tree, wall_s: float) -> dict[str, float]:
 
 
 def ask_desktop(monitor: IdleMonitor) -> float | None:
-    """Return the idle seconds of the session, as received by busctl; None if nothing answers."""
+    """Return the idle seconds of the session, asked with busctl; None if nothing answers."""
     words = (monitor.service, monitor.path, monitor.interface, monitor.method)
     try:
         done = subprocess.run(
@@ -97,7 +99,7 @@ def ask_desktop(monitor: IdleMonitor) -> float | None:
 
 
 class _XScreenSaverInfo(ctypes.Structure):
-    """What libXss fills in (X11/extensions/scrnsaver.h)."""
+    """The structure that libXss fills (X11/extensions/scrnsaver.h)."""
 
     _fields_ = (
         ("window", ctypes.c_ulong),
@@ -110,9 +112,7 @@ class _XScreenSaverInfo(ctypes.Structure):
 
 
 def ask_x_server() -> float | None:
-    """Return the idle seconds of the session's X server; None without one, and under Wayland, where it only sees its
-    own input.
-    """
+    """Return the idle seconds of the session's X server; None without one, and under Wayland, where it sees only its own input."""
     if "DISPLAY" not in os.environ or "WAYLAND_DISPLAY" in os.environ:
         return None
     try:
@@ -132,7 +132,7 @@ def ask_x_server() -> float | None:
 
 @contextlib.contextmanager
 def session_file(directory: Path) -> Iterator[int]:
-    """Create a report file, and remove it at the end, whenever that comes; yields its descriptor. Raises OSError."""
+    """Create a report file and yield its descriptor; the file is removed when the block ends. Raises OSError."""
     place = directory / f"{PREFIX}{os.urandom(8).hex()}"
     try:
         descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
@@ -165,7 +165,7 @@ class SessionHelper:
         self._ask, self._input_s = found, 0.0
         self._before: tuple[float, float] | None = None
         self._counts = False
-        """Whether answers were once seen to grow with the clock; until then they are ignored."""
+        """Whether answers were ever seen to grow with the clock; until then they are ignored."""
 
     def look(self, descriptor: int, wall_s: float) -> None:
         """Ask once and report; if the desktop does not answer, or never counts, nothing is reported."""
@@ -183,7 +183,7 @@ class SessionHelper:
         os.utime(descriptor, (self._input_s, self._input_s))
 
     def run(self, directory: Path) -> None:
-        """Leave word for as long as the session lasts; raises OSError."""
+        """Report for as long as the session lasts; raises OSError."""
         with session_file(directory) as descriptor:
             while True:
                 self.look(descriptor, time.time())

@@ -12,17 +12,17 @@ from typing import TypeVar
 from port_agent.facts.readings import Fault
 
 READ_LIMIT_BYTES = 65536
-"""No sysfs attribute is larger than a page; /proc/stat of a 256-core machine is below this."""
+"""Largest read in bytes: no sysfs attribute is larger than a page, and /proc/stat of a 256-core machine is smaller."""
 
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ENODEV, errno.ENXIO, errno.EOPNOTSUPP, errno.ENODATA)
-"""Gone, or switched off: an iwlwifi zone answers ENODATA while the radio is down."""
+"""Errors that mean absent or switched off: an iwlwifi zone answers ENODATA while the radio is down."""
 
 
 T = TypeVar("T")
 
 
 class ReadAbandonedError(Exception):
-    """A read returned after nobody waited for it any longer."""
+    """A read returned after its caller had stopped waiting."""
 
 
 @dataclass(slots=True)
@@ -43,7 +43,7 @@ class Tree:
     dev: Path = Path("/dev")
     faults: list[Fault] = field(default_factory=list)
     silent: set[Path] = field(default_factory=set)
-    """Files that hold up a thread which reads them."""
+    """Files that block a thread which reads them."""
     watch: ReadWatch = field(default_factory=ReadWatch)
 
     def ask(self, path: Path, read: Callable[[], T]) -> T:
@@ -82,8 +82,8 @@ class Tree:
     def text(self, path: Path, sensor: str, *, required: bool = False, absent: Sequence[int] = ()) -> str | None:
         """Return the stripped content of `path`, or None.
 
-        A file that is not there is silently None unless `required`: kernels differ. Any other failure
-        (permission, EINVAL, an input/output error) is a fault of `sensor`, but for errors that mean `absent` here.
+        A file that is not there is silently None unless `required`: kernels differ. Any other failure (permission, EINVAL, an input/output
+        error) is a fault of `sensor`, except for errors that mean `absent` here.
         """
 
         def read() -> str:
@@ -93,11 +93,11 @@ class Tree:
         return self._found(path, sensor, read, () if required else (*_ABSENT, *absent))
 
     def stat(self, path: Path, sensor: str) -> os.stat_result | None:
-        """Return what the file system says of `path`; None if it is not there, and with a fault if that is unknown."""
+        """Return the status of `path`; None if it does not exist, and also None, with a fault, if that is unknown."""
         return self._found(path, sensor, path.stat)
 
     def resolved(self, path: Path, sensor: str) -> Path | None:
-        """Return `path` without symbolic links; None if it leads nowhere, and with a fault if it cannot be followed."""
+        """Return `path` without symbolic links; None if it leads nowhere. A path that cannot be followed is also a fault."""
         return self._found(path, sensor, lambda: Path(os.path.realpath(path, strict=True)))
 
     def number(self, path: Path, sensor: str, *, required: bool = False, absent: Sequence[int] = ()) -> int | None:
@@ -121,7 +121,7 @@ class Tree:
         )
 
     def listed(self, path: Path, sensor: str) -> list[Path] | None:
-        """Return the sorted entries of a directory, none for an absent one; None, and a fault, if it cannot be listed."""
+        """Return the sorted entries of a directory, none for an absent one. A directory that cannot be listed gives None and a fault."""
         known_faults = len(self.faults)
         found = self._found(path, sensor, lambda: sorted(path.iterdir(), key=attrgetter("name")))
         return [] if found is None and len(self.faults) == known_faults else found

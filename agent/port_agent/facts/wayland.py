@@ -1,4 +1,4 @@
-"""How long a Wayland session has not been used, as its compositor reports by `ext_idle_notifier_v1`.
+"""How long a Wayland session has not been used, as its compositor reports through `ext_idle_notifier_v1`.
 
 KWin (KDE Plasma), sway, labwc (Raspberry Pi OS), Hyprland and COSMIC speak this protocol; GNOME answers over D-Bus instead.
 The few messages that it takes are written and parsed here, so that no library is needed.
@@ -17,20 +17,20 @@ IDLE_AFTER_S = 1.0
 """Seconds without input after which the compositor reports that nobody uses the session."""
 _PATIENCE_S = 5.0
 _DISPLAY, _REGISTRY, _LISTED, _SEAT, _NOTIFIER, _NOTIFICATION = range(1, 7)
-"""The objects of this connection: the protocol numbers the first, and the client the others."""
+"""Identifiers of this connection's objects: the protocol fixes the first, and the client chooses the others."""
 _SYNC, _GET_REGISTRY, _BIND, _GET_NOTIFICATION = 0, 1, 0, 1
-"""Requests to wl_display, wl_registry and the notifier, as the protocol numbers them."""
+"""Request numbers of the protocol for wl_display, wl_registry and the notifier."""
 _ERROR, _GLOBAL, _DONE, _IDLED = 0, 0, 0, 0
 """Events of wl_display, wl_registry, a callback and the notification."""
 _WORD, _HEADER = struct.Struct("=I"), struct.Struct("=IHH")
 _CHUNK_BYTES = 8192
 
 _Event = tuple[int, int, bytes]
-"""The object that an event is of, the event's number, and its arguments."""
+"""The object of an event, the event's number, and its arguments."""
 
 
 class WaylandIdle:
-    """Asks a session's compositor again and again; the first question connects, and so does the next after a lost connection."""
+    """Queries a session's compositor repeatedly. The first query connects, and so does the next one after a lost connection."""
 
     def __init__(self, monotonic_s: Callable[[], float] = time.monotonic) -> None:
         self._monotonic_s = monotonic_s
@@ -101,7 +101,7 @@ class WaylandIdle:
             self._connection.sendall(_HEADER.pack(target, request, _HEADER.size + len(arguments)) + arguments)
 
     def _events(self) -> Iterator[_Event]:
-        """Yield what the compositor sends; raises OSError, also for its end and for what it refuses."""
+        """Yield the compositor's events; raises OSError, also when it disconnects or reports an error."""
         while self._connection is not None:
             while len(self._received) >= _HEADER.size:
                 sender, event, length = _HEADER.unpack_from(self._received)
@@ -125,7 +125,7 @@ def _text(argument: bytes) -> str:
 
 
 def _binding(number: int, interface: str, target: int) -> bytes:
-    """Return the arguments that give an object of version 1 a number of ours."""
+    """Return the arguments that bind an object of version 1 to a number of ours."""
     name = interface.encode() + b"\0"
     padding = bytes(-len(name) % _WORD.size)
     return _WORD.pack(number) + _WORD.pack(len(name)) + name + padding + struct.pack("=II", 1, target)

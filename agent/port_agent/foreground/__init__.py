@@ -1,1 +1,1 @@
-"""Training in the foreground: a worker as the agent starts it, followed by its caller until it ends. Torch-free."""
+"""Training in the foreground: a worker started as by the agent, which its caller follows until it ends. Does not import torch."""

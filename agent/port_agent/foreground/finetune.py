@@ -1,4 +1,4 @@
-"""A fine-tuning in the foreground, as the agent runs it: a job's file and its worker."""
+"""A fine-tuning in the foreground, run as by the agent: a job's file and its worker."""
 
 import tempfile
 from dataclasses import dataclass, replace
@@ -13,7 +13,7 @@ from port_agent.worker.start import start_worker
 from port_agent.worker.thread_limit import usable_cores
 
 _LEAVE_WITH_CHECKPOINT = LeaveNow(within_s=600.0)
-"""Nobody kills a worker in the foreground, so a slow card may take as long as it needs for its checkpoint."""
+"""Time that a worker gets for its last checkpoint: nobody kills it in the foreground, so a slow card may take as long as it needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,13 +25,13 @@ class FinetuneRequest:
     ram_bytes: int
     """Resident memory of the whole process."""
     threads: int | None = None
-    """None: of all usable cores. Another number may sum in another order."""
+    """Number of threads; None: all usable cores. Another number may sum in another order."""
     page_dir: Path | None = None
     """Directory for pages; None: the working directory."""
 
 
 def finetune(request: FinetuneRequest, on_event: OnEvent = no_listener) -> TrainReport:
-    """Fine-tune in a separate process, to its end or, by Ctrl-C, to a checkpoint of the updates that are done. Its notes go to standard output.
+    """Fine-tune in a separate process to the end, or after Ctrl-C to a checkpoint of the finished updates. Its notes go to standard output.
 
     Raises FinetuneError, OSError, and TrainingFailedError with the worker's reason.
     """

@@ -1,4 +1,4 @@
-"""A worker that is followed until it ends: its events, their totals, and why it could not train."""
+"""A worker that its caller follows until it ends: its events, their totals, and why it could not train."""
 
 import contextlib
 import signal
@@ -33,7 +33,7 @@ def no_listener(event: Event) -> None:
 
 
 class TrainingFailedError(PortError):
-    """The worker could not train, was killed or left without a reason; the message has the remedy."""
+    """The worker could not train, was killed, or left without a reason; the message names the remedy."""
 
     def __init__(self, message: str, exit_code: int) -> None:
         super().__init__(message)
@@ -42,21 +42,21 @@ class TrainingFailedError(PortError):
 
 @dataclass(slots=True)
 class TrainReport:
-    """The totals of a run's events. They are of this run only; a resumed run starts at zero."""
+    """The totals of a run's events, of this run only: a resumed run starts at zero."""
 
     first_loss: float | None = None
     """Loss of the run's first step; None before it, and if it is not finite."""
     last_loss: float | None = None
     steps: int = 0
-    """Done by this run; of a fine-tuning: updates."""
+    """Number of steps that this run did; for a fine-tuning, of updates."""
     wall_s: float = 0.0
     cpu_s: float = 0.0
     read_bytes: int = 0
-    """Paged in; `written_bytes`: paged out."""
+    """Bytes paged in; `written_bytes`: bytes paged out."""
     written_bytes: int = 0
     transfer_s: float = 0.0
     hidden_s: float = 0.0
-    """The part of the transfers that overlapped with compute."""
+    """Seconds of transfers that overlapped with compute."""
     peak_rss_bytes: int = 0
     planned_peak_bytes: int = 0
     device_peak_bytes: int = 0
@@ -65,7 +65,7 @@ class TrainReport:
     """Step, output and checksums; None if the run was stopped before its end."""
     failure: str = ""
     would_fail_again: bool = False
-    """Whether the same steps would give the same failure."""
+    """Whether the same steps would fail again in the same way."""
 
     def take(self, event: Event) -> None:
         """Add one event."""
@@ -101,7 +101,7 @@ class ForegroundRun:
     def __init__(
         self, worker: Worker, resident_bytes: int | None = None, first_stop: StopAfterStep | LeaveNow = _AFTER_STEP
     ) -> None:
-        """`resident_bytes`: bytes that it may keep resident once a step is done; None: whatever its start arguments hold.
+        """`resident_bytes`: bytes that it may keep resident after a step; None: what its start arguments say.
 
         `first_stop`: the command that ends this kind of worker with a checkpoint.
         """
@@ -118,7 +118,7 @@ class ForegroundRun:
             self._worker.process.wait()
 
     def stop(self) -> None:
-        """Ask it to end with a checkpoint, as soon as it can; called again, to leave at once."""
+        """Ask it to end with a checkpoint as soon as it can; a second call makes it leave at once."""
         self._stops += 1
         self._worker.send(self._first_stop if self._stops == 1 else LeaveNow())
 
@@ -138,7 +138,7 @@ class ForegroundRun:
         self._check_end()
 
     def finish(self, on_event: OnEvent = no_listener) -> TrainReport:
-        """Follow it to its end and return the totals. Raises TrainingFailedError. Ctrl-C stops it after its step."""
+        """Follow it to its end and return the totals. Ctrl-C stops it after its step. Raises TrainingFailedError."""
         with self.stopped_by_ctrl_c():
             for event in self.events():
                 on_event(event)
@@ -146,7 +146,7 @@ class ForegroundRun:
 
     @contextlib.contextmanager
     def stopped_by_ctrl_c(self) -> Iterator[None]:
-        """Make Ctrl-C call `stop` meanwhile, if this is the main thread; in another, Python does not handle signals."""
+        """Make Ctrl-C call `stop` within the block, if this is the main thread; Python does not handle signals in others."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -158,7 +158,7 @@ class ForegroundRun:
 
     @property
     def ended(self) -> bool:
-        """Whether the worker's process is over."""
+        """Whether the worker's process has ended."""
         return self._worker.process.poll() is not None
 
     @property

@@ -1,4 +1,4 @@
-"""A bundle trained in the foreground."""
+"""Training of a bundle in the foreground."""
 
 import contextlib
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class TrainRequest:
 
     bundle: Path
     epochs: int | None = None
-    """Passes over the data, counted from the beginning; None: one, or `steps`."""
+    """Passes over the data, counted from the beginning; None: one, or as many as `steps` needs."""
     steps: int | None = None
     """Batches instead of epochs."""
     out: Path | None = None
@@ -41,7 +41,7 @@ class TrainRequest:
     """Throttles page-in; None: no limit."""
     write_bytes_per_s: int | None = None
     digest: bool = False
-    """Whether the report has a checksum over weights and optimizer state."""
+    """Whether the report includes a checksum over weights and optimizer state."""
 
 
 def start_train(request: TrainRequest) -> ForegroundRun:
@@ -74,7 +74,7 @@ def start_train(request: TrainRequest) -> ForegroundRun:
 
 
 def train(request: TrainRequest, on_event: OnEvent = no_listener) -> TrainReport:
-    """Train a bundle in a separate process, to its end or, by Ctrl-C, to the end of a step.
+    """Train a bundle in a separate process to its end, or after Ctrl-C to the end of a step.
 
     Raises BundleError, RequestError, OSError, and TrainingFailedError with the worker's reason.
     """

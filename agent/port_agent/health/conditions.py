@@ -10,7 +10,7 @@ from enum import IntEnum
 
 
 class Severity(IntEnum):
-    """How bad it is; the numbers are part of the control protocol."""
+    """How serious a condition is; the numbers are part of the control protocol."""
 
     INFO = 1
     WARNING = 2
@@ -19,7 +19,7 @@ class Severity(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """A declared kind of trouble. `text` and `remedy` are format strings over the reported values."""
+    """A declared kind of problem. `text` and `remedy` are format strings over the reported values."""
 
     code: str
     severity: Severity

@@ -40,8 +40,7 @@ from port_planner.ir.arithmetic import FLOAT32_INSTEAD
 from port_planner.ir.device_kinds import BACKEND_GROUP
 
 FLASH_TEST_BYTES = 16 << 20
-"""Bytes of the flash test: they exceed an SD card's buffer with negligible wear; a 4 GB card survives the test a
-million times."""
+"""Bytes of the flash test. They exceed an SD card's buffer with negligible wear: a 4 GB card survives the test a million times."""
 SLOW_WRITE_BYTES_PER_S = 5 << 20
 """Bytes per second below which flash counts as slow: a checkpoint of 50 MB then takes ten seconds."""
 
@@ -49,13 +48,14 @@ SLOW_WRITE_BYTES_PER_S = 5 << 20
 PROBE_BYTES, PROBE_SHARE = 64 << 20, 0.5
 """Device memory that `port_agent.backend.examine` takes, and the share of it that must appear in a count."""
 _EXAMINE_PATIENCE_S = 300.0
-"""Longest duration of the examination in seconds: torch alone takes ten on a Pi, and the first use of a GPU longer; it
-starts three times for each device."""
+"""Longest duration of the examination in seconds. torch alone takes ten on a Pi, and the first use of a GPU longer; it starts three
+times for each device.
+"""
 _TORCH_REPORT = "port_agent.health.torch_report"
 
 
 class Verdict(Enum):
-    """How a check ended."""
+    """Result of a check."""
 
     GOOD = "good"
     NOTE = "note"
@@ -77,7 +77,7 @@ class Check:
 
 
 def examine(state_dir: Path, config: Config, *, flash_test: bool = True) -> list[Check]:
-    """Return all findings; takes a few seconds with the flash test and blocks meanwhile."""
+    """Return all findings. With the flash test, it takes and blocks for a few seconds."""
     options = config.options
     begun = not _missing(state_dir)
     checks = [
@@ -211,7 +211,7 @@ def _nearest(path: Path) -> Path:
 
 
 def _missing(path: Path) -> bool:
-    """Return whether nothing is there; a path that may not be examined is not missing."""
+    """Return whether nothing exists at a path; a path that may not be examined is not missing."""
     try:
         path.stat()
     except OSError as error:
@@ -342,7 +342,7 @@ def _serial_ports() -> Check:
 
 
 def _devices(options: AgentOptions) -> Iterator[Check]:
-    """Report what each GPU offers to a plan; nothing, and no process is started, if there is no sign of one."""
+    """Report what each GPU offers to a plan. Without any sign of one, nothing is reported and no process is started."""
     platform = this_platform(options.sysfs_root, options.proc_root, options.dev_root)
     facts = platform.read(SensorOptions(Path("/")), OwnUse(), time.monotonic())
     signs = {*(facts.devices or ()), *entry_points(group=BACKEND_GROUP).names}
@@ -367,9 +367,7 @@ def _of_a_process_with_torch(module: str) -> Any:
 
 
 def check_device(report: Mapping[str, Any]) -> Check:
-    """Report what `port_agent.backend.examine` found about a device: its kind of memory, what limits it, and which bits
-    repeat.
-    """
+    """Report what `port_agent.backend.examine` found about a device: its kind of memory, what limits it, and which bits repeat."""
     memory = (
         "shares the host's memory (--ram covers both)" if report["unified"] else "has memory of its own (--gpu-ram)"
     )
@@ -465,9 +463,7 @@ def _torch_itself() -> Iterator[Check]:
 
 
 def check_torch(found: Mapping[str, Any]) -> Iterator[Check]:
-    """Report the findings of `port_agent.health.torch_report`: private parts, and the cost of bfloat16 if it is
-    computed in software.
-    """
+    """Report the findings of `port_agent.health.torch_report`: private parts, and the cost of bfloat16 if it is computed in software."""
     yield check_torch_parts(found)
     if found["bfloat16"] is not None:
         yield Check("bfloat16", Verdict.NOTE, found["bfloat16"], FLOAT32_INSTEAD)

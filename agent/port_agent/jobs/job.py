@@ -1,4 +1,4 @@
-"""What a job is, what its states mean, and the pure rules: which job is next, and how long to wait after a failure."""
+"""What a job is, what its states mean, and the pure rules that choose the next job and the wait after a failure."""
 
 import math
 import os
@@ -16,11 +16,11 @@ from port_planner.base.times import LATEST_UNIX
 RECORD_VERSION = 1
 BACKOFF_FIRST_S = 30.0
 BACKOFF_LONGEST_S = 5 * 3600.0
-"""Android's JobScheduler uses the same two numbers for its exponential backoff."""
+"""Longest wait after a failure, in seconds; Android's JobScheduler uses the same two numbers for its exponential backoff."""
 
 _NAME_LENGTH = 63
 NAME = re.compile(rf"[a-z0-9][a-z0-9._-]{{0,{_NAME_LENGTH - 1}}}")
-"""Job names become directory names of the inbox."""
+"""Pattern of a job's name, which becomes a directory name of the inbox."""
 
 MAX_STEPS = 2**53
 """Largest number of steps, epochs and steps between checkpoints: the largest whole number that every JSON reader
@@ -34,7 +34,7 @@ def name_like(text: str) -> str:
 
 
 class JobRequestError(PortError):
-    """A request that does not fit the job, or its state."""
+    """A request does not fit the job, or its state."""
 
     def __init__(self, message: str, job_id: int | None = None) -> None:
         self.job_id = job_id
@@ -86,7 +86,7 @@ class JobKind(Enum):
 
 
 class Migratable(Enum):
-    """Whether a job may move to a paired device, and what for."""
+    """Whether a job may move to a paired device, and why."""
 
     NEVER = "never"
     SOONEST = "soonest"
@@ -96,14 +96,14 @@ class Migratable(Enum):
 
 
 class AwayPhase(Enum):
-    """How far a job is on its journey."""
+    """The stage of a job that moves to a paired device."""
 
     SENDING = "sending"
     """The job's files are being sent; it has not been handed over."""
     THERE = "there"
     """The other device has it, or may have it: only its answer, or the user's force, brings the job back."""
     CLOSING = "closing"
-    """The job is back; the other device still has to forget it."""
+    """The job is back; the other device must still delete it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +119,7 @@ class Away:
 
 @dataclass(frozen=True, slots=True)
 class Guest:
-    """Whose job this is: that of the paired device called `owner`, of the id `device`; known by `token`."""
+    """The owner of a job that came from a paired device: its name `owner`, its id `device`. The job is known by `token`."""
 
     owner: str
     token: str
@@ -141,7 +141,7 @@ class WorkerOutcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class FederationTerms:
-    """What the owner of a federated job allows whoever leads its rounds."""
+    """Conditions that the owner of a federated job sets for the device that leads its rounds."""
 
     leader: str = ""
     """The id of the paired device that may lead it besides this one; "" for none."""
@@ -150,9 +150,9 @@ class FederationTerms:
     require_secure: bool = False
     """Whether the job contributes only to masked sums."""
     require_clip: float | None = None
-    """The largest norm that its change may have on its way; None: any."""
+    """The largest norm of its change that it sends; None: any."""
     epsilon_budget: float | None = None
-    """Epsilon that the job's data may spend over its life; None: no limit."""
+    """Largest epsilon that the job's data may spend over its life; None: no limit."""
     max_rounds: int | None = None
     """Largest number of rounds that the job trains; None: no limit."""
 
@@ -171,27 +171,27 @@ class JobSpec:
     checkpoint_every: int | None = None
     priority: int = 0
     deadline_at: float | None = None
-    """Unix time; only clocks on the wall can mean "by seven tomorrow"."""
+    """Unix time, because only a wall clock can express "by seven tomorrow"."""
     waits_for_data: bool = False
     federated: bool = False
-    """Trains a round when the device that leads a federation of this name, by its `terms`, asks, and only then."""
+    """Name of a federation. The job trains a round only when the device that leads this federation, by its `terms`, asks for it."""
     terms: FederationTerms = FederationTerms()
     page_dirs: tuple[str, ...] = ()
-    """Directories for pages, one on each medium that the bundle was planned for; empty: the job's own directory."""
+    """Directories for pages, one on each medium for which the bundle was planned; empty: the job's own directory."""
     arguments: tuple[str, ...] = ()
-    """Passed on to the worker as they are (microcontroller jobs)."""
+    """Arguments passed to the worker unchanged (microcontroller jobs)."""
     owner: str | None = None
     """The user of an attached program, or the user who submitted a fine-tuning, according to the kernel."""
     movable: Migratable = Migratable.NEVER
     guest: Guest | None = None
-    """Set where the job came from a paired device."""
+    """Set if the job came from a paired device."""
     submission: str = ""
     """The client's id of the request: the same id again means this job, not another one."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobMeasurements:
-    """What the supervisor learnt about a job's worker; None until it ran."""
+    """What the supervisor learned about a job's worker; None until it has run."""
 
     step_s: float | None = None
     checkpoint_s: float | None = None
@@ -205,8 +205,8 @@ class JobMeasurements:
 class JobPromise:
     """What was promised when the job was submitted: the plan of an ordinary day, and this device's usual times.
 
-    `step_joules` and `written_bytes` are of one step. `steps` is None where the data is not the bundle's; `ends_at` (Unix
-    time) and `nights` until then also where this device's usual times were not known yet.
+    `step_joules` and `written_bytes` are of one step. `steps` is None if the data is not in the bundle. `ends_at` (Unix time) and `nights`,
+    the nights until then, are None also if this device's usual times were not known yet.
     """
 
     plan: int
@@ -221,7 +221,7 @@ class JobPromise:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """A job and all that is known of it; replaced, never changed."""
+    """A job and all that is known about it; replaced, never changed."""
 
     id: int
     spec: JobSpec
@@ -235,7 +235,7 @@ class Job:
     loss: float | None = None
     plan: int | None = None
     memory_ceiling_bytes: int | None = None
-    """Plans must stay below this, a device's own memory included: a plan of that size was killed for lack of memory."""
+    """Bytes that plans must stay below, a device's own memory included: a plan of that size was killed for lack of memory."""
     attempts: int = 0
     failures: int = 0
     """Failures in a row without a step of progress."""
@@ -270,7 +270,7 @@ def to_record(job: Job) -> dict[str, Any]:
 def from_record(record: Mapping[str, Any]) -> Job:
     """Return the job that `to_record` wrote; fields of a later agent are skipped.
 
-    Raises JobRequestError when the record is of another version, incomplete, or has a value of another type.
+    Raises JobRequestError if the record has another version, is incomplete, or has a value of the wrong type.
     """
     if record.get("v") != RECORD_VERSION:
         raise JobRequestError(f"job record of version {record.get('v')!r}; this agent reads version {RECORD_VERSION}")
@@ -366,7 +366,7 @@ def backoff_s(failures: int) -> float:
 def may_run(job: Job, *, has_data: bool, waited: bool) -> bool:
     """Return whether the job could start now, apart from the device's conditions.
 
-    `waited` says that its backoff is over: only the supervisor has a clock that does not jump.
+    `waited`: whether its backoff is over; only the supervisor has a clock that does not jump.
     """
     if job.state in (JobState.QUEUED, JobState.RUNNING):
         return True
@@ -376,7 +376,7 @@ def may_run(job: Job, *, has_data: bool, waited: bool) -> bool:
 
 
 def order(jobs: Iterable[Job]) -> list[Job]:
-    """Return jobs as they run: priority, then the earlier deadline, then the older."""
+    """Return jobs in the order in which they run: by priority, then earlier deadline, then age."""
     return sorted(
         jobs, key=lambda job: (-job.spec.priority, job.spec.deadline_at or float("inf"), job.submitted_at, job.id)
     )
@@ -385,7 +385,7 @@ def order(jobs: Iterable[Job]) -> list[Job]:
 def after_exit(job: Job, outcome: WorkerOutcome, detail: str, give_up_after: int, smaller_plan: int | None) -> Job:
     """Return the job after its worker ended.
 
-    `smaller_plan` is the next to try after running out of memory.
+    `smaller_plan` is the plan to try next after running out of memory.
     """
     if outcome is WorkerOutcome.LEFT:
         return replace(job, state=JobState.QUEUED, reason=detail)

@@ -1,7 +1,7 @@
 """Records of jobs on disk: numbered in the order of writing, and sealed with a checksum.
 
-A row of the database and a manifest hold the same record; the later one counts. Records of agents that did not seal
-them are accepted, and those agents ignore the two fields.
+A row of the database and a manifest hold the same record; the later one counts. Unsealed records of older agents are accepted, and older
+agents ignore the two fields.
 """
 
 import json
@@ -17,16 +17,16 @@ _WRITTEN, _SEAL = "written", "seal"
 
 
 class DamagedRecordError(PortError):
-    """A record that differs from what was written."""
+    """A record differs from what was written."""
 
 
 @dataclass(frozen=True, slots=True)
 class StoredRecord:
-    """A sound record; whether this agent understands it is another question."""
+    """A record whose checksum is right; whether this agent understands it is another question."""
 
     id: int
     written: int
-    """Grows with each write of the store; 0 if the agent did not number them."""
+    """Number of the write, which grows with each write of the store; 0 if the agent did not number its writes."""
     fields: Mapping[str, Any]
 
     @property
@@ -43,13 +43,13 @@ class StoredRecord:
 
 
 def seal(job: Job, written: int) -> str:
-    """Return the record of a job, which is the `written`-th that its store writes."""
+    """Return the sealed record of a job; `written` is the number of the store's write."""
     record = {**to_record(job), _WRITTEN: written}
     return json.dumps({**record, _SEAL: values_checksum(record)})
 
 
 def unseal(text: bytes) -> StoredRecord:
-    """Return what `seal` wrote; raises DamagedRecordError when it is something else."""
+    """Return the record that `seal` sealed; raises DamagedRecordError if it was changed."""
     try:
         record = json.loads(text)
     except (ValueError, RecursionError) as error:

@@ -33,11 +33,11 @@ from port_agent.system.database import (
 from port_planner.base.errors import PortError
 
 HISTORY_ROWS = 5000
-"""About 1 MB of text: years of a job a day."""
+"""Rows of history that are kept: about 1 MB of text, or years of a job a day."""
 
 _NUMBER = re.compile("[0-9]{1,15}")
 _HIGHEST_ID = 10**15
-"""A larger number of a job is damage."""
+"""Largest valid number of a job; a larger one is damage."""
 _NO_DIRECTORY = (
     "its directory is missing: the disk was full, or it was deleted by hand; submit the job again if you need it"
 )
@@ -64,7 +64,7 @@ class StoreError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class HistoryEntry:
-    """Something that happened, at Unix time `at`."""
+    """An event of the history, at Unix time `at`."""
 
     at: float
     job: int | None
@@ -85,7 +85,7 @@ class SetAsideJob:
 
 @dataclass(slots=True)
 class _PendingWrites:
-    """What is in memory and not yet on disk."""
+    """Changes in memory that are not on disk yet."""
 
     jobs: dict[int, Job] = field(default_factory=dict)
     manifests: set[int] = field(default_factory=set)
@@ -98,7 +98,7 @@ class _PendingWrites:
         return bool(self.jobs or self.forgotten or self.history or self.wear or self.settings)
 
     def put_back(self, older: "_PendingWrites") -> None:
-        """Take back what could not be written; newer changes are kept."""
+        """Put back what could not be written; newer changes are kept."""
         self.jobs = {**older.jobs, **self.jobs}
         self.manifests |= older.manifests
         self.forgotten |= older.forgotten
@@ -111,9 +111,8 @@ class _PendingWrites:
 class JobStore:
     """All jobs in memory, and on disk as far as the disk allows.
 
-    A write that fails is kept in memory and retried by the next `flush`; `trouble` says what is wrong until then.
-    Only `add` insists on the disk, because an accepted job must never be lost. Of attached programs nothing is stored but
-    that their number is taken.
+    A write that fails is kept in memory and retried by the next `flush`; `trouble` says what is wrong until then. Only `add` insists on the
+    disk, because an accepted job must never be lost. Of an attached program, only its number is stored, as taken.
     """
 
     def __init__(self, state_dir: Path) -> None:
@@ -132,7 +131,7 @@ class JobStore:
         self._wear: dict[str, int] = {}
         self._pending = _PendingWrites()
         self._lock = threading.Lock()
-        """Guards `_pending` for moments; `_disk` is held while the disk is written."""
+        """Lock that guards `_pending` for short moments; `_disk` is held while the disk is written."""
         self._disk = threading.RLock()
         self._connection: sqlite3.Connection | None = None
         self._next_id = 1
@@ -193,7 +192,7 @@ class JobStore:
         self.on_pending()
 
     def keep_in_memory(self, job: Job) -> None:
-        """Keep progress in memory until the next flush for another reason."""
+        """Keep progress in memory until something else causes a flush."""
         self._jobs[job.id] = job
         if job.spec.kind is JobKind.ATTACHED:
             return
@@ -201,7 +200,7 @@ class JobStore:
             self._pending.jobs[job.id] = job
 
     def note(self, at: float, job_id: int | None, kind: str, text: str) -> None:
-        """Add to the history."""
+        """Add an entry to the history."""
         if job_id in self._jobs and self._jobs[job_id].spec.kind is JobKind.ATTACHED:
             return
         with self._lock:
@@ -209,13 +208,13 @@ class JobStore:
         self.on_pending()
 
     def add_wear(self, day: str, count_bytes: int) -> None:
-        """Add to the bytes written on `day`; goes to disk with whatever is flushed next."""
+        """Add to the bytes written on `day`; saved with the next flush."""
         self._wear[day] = self._wear.get(day, 0) + count_bytes
         with self._lock:
             self._pending.wear[day] = self._pending.wear.get(day, 0) + count_bytes
 
     def remember(self, key: str, value: str | None) -> None:
-        """Keep or forget a setting across restarts."""
+        """Remember a setting across restarts, or forget it."""
         if value is None:
             self._settings.pop(key, None)
         else:
@@ -239,8 +238,8 @@ class JobStore:
     def add(self, spec: JobSpec, submitted_at: float, prepare: Callable[[Path], None] = lambda directory: None) -> Job:
         """Return the new job, durable on disk.
 
-        `prepare` puts the job's files into its directory before the job exists. Raises JobRequestError for a name that is
-        taken, StoreError when the disk refuses.
+        `prepare` puts the job's files into its directory before the job exists. Raises JobRequestError for a name that is taken, StoreError
+        if the disk rejects the write.
         """
         with self._disk:
             self.check_new(spec)
@@ -268,7 +267,7 @@ class JobStore:
             raise JobRequestError(f"job {twin.label} has this name and has not ended; choose another --name", twin.id)
 
     def add_attached(self, spec: JobSpec, submitted_at: float, known_as: int | None) -> Job:
-        """Return the job of a program that attached itself, kept in memory alone.
+        """Return the job of a program that attached itself; it is kept only in memory.
 
         Its number is that from an earlier run of this agent (`known_as`) or a new one, reserved on disk because the
         ledger keeps its joules under it. Raises JobRequestError for an invalid name, StoreError when the disk rejects
@@ -286,7 +285,7 @@ class JobStore:
             return job
 
     def _insist(self, write: Callable[[sqlite3.Connection], None]) -> None:
-        """Write now, into a new database if this one turns out to be damaged.
+        """Write now, into a new database if this one proves to be damaged.
 
         Raises StoreError.
         """
@@ -396,7 +395,7 @@ class JobStore:
             raise DamagedDatabaseError("; ".join(wrong))
 
     def _restore(self, rows: dict[int, StoredRecord], damage: dict[int, str]) -> None:
-        """Make jobs of rows and manifests, the later record of each; set aside what cannot be restored."""
+        """Restore jobs from rows and manifests, using the later record of each; set aside those that cannot be restored."""
         manifests, damaged_manifests = self._directories.manifests()
         for number in sorted({*rows, *manifests, *damage, *damaged_manifests}):
             row, manifest = rows.get(number), manifests.get(number)
@@ -450,7 +449,7 @@ class JobStore:
         self.on_pending()
 
     def _read_only_view(self) -> None:
-        """Show the jobs of a state directory that cannot be written."""
+        """Read the jobs of a state directory that cannot be written."""
         if not self._jobs:
             self._restore({}, {})
 
@@ -481,7 +480,7 @@ class JobStore:
 
     @contextlib.contextmanager
     def _database_errors(self) -> Iterator[None]:
-        """Turn a failing database into `trouble`; a damaged one is rebuilt."""
+        """Turn database errors into `trouble`; a damaged database is rebuilt."""
         try:
             yield
         except sqlite3.DatabaseError as error:
@@ -493,7 +492,7 @@ class JobStore:
 
 
 def _rows(connection: sqlite3.Connection) -> tuple[dict[int, StoredRecord], dict[int, str]]:
-    """Return the intact rows by job id, and what is wrong with the others by the id of their row."""
+    """Return the intact rows by job id, and the faults of the others by row id."""
     sound: dict[int, StoredRecord] = {}
     damaged: dict[int, str] = {}
     for number, content in connection.execute("SELECT id, CAST(record AS BLOB) FROM jobs").fetchall():
@@ -531,7 +530,7 @@ def _write_row(connection: sqlite3.Connection, job: Job, written: int) -> None:
 
 
 def _take_number(connection: sqlite3.Connection, number: int) -> None:
-    """Reserve this number, so that no later job gets it in any run of the agent; raises sqlite3.Error."""
+    """Reserve this number, so that no later job gets it, even after a restart of the agent; raises sqlite3.Error."""
     connection.executescript(
         "BEGIN IMMEDIATE; DELETE FROM sqlite_sequence WHERE name = 'jobs';"
         f"INSERT INTO sqlite_sequence (name, seq) VALUES ('jobs', {number:d}); COMMIT"

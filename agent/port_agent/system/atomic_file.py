@@ -29,7 +29,7 @@ def write_atomically(path: Path, content: bytes) -> None:
 
 @contextlib.contextmanager
 def atomic_stream(path: Path, nbytes: int) -> Iterator[BinaryIO]:
-    """Yield a stream whose content becomes `path` when the block ends, durably; space for `nbytes` is reserved first.
+    """Yield a stream whose content becomes `path`, durably, when the block ends. Space for `nbytes` is reserved first.
 
     Raises OSError; after any exception, in the block or here, the old file is untouched and nothing is left next to it.
     """
@@ -53,7 +53,7 @@ def atomic_stream(path: Path, nbytes: int) -> Iterator[BinaryIO]:
 
 @contextlib.contextmanager
 def atomic_directory(path: Path, *, replaced: bool = False) -> Iterator[Path]:
-    """Yield a directory to fill, which becomes `path` when the block ends, durably; `replaced`: whether it may replace an existing one.
+    """Yield a directory to fill, which becomes `path`, durably, when the block ends. `replaced`: whether it may replace an existing one.
 
     Raises OSError, also if `path` exists, is not empty and is not to be replaced; after any exception, nothing of the
     new directory is left, and the old one stays.

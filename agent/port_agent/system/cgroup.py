@@ -94,7 +94,7 @@ class WorkerGroup:
         return MemoryEvents(oom=values.get("oom", 0), oom_kill=values.get("oom_kill", 0))
 
     def cpu_s(self) -> float | None:
-        """Return the CPU seconds used in this group, or None if the file does not exist."""
+        """Return the CPU seconds that this group has used, or None if the file does not exist."""
         usage_us = _pairs(self.path / "cpu.stat").get("usage_usec")
         return None if usage_us is None else usage_us / 1e6
 
@@ -116,7 +116,7 @@ class DelegatedTree:
     """The part of the hierarchy that belongs to the agent."""
 
     def __init__(self, base: Path, without_memory: str = "") -> None:
-        """`without_memory`: why the kernel limits no memory here, but processor, I/O and processes; empty: it does."""
+        """`without_memory`: why this kernel limits only processor, I/O and processes, but no memory; empty if it limits memory too."""
         self.base, self.without_memory = base, without_memory
 
     def worker(self, job_id: int, limits: WorkerLimits) -> tuple[WorkerGroup, tuple[str, ...]]:
@@ -147,8 +147,8 @@ class DelegatedTree:
 def delegated_tree(proc: Path = Path("/proc"), mount: Path | None = None) -> DelegatedTree:
     """Move this process into a leaf and return the tree above it, ready for worker groups.
 
-    Where a Pi boots as it is delivered it has no memory controller (`DelegatedTree.without_memory`). Raises CgroupError when the
-    hierarchy is not v2, has none of our controllers, or is not ours alone.
+    A Pi as delivered boots without a memory controller (`DelegatedTree.without_memory`). Raises CgroupError when the hierarchy is not v2,
+    has none of our controllers, or is not ours alone.
     """
     root = mount or cgroup2_mount(proc)
     own = root / own_path(proc).lstrip("/")
@@ -213,9 +213,7 @@ def _move_to_leaf(base: Path) -> None:
 
 
 def _enable(base: Path, controllers: list[str]) -> None:
-    """Enable controllers for the children one at a time, because a missing io controller must not cost the memory
-    limit.
-    """
+    """Enable controllers for the children one at a time, so that a missing io controller does not cost the memory limit."""
     for name in controllers:
         try:
             _write(base / "cgroup.subtree_control", f"+{name}")
@@ -244,5 +242,5 @@ def _pairs(path: Path) -> dict[str, int]:
 
 
 def system_oom_kills(proc: Path = Path("/proc")) -> int | None:
-    """Return how often the kernel killed for memory since boot: the only hint without a group of our own."""
+    """Return how often the kernel has killed a process for lack of memory since boot. Without a group of our own, this is the only hint."""
     return _pairs(proc / "vmstat").get("oom_kill")

@@ -1,4 +1,4 @@
-"""CRC-32 of data on disk, in hexadecimal: it detects every flipped bit and every burst of up to 32."""
+"""CRC-32 of data on disk, in hexadecimal. It detects every flipped bit and every burst of up to 32 bits."""
 
 import json
 import zlib
@@ -18,7 +18,7 @@ class RunningChecksum:
         self._crc = zlib.crc32(piece, self._crc)
 
     def text(self) -> str:
-        """Return the checksum of all parts so far: eight digits."""
+        """Return the checksum of all parts so far, as eight digits."""
         return f"{self._crc:08x}"
 
 
@@ -28,7 +28,7 @@ def bytes_checksum(content: bytes) -> str:
 
 
 def values_checksum(content: object) -> str:
-    """Return the checksum of plain values, in whatever order their keys are."""
+    """Return the checksum of plain values; the order of their keys does not matter."""
     return bytes_checksum(json.dumps(content, sort_keys=True).encode())
 
 

@@ -1,14 +1,16 @@
-"""The clocks of the supervisor, replaceable in tests, and that of all metering, which keeps running while the machine is suspended."""
+"""The clocks of the supervisor, which tests can replace, and the clock of all metering, which keeps running while the machine is
+suspended.
+"""
 
 import time
 from datetime import UTC, datetime, timedelta
 from typing import Protocol
 
 CLOCK_SET_AFTER_S = 1735689600.0
-"""2025-01-01 in Unix time: this program is younger, so an earlier date is an unset clock."""
+"""2025-01-01 in Unix time. This program is younger, so an earlier date means that the clock is not set."""
 
 LONGEST_PAUSE_S = 366 * 86400.0
-"""Longest requested time of a pause or of training now; anything longer has no end."""
+"""Longest requested time, in seconds, of a pause or of training now; a longer request has no end."""
 
 _SLEEPLESS = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 """Linux: CLOCK_BOOTTIME. On macOS CLOCK_MONOTONIC itself counts sleep (`time.monotonic` there does not)."""
@@ -44,7 +46,7 @@ class SystemClock:
 
 
 def now_s() -> float:
-    """Return seconds since boot, suspension included, on which is metered: a suspended hour shows as a gap of an hour."""
+    """Return seconds since boot, suspension included. Metering uses this clock, so a suspended hour shows as a gap of an hour."""
     return time.clock_gettime(_SLEEPLESS)
 
 
@@ -55,19 +57,19 @@ def slept_s() -> float:
 
 
 def zone_changed() -> bool:
-    """Return whether the time zone changed since the last call; the C library only checks when told to."""
+    """Return whether the time zone changed since the last call. The C library checks only on request."""
     before = (time.timezone, time.altzone, time.tzname)
     time.tzset()
     return before != (time.timezone, time.altzone, time.tzname)
 
 
 def local_time(wall_s: float) -> datetime:
-    """Return naive local time, in which people think of windows."""
+    """Return naive local time, which is what people mean by windows."""
     return datetime.fromtimestamp(wall_s)
 
 
 def day_of(wall_s: float) -> str:
-    """Return the local date, on which written bytes are counted, as YYYY-MM-DD."""
+    """Return the local date as YYYY-MM-DD; written bytes are counted per local day."""
     return local_time(wall_s).strftime("%Y-%m-%d")
 
 
@@ -83,5 +85,5 @@ def day_start_s(wall_s: float) -> float:
 
 
 def local_clock_s(wall_s: float) -> int:
-    """Return the local wall time, in seconds as if it were UTC; dates in tables are multiples of a day."""
+    """Return the local wall time in seconds, as if it were UTC, so that midnights are multiples of a day."""
     return int(local_time(wall_s).replace(microsecond=0, tzinfo=UTC).timestamp())

@@ -1,6 +1,6 @@
 """SQLite files on media that wear out.
 
-Distinguishes a damaged file from a disk that refuses, and moves it out of the way.
+Distinguishes a damaged file from a disk that rejects writes, and moves the damaged file out of the way.
 """
 
 import sqlite3
@@ -12,11 +12,11 @@ from port_planner.base.errors import PortError
 
 _MAGIC = b"SQLite format 3\0"
 _FORMAT_BYTES = slice(18, 20)
-"""Write and read version of the file format; 1 is a rollback journal, 2 a write-ahead log (sqlite.org/fileformat2.html)."""
+"""Offsets of the write and read versions of the file format: 1 is a rollback journal, 2 a write-ahead log (sqlite.org/fileformat2.html)."""
 _KNOWN_FORMATS = (1, 2)
 _DAMAGE = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _SEAL = "seal"
-"""The key under which a table of keys and values has the checksum of all its other rows."""
+"""The key under which a table of keys and values keeps the checksum of all its other rows."""
 _COMPANIONS = ("-wal", "-shm", "-journal")
 
 
@@ -67,8 +67,8 @@ def open_database(
 def check_content(connection: sqlite3.Connection, schema: str) -> None:
     """Check every page against SQLite's rules and the tables against those of `schema`.
 
-    A database that is not created yet (`user_version` 0) or of another version than the schema's keeps its own tables.
-    Raises DamagedDatabaseError, sqlite3.Error.
+    A database that is not created yet (`user_version` 0), or whose version differs from the schema's, keeps its own tables. Raises
+    DamagedDatabaseError, sqlite3.Error.
     """
     found = [str(row[0]) for row in connection.execute("PRAGMA integrity_check(3)")]
     if found != ["ok"]:
@@ -115,7 +115,7 @@ def _version(connection: sqlite3.Connection) -> int:
 
 
 def _layout(connection: sqlite3.Connection) -> set[tuple[str, str]]:
-    """Return columns, types and constraints of each table, and what the indices cover, as SQLite spells them."""
+    """Return the columns, types and constraints of each table, and what the indices cover, as SQLite spells them."""
     layout = set()
     for kind, name in connection.execute("SELECT type, name FROM sqlite_master").fetchall():
         pragma = "table_info" if kind == "table" else "index_info"

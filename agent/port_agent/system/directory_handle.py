@@ -21,7 +21,7 @@ _NEW_FILE = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 class DirectoryHandle:
     """An open directory, and a context manager that closes it.
 
-    A name is one entry in it; a name with a slash is refused.
+    A name denotes one entry in it; a name with a slash is rejected.
     """
 
     def __init__(self, path: Path, descriptor: int) -> None:
@@ -35,7 +35,7 @@ class DirectoryHandle:
         return cls(path, os.open(path, _DIRECTORY))
 
     def below(self, name: str, *, make: bool = False) -> "DirectoryHandle":
-        """Return a handle of a directory in this one, created if `make` and it is missing. Raises OSError."""
+        """Return a handle of a directory in this one; if it is missing and `make` is true, create it. Raises OSError."""
         if make:
             with contextlib.suppress(FileExistsError):  # opening it shows whether it is a directory
                 os.mkdir(_entry(name), dir_fd=self.descriptor)
@@ -48,7 +48,7 @@ class DirectoryHandle:
         return DirectoryHandle(self.path / name, found)
 
     def create(self, name: str) -> BinaryIO:
-        """Create a file and open it for writing. Raises OSError, FileExistsError also if there is a link."""
+        """Create a file and open it for writing. Raises OSError; FileExistsError also if the name is a link."""
         return os.fdopen(os.open(_entry(name), _NEW_FILE, 0o666, dir_fd=self.descriptor), "wb")
 
     def read(self, name: str) -> BinaryIO:
@@ -64,7 +64,7 @@ class DirectoryHandle:
         os.rename(_entry(name), _entry(to), src_dir_fd=self.descriptor, dst_dir_fd=self.descriptor)
 
     def remove(self, name: str) -> None:
-        """Remove a file, or a link and not its target. Raises OSError."""
+        """Remove a file; of a link, remove the link and not its target. Raises OSError."""
         os.unlink(_entry(name), dir_fd=self.descriptor)
 
     def link(self, name: str, target: "DirectoryHandle") -> None:
@@ -75,7 +75,7 @@ class DirectoryHandle:
             raise OSError(errno.ELOOP, "is not a valid regular file", name)
 
     def files(self) -> Iterator[tuple[str, os.stat_result]]:
-        """Yield name and status of each regular file; links, devices and pipes are passed over.
+        """Yield name and status of each regular file; links, devices and pipes are skipped.
 
         Raises OSError.
         """
@@ -104,9 +104,8 @@ class DirectoryHandle:
 def read_sample_file(path: Path) -> BinaryIO:
     """Open a regular file of a data directory.
 
-    The file may be a link, which is followed once, and no further link is. The directory of its target must not be a link
-    either: the target's owner could replace it at any time.
-    Raises OSError.
+    The file may be a link, but not a link to another link. The directory of its target must not be a link either: the target's owner could
+    replace it at any time. Raises OSError.
     """
     try:
         target = Path(os.path.abspath(path.parent / path.readlink()))  # noqa: PTH100 resolve() would follow links

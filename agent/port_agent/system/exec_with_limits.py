@@ -20,7 +20,7 @@ _IOPRIO_SET = {"x86_64": 251, "aarch64": 30, "armv7l": 314, "riscv64": 30}
 _IOPRIO_WHO_PROCESS = 1
 _IOPRIO_IDLE = 3 << 13
 _OOM_SCORE_ADJ = 800
-"""Score by which the kernel kills the worker before any of the user's processes if the machine runs out of memory."""
+"""OOM score that makes the kernel kill the worker before any of the user's processes when the machine runs out of memory."""
 
 
 def main(argv: Sequence[str]) -> int:
@@ -43,7 +43,7 @@ def main(argv: Sequence[str]) -> int:
 
 
 def lower_priority() -> None:
-    """Let everything else on the machine run first; what the system rejects stays unchanged."""
+    """Give everything else on the machine priority; settings that the system rejects stay unchanged."""
     try:
         os.nice(10)
     except OSError as error:

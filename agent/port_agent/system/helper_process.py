@@ -1,8 +1,7 @@
-"""Helper processes that do one thing alongside their starter, and their communication: a JSON object per line, both ways.
+"""Helper processes that do one thing for their starter, and their communication: a JSON object per line, both ways.
 
-Messages are msgspec structs. Either a process gets one request and its output is the answer (`run_helper`,
-`ask_helper`), or requests and events are exchanged (`Helper`, `AsyncHelper`). One that ends unexpectedly is a
-HelperError with the last line of its errors.
+Messages are msgspec structs. Either a process gets one request and its output is the answer (`run_helper`, `ask_helper`), or requests and
+events are exchanged (`Helper`, `AsyncHelper`). An unexpected end raises HelperError with the last line of standard error.
 """
 
 import asyncio
@@ -20,7 +19,7 @@ from port_agent.system.python_process import NEUTRAL_DIRECTORY, module_command, 
 from port_planner.base.errors import PortError
 
 LINE_LIMIT_BYTES = 1 << 20
-"""Longer than any event."""
+"""Longest line of the protocol; no event is longer."""
 _ERRORS_READ_BYTES = 4096
 _PIPES: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
 
@@ -28,19 +27,19 @@ T = TypeVar("T")
 
 
 class HelperError(PortError):
-    """A helper process failed, or took too long. Its text continues a sentence that names the process's task."""
+    """A helper process failed or took too long. Its text completes a sentence that names the process's task."""
 
     def __init__(self, code: int | None, errors: bytes, text: str = "") -> None:
-        """`errors`: its standard error; `text`: the message instead of both."""
+        """`errors`: the process's standard error. `text`: a message that replaces both."""
         self.code, self.last_line = code, errors.decode(errors="replace").strip().rpartition("\n")[2]
         super().__init__(text or f"ended with exit code {code}: {self.last_line}")
 
 
 @dataclass(frozen=True, slots=True)
 class HelperCommand:
-    """A module to run, with its arguments and environment, in a directory; None: the working directory.
+    """A module to run, with its arguments and environment, in a directory (None: the working directory).
 
-    `data_bytes`: limit of its data (RLIMIT_DATA), with the lowest priority; None: no limit.
+    `data_bytes`: limit of its data (RLIMIT_DATA), which also gives it the lowest priority; None: no limit.
     """
 
     module: str
@@ -59,11 +58,11 @@ class HelperCommand:
         return (*module_command("port_agent.system.exec_with_limits"), *limits, *words)
 
     def start(self, **streams: Any) -> "subprocess.Popen[bytes]":
-        """Return the process with streams and descriptors as `subprocess.Popen` takes them; raises OSError."""
+        """Start it and return the process. Streams and descriptors are those of `subprocess.Popen`. Raises OSError."""
         return subprocess.Popen(self.words, env=self.environment, cwd=self.directory, **streams)
 
     async def start_async(self) -> asyncio.subprocess.Process:
-        """Return the process, all its streams in pipes; raises OSError."""
+        """Start it with all its streams in pipes, and return the process. Raises OSError."""
         return await asyncio.create_subprocess_exec(
             *self.words, env=self.environment, cwd=self.directory, limit=LINE_LIMIT_BYTES, **_PIPES
         )
@@ -72,7 +71,7 @@ class HelperCommand:
 def run_helper(
     command: HelperCommand, content: bytes = b"", *, within_s: float | None = None, inherited: tuple[int, ...] = ()
 ) -> bytes:
-    """Return a process's answer to `content`, with descriptors `inherited`; raises HelperError, OSError."""
+    """Send `content` to a process and return its answer. The process inherits the descriptors `inherited`. Raises HelperError, OSError."""
     with command.start(pass_fds=inherited, **_PIPES) as process:
         try:
             output, errors = process.communicate(content, within_s)
@@ -86,7 +85,7 @@ def run_helper(
 
 
 async def ask_helper(command: HelperCommand, content: bytes = b"", *, within_s: float | None = None) -> bytes:
-    """Run a helper process for an event loop; a task that is cancelled ends the process. Raises HelperError, OSError."""
+    """Run a helper process from an event loop; if the task is cancelled, the process is ended. Raises HelperError, OSError."""
     process = await command.start_async()
     try:
         async with asyncio.timeout(within_s):
@@ -130,7 +129,7 @@ class Helper(Generic[T]):
                 yield self._events.decode(line)
 
     def close(self) -> HelperError:
-        """End it, and return how it ended."""
+        """End it and return its exit status."""
         with self._opened:
             with contextlib.suppress(BrokenPipeError):  # a request that it did not read
                 self.process.communicate()
@@ -151,7 +150,7 @@ class AsyncHelper(Generic[T]):
         return self._process.returncode is None
 
     def send(self, request: msgspec.Struct) -> None:
-        """Send a request; one that has ended does not read it."""
+        """Send a request; a process that has ended does not read it."""
         if self._process.stdin is not None:
             self._process.stdin.write(msgspec.json.encode(request) + b"\n")
 
@@ -163,11 +162,11 @@ class AsyncHelper(Generic[T]):
         return None
 
     def kill(self) -> None:
-        """End it, without waiting for that."""
+        """Kill it without waiting for its end."""
         _kill(self._process)
 
     async def close(self) -> HelperError:
-        """End it, unless it has closed its output and ends by itself, and return how it ended."""
+        """End it, unless it has closed its output and is ending by itself. Return its exit status."""
         if self._process.stdout is None or not self._process.stdout.at_eof():
             self.kill()
         await self._process.wait()
@@ -177,7 +176,7 @@ class AsyncHelper(Generic[T]):
 async def start_helper(
     command: HelperCommand, events: "msgspec.json.Decoder[T]", request: msgspec.Struct
 ) -> AsyncHelper[T]:
-    """Return a process that was started and sent its first request; raises OSError."""
+    """Start a process, send its first request, and return it. Raises OSError."""
     helper = AsyncHelper(await command.start_async(), events)
     helper.send(request)
     return helper
@@ -192,7 +191,7 @@ async def _tail(stream: asyncio.StreamReader | None) -> bytes:
 
 
 def requests(kind: "msgspec.json.Decoder[T]") -> Iterator[T]:
-    """Yield, in such a process, the requests on standard input, until it ends."""
+    """Yield the requests on standard input until it ends; for use in a helper process."""
     return map(kind.decode, sys.stdin)
 
 

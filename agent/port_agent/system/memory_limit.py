@@ -1,11 +1,11 @@
-"""The hard belt around a foreground program.
+"""The hard memory limit around a foreground program, in case its budget does not hold.
 
-What the kernel refuses or kills when a budget does not hold.
+Beyond it, the kernel rejects allocations or kills the program.
 
-A systemd scope where there is a manager that enforces memory limits for this user: it counts what is really used, it holds
-for every process of the program together, and it goes away with the last of them. RLIMIT_DATA elsewhere: it counts address
-space, for each process alone; what is only reserved is left out where our allocator is preloaded (`malloc/reservations.c`), or
-by whoever watches the process (`hold_resident`).
+A systemd scope where there is a manager that enforces memory limits for this user: it counts what is really used, it holds for every
+process of the program together, and it goes away with the last of them. RLIMIT_DATA elsewhere: it counts the address space of each process
+separately. Address space that is only reserved is left out where our allocator is preloaded (`malloc/reservations.c`), or where the process
+is watched (`hold_resident`).
 """
 
 import contextlib
@@ -27,9 +27,9 @@ _KIB = 1024
 def scope_command(limit_bytes: int, environment: Mapping[str, str] = os.environ) -> list[str]:
     """Return the words that run a command in a scope of at most `limit_bytes`.
 
-    None if it is not enforced.
+    None if systemd does not enforce it.
 
-    Tried with a process of its own, because systemd takes the limit also where the controller is not delegated.
+    A test process checks this, because systemd accepts the limit even where the controller is not delegated.
     """
     systemd_run = shutil.which("systemd-run")
     if sys.platform != "linux" or systemd_run is None or not _manager_listens(environment):
@@ -59,14 +59,14 @@ def _manager_listens(environment: Mapping[str, str]) -> bool:
 
 
 def limit_data(limit_bytes: int) -> None:
-    """Lower this process's soft RLIMIT_DATA to `limit_bytes`; one that is lower already stays."""
+    """Lower this process's soft RLIMIT_DATA to `limit_bytes`; a lower limit stays."""
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     bounds = [limit_bytes, *(bound for bound in (soft, hard) if bound != resource.RLIM_INFINITY)]
     resource.setrlimit(resource.RLIMIT_DATA, (min(bounds), hard))
 
 
 def widen_data_limit(nbytes: int) -> None:
-    """Raise (or lower, `nbytes` negative) the soft RLIMIT_DATA, as far as the hard one allows.
+    """Raise the soft RLIMIT_DATA as far as the hard one allows; a negative `nbytes` lowers it.
 
     For private mappings of files: the kernel counts them in full, yet their unchanged pages can leave at any time.
     """
@@ -111,9 +111,9 @@ def limit_data_of(pid: int, limit_bytes: int) -> None:
 def hold_resident(pid: int, resident_bytes: int) -> None:
     """Set another process's RLIMIT_DATA so that its resident memory cannot grow beyond `resident_bytes`.
 
-    The limit counts address space: what is mapped and not touched now (stacks of threads, buffers of libraries) is left out,
-    and the pages of files that are resident are counted in. That changes: call it again and again. One that is beyond
-    already gets no more. Systems other than Linux are left alone. Raises OSError where it has ended.
+    The limit counts address space: what is mapped but not touched (stacks of threads, buffers of libraries) is left out, and resident pages
+    of files are included. These change, so call it repeatedly. A process that is already beyond the limit gets no more memory. Systems
+    other than Linux are left alone. Raises OSError where it has ended.
     """
     if sys.platform != "linux":
         return

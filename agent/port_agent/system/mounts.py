@@ -10,9 +10,9 @@ _COMPRESSED_RAM = "/dev/zram"
 def file_system(path: Path, proc: Path = Path("/proc")) -> str:
     """Return the kind of file system under `path` as the kernel names it ("ext4", "tmpfs").
 
-    "" where it does not say.
+    "" where the kernel does not report it.
 
-    From the device number in mountinfo, proc_pid_mountinfo(5); btrfs and overlays give files other numbers.
+    Found by the device number in mountinfo, proc_pid_mountinfo(5); on btrfs and overlays, files have other numbers.
     """
     return _kind_and_source(path, proc)[0]
 

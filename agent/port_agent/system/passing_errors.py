@@ -1,4 +1,4 @@
-"""Errors of files that pass by themselves, after which the operation is retried."""
+"""Errors of files that are temporary, after which the operation is retried."""
 
 import errno
 
@@ -15,11 +15,11 @@ PASSING = frozenset(
         errno.ENOTCONN,
     }
 )
-"""Too many open files, a cable or a card that lost contact, a file server that was offline."""
+"""Errors that pass: too many open files, a cable or card that lost contact, a file server that was offline."""
 
 
 def is_passing(error: BaseException) -> bool:
-    """Return whether an error, or the one that it was raised from, is of a kind that passes."""
+    """Return whether an error, or its cause, is of a kind that passes."""
     cause: BaseException | None = error
     while cause is not None:
         if isinstance(cause, OSError) and cause.errno in PASSING:

@@ -24,12 +24,12 @@ class MetricFamily:
 
 
 def gauge(name: str, meaning: str, value: float | None, labels: Mapping[str, str] | None = None) -> MetricFamily:
-    """Return a gauge of one sample; of none if the value is not known."""
+    """Return a gauge with one sample, or with none if the value is not known."""
     return MetricFamily(name, "gauge", meaning, () if value is None else ((labels or {}, float(value)),))
 
 
 def exposition(families: Iterable[MetricFamily]) -> str:
-    """Return the text of all families, newline at the end."""
+    """Return the text of all families, with a newline at the end."""
     return "".join(f"{line}\n" for family in families for line in _lines(family))
 
 

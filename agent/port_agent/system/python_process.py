@@ -1,6 +1,6 @@
 """Start Python processes of our own.
 
-They import from where we are installed, never from the directory they are started in.
+They import from where this package is installed, never from the directory in which they are started.
 """
 
 import os
@@ -15,14 +15,14 @@ _X86 = frozenset({"x86_64"})
 """Architectures on which torch computes with MKL."""
 _WAITING_IS_SET_BY = ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY")
 _MAX_KERNELS = "32"
-"""A step of a transformer has fewer shapes, and each takes a millisecond to be made again."""
+"""Number of kernels that are kept. A step of a transformer has fewer shapes, and a kernel takes a millisecond to recreate."""
 _X86_SPINS = "30000"
 """Number of times that a thread of libgomp checks whether its partners are done before it sleeps.
 
-That is 0.4 ms, where each check is a `pause` of x86. The default is 300,000 for all processors, whatever a check
-takes. If a partner has no core, as alongside a busy user, threads spin instead of yielding: small steps of two
-threads left with one core took 39.7 s by default, 5.8 s with this, 2.2 s with 10,000. With a core for each, this
-takes 0.75 to 1.0 of the default's time, 10,000 up to 1.25, and sleeping at once twice that time.
+That is 0.4 ms, where each check is a `pause` of x86. The default is 300,000 for all processors, however long a check takes. If a partner
+has no core, as when the user keeps one busy, threads spin instead of yielding. Small steps of two threads on one core took 39.7 s by
+default, 5.8 s with this value and 2.2 s with 10,000. With a core for each thread, this value takes 0.75 to 1.0 of the default's time and
+10,000 up to 1.25. Sleeping at once takes twice that time.
 """
 
 
@@ -32,8 +32,7 @@ def module_command(module: str) -> tuple[str, ...]:
 
 
 def threads_environment(threads: int) -> dict[str, str]:
-    """Return variables that make torch compute with `threads` threads, and numpy's own OpenBLAS, which computes nothing
-    here, with one.
+    """Return variables that make torch compute with `threads` threads, and numpy's own OpenBLAS, which computes nothing here, with one.
 
     OpenBLAS maps 32 MiB for each thread and touches none of it, which RLIMIT_DATA counts. On ARM torch itself computes
     with it. Threads that wait for each other yield soon, unless the environment sets how long they spin.
@@ -47,24 +46,22 @@ def threads_environment(threads: int) -> dict[str, str]:
 
 
 def few_kernels_environment() -> dict[str, str]:
-    """Return variables that make torch and oneDNN keep few of the kernels that they make for each shape, unless the
-    environment sets it.
+    """Return variables that make torch and oneDNN keep few of the kernels that they make for each shape. Settings of the environment stay.
 
-    By default both keep 1,024, of half a MiB each. The experts of a mixture meet other shapes in each step: one of 6
-    layers with 4 experts grew by 50 MiB per step, and by 4 in total with this.
+    By default both keep 1,024, of half a MiB each. The experts of a mixture meet new shapes in each step. A model of 6 layers with 4
+    experts grew by 50 MiB per step by default, and by 4 MiB in total with these variables.
     """
     names = ("LRU_CACHE_CAPACITY", "ONEDNN_PRIMITIVE_CACHE_CAPACITY")
     return {name: _MAX_KERNELS for name in names if name not in os.environ}
 
 
 def one_thread_environment() -> dict[str, str]:
-    """Return `module_environment` for a process whose libraries are to compute with one thread."""
+    """Return `module_environment` for a process whose libraries must compute with one thread."""
     return {**module_environment(), "OPENBLAS_NUM_THREADS": "1", "OMP_NUM_THREADS": "1"}
 
 
 def module_environment() -> dict[str, str]:
-    """Return this process's environment with the folders of our packages on PYTHONPATH, and without relative entries
-    there.
+    """Return this process's environment with our packages on PYTHONPATH and without relative entries there.
 
     An empty entry would be the working directory.
     """

@@ -1,4 +1,4 @@
-"""Report systemd how we are: READY, STATUS, WATCHDOG over the notify socket."""
+"""Report our state to systemd (READY, STATUS, WATCHDOG) over the notify socket."""
 
 import os
 import socket
@@ -9,7 +9,7 @@ class Notifier:
     """Sends sd_notify messages; does nothing outside systemd."""
 
     def __init__(self, environment: MutableMapping[str, str] | None = None) -> None:
-        """Take systemd's variables out of the environment: workers and sensors must not speak in our name."""
+        """Remove systemd's variables from the environment, so that workers and sensors cannot send messages in our name."""
         values = os.environ if environment is None else environment
         address = values.pop("NOTIFY_SOCKET", "")
         self._address = "\0" + address[1:] if address.startswith("@") else address

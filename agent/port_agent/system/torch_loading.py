@@ -1,9 +1,8 @@
-"""Load torch with a lower peak of resident memory: first its library alone, then what Python needs of it.
+"""Load torch with a lower peak of resident memory: first its library alone, then what Python needs from it.
 
-Loading the library runs 50 MiB of code once, to register every operator. Given back before Python's part of torch is
-imported, it is not resident alongside that: 188 MiB at the peak instead of 223 (torch 2.13, x86-64). As a program
-(`python -m port_agent.system.torch_loading`) it prints that peak in bytes. What Python does for the meta device, kernels, references
-and decompositions, is 11 MiB more, which nothing that computes asks for.
+Loading the library runs 50 MiB of code once, to register every operator. Its pages are released before Python's part of torch is imported,
+so the peak is 188 MiB instead of 223 (torch 2.13, x86-64). As a program (`python -m port_agent.system.torch_loading`) it prints that peak
+in bytes. Python's code for the meta device (kernels, references and decompositions) takes 11 MiB more, and no computation needs it.
 """
 
 import contextlib
@@ -20,10 +19,10 @@ from port_planner.torch_compat.loading import without_meta_kernels
 
 
 def load_torch(*, meta_kernels: bool = False) -> None:
-    """Import torch, thriftily on Linux, for a process that computes: without Python's kernels for the meta device.
+    """Import torch for a process that computes. On Linux, Python's kernels for the meta device are left out to save memory.
 
-    Whoever imports those afterwards has them; with `meta_kernels` they are there at once. All that Python holds by then is left out of its collections of garbage: the two at the
-    process's end alone take as long as a third of the import.
+    Code that needs those kernels imports them later; with `meta_kernels`, they are loaded at once. All objects that exist by then are
+    excluded from garbage collection. The two collections at the process's end alone would take a third of the import's time.
     """
     load_torch_library()
     if "torch" in sys.modules:
@@ -35,9 +34,7 @@ def load_torch(*, meta_kernels: bool = False) -> None:
 
 @contextlib.contextmanager
 def uncollected() -> Iterator[None]:
-    """Disable garbage collection while torch is imported, because nothing of it is freed: collections take a sixth of
-    the time.
-    """
+    """Disable garbage collection while torch is imported. Nothing of it is freed, and collections take a sixth of the time."""
     collects = gc.isenabled()
     gc.disable()
     try:
@@ -48,7 +45,7 @@ def uncollected() -> Iterator[None]:
 
 
 def load_torch_library() -> None:
-    """Load torch's library, and release what only loading it needs; Python's import of torch then follows."""
+    """Load torch's library, and release the memory that only loading needs; Python's import of torch then follows."""
     found = importlib.util.find_spec("torch")
     if sys.platform == "linux" and "torch" not in sys.modules and found is not None and found.origin:
         with contextlib.suppress(OSError):  # a build with other libraries: Python's import loads them in its own way

@@ -1,4 +1,4 @@
-"""Hear from the kernel at once when a plug is pulled, instead of polling for it."""
+"""Receive the kernel's event the moment a plug is pulled, instead of polling for it."""
 
 import asyncio
 import contextlib
@@ -20,7 +20,7 @@ class UeventListener:
 
     @classmethod
     def open(cls, on_power: Callable[[], None]) -> "UeventListener | None":
-        """Return a listener, or None if the kernel or the sandbox offers none: polling continues anyway."""
+        """Return a listener; None if the kernel or the sandbox does not allow one. Polling continues in either case."""
         if sys.platform != "linux":
             return None
         try:

@@ -63,7 +63,7 @@ def page(picture: Drawing, marks: Sequence[Mark] = (), chosen: int = 0) -> str:
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
         f"<title>{html.escape(picture.title)}</title><style>{_STYLE}</style></head><body><h1>{html.escape(picture.title)}</h1>"
-        f'<dl>{figures}</dl><div id="here">point at a tensor or at a time of the step</div>{charts}{plot}'
+        f'<dl>{figures}</dl><div id="here">Point at a tensor, or at a time of the step.</div>{charts}{plot}'
         f'<script type="application/json" id="step">{step}</script><script>{_SCRIPT}</script></body></html>\n'
     )
 

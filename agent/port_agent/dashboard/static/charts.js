@@ -96,6 +96,9 @@ function timeAxis() {
   return axis(null, { values: label });
 }
 
+// The first readings lie seconds apart: without this, several marks would show the same second.
+const atLeastAMinute = (plot, from, to) => [Math.min(from, to - 60), to];
+
 function empty(box, text) {
   box.replaceChildren(element("p", { class: "hint" }, text));
 }
@@ -197,7 +200,7 @@ function lineChart(box, x, lines, format, options) {
     height: more.height,
     series: [{ label: "" }, ...lines.map(([label, colour, , dash]) => ({ label, stroke: colour, width: 2, dash,
       points: { show: x.length < 30, size: 5 }, value: (plot, value) => format(value) }))],
-    scales: { x: { time: Boolean(more.time) }, y: { range: more.range || ((plot, low, high) => [Math.min(low, 0), high * 1.1 || 1]) } },
+    scales: { x: { time: Boolean(more.time), range: more.time ? atLeastAMinute : undefined }, y: { range: more.range || ((plot, low, high) => [Math.min(low, 0), high * 1.1 || 1]) } },
     axes: [more.time ? timeAxis() : axis((value) => (Number.isInteger(value) ? String(value) : "")), axis(format, { size: 72 })],
     legend: { show: false }, cursor: { y: false },
   }, [x, ...lines.map(([, , values]) => values)]);

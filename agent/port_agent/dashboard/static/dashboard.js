@@ -65,7 +65,7 @@ function showJob(job) {
   if (job.plans > 1) parts.push("plan " + (job.plan + 1) + " of " + job.plans);
   const budget = job.memory_limit_bytes || job.planned_peak_bytes;
   at("memory-text").textContent = "Memory: " + (job.peak_rss_bytes ? "peak " + formatBytes(job.peak_rss_bytes) : "no figure yet") +
-    (budget ? " of " + formatBytes(budget) + (job.memory_limit_bytes ? ", its limit" : ", its plan") : "") +
+    (budget ? " of " + formatBytes(budget) + (job.memory_limit_bytes ? ", its limit" : " planned") : "") +
     (job.memory_limit_bytes && job.planned_peak_bytes ? "; " + formatBytes(job.planned_peak_bytes) + " planned" : "");
   at("memory-bar").style.width = (budget ? Math.min((100 * (job.peak_rss_bytes || 0)) / budget, 100) : 0) + "%";
   at("job-text").textContent = parts.join(", ");
@@ -183,17 +183,17 @@ function showNight(entries) {
   const shown = spans.filter(([from, to]) => to > from && to > begin);
   const before = shown.length ? shown[0][0] - begin : 86400;
   const piece = (kind, seconds, title) => element("i", { class: kind, style: "flex:" + seconds, title });
-  at("night").replaceChildren(piece("unknown", before, "nothing is known"), ...shown.map(([from, to, entry]) => piece(kindOf(entry), to - from, entry.text)));
+  at("night").replaceChildren(piece("unknown", before, "no records"), ...shown.map(([from, to, entry]) => piece(kindOf(entry), to - from, entry.text)));
   at("hours").replaceChildren(...[0, 6, 12, 18, 24].map((hours) => element("span", {}, formatClock(begin + 3600 * hours))));
   at("night-keys").replaceChildren(...Object.entries(KINDS).map(([kind, text]) => {
-    const seconds = shown.filter(([, , entry]) => kindOf(entry) === kind).reduce((sum, [from, to]) => sum + to - from, 0);
-    return element("span", {}, element("i", { class: kind }), text + (seconds ? " " + formatSeconds(Math.round(seconds)) : ""));
+    const seconds = Math.round(shown.filter(([, , entry]) => kindOf(entry) === kind).reduce((sum, [from, to]) => sum + to - from, 0));
+    return element("span", {}, element("i", { class: kind }), text + (seconds ? " " + formatSeconds(seconds) : ""));
   }));
 }
 
 function showWhy(entries) {
   showNight(entries);
-  if (!entries.length) return empty(at("why"), "Nothing is known of the last day.");
+  if (!entries.length) return empty(at("why"), "There are no records of the last day.");
   table(at("why"), ["~from", "~what"], entries.map((entry) => [formatWeekday(entry.at), entry.text]));
 }
 

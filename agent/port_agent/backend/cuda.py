@@ -21,8 +21,8 @@ size with all modules loaded (pytorch#86509); with lazy loading it is 287 MB.
 """
 
 _PINNED_AS_ASKED = "pinned_max_cached_size_mb:0"
-"""Setting that turns off the rounding of torch's allocator of pinned memory. By default it rounds up to the next power of two and keeps
-freed memory, which is twice what a plan counts.
+"""Setting that makes torch's allocator of pinned memory allocate what is asked. By default it rounds up to the next power of two and
+keeps freed memory, which is twice what a plan counts.
 """
 
 _DRIVER_PATIENCE_S = 5.0

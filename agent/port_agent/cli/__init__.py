@@ -58,12 +58,14 @@ AREAS: Mapping[str, tuple[str, ...]] = {
     "energy": ("energy", "dashboard"),
     "mcu.command": ("mcu",),
 }
-"""Modules of this package and the commands that each adds, in the order of `--help-all`, grouped ones by their names of before (`groups`). Each has `add_commands(subparsers)`; a command
-sets `run=function(arguments) -> exit code` with `set_defaults`. A command loads its own module and no other."""
+"""Modules of this package and the commands that each adds, in the order of `--help-all`; grouped commands stand by their old names
+(`groups`). Each module has `add_commands(subparsers)`; a command sets `run=function(arguments) -> exit code` with `set_defaults`. A
+command loads its own module and no other.
+"""
 
 
 _WITHOUT_COMMANDS = (["-h"], ["--help"], ["--version"])
-"""Command lines that need no area."""
+"""Command lines for which no area is loaded."""
 SHORT_HELP = """\
 usage: port-agent COMMAND ...
 
@@ -88,7 +90,7 @@ a microcontroller, emulated or on a serial port:
 
 
 class _ShortHelp(argparse.Action):
-    """Prints what people do most, and ends."""
+    """Prints the help with the most frequent commands, and exits."""
 
     def __call__(self, parser: argparse.ArgumentParser, *arguments: object, **options: object) -> NoReturn:
         print(SHORT_HELP, end="")

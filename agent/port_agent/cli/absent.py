@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 @contextlib.contextmanager
 def absent(*names: str) -> Iterator[None]:
-    """Let imports in the block fail for modules of these names, unless they are loaded."""
+    """Make imports of modules of these names fail within the block, unless they are already loaded."""
     hidden = [name for name in names if name not in sys.modules]
     sys.modules.update(dict.fromkeys(hidden, None))  # type: ignore[arg-type]
     try:

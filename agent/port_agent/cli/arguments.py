@@ -31,9 +31,9 @@ _BRACKETED = rf"\[(?P<host>[0-9A-Fa-f:.]+(?:%[\w.-]+)?)\]{_PORT}"
 _BARE_IPV6 = r"(?P<host>[0-9A-Fa-f.]*:[0-9A-Fa-f.]*:[0-9A-Fa-f:.]*(?:%[\w.-]+)?)(?P<port>(?!))?"
 _HOST_AND_PORT = rf"(?P<host>[A-Za-z0-9][A-Za-z0-9._-]{{0,250}}){_PORT}"
 _LONGEST_NAMED = 200
-"""Characters of a path shown in a message; nobody types a longer one."""
+"""Characters of a path that a message shows; nobody types a longer one."""
 MOST = 2**63 - 1
-"""The largest value that the job store's columns and the worker's counters hold."""
+"""Largest value that the job store's columns and the worker's counters hold."""
 
 
 class UsageError(PortError):
@@ -43,7 +43,7 @@ class UsageError(PortError):
 
 
 def add_federation_terms(parser: "argparse.ArgumentParser | argparse._ArgumentGroup") -> None:
-    """Add the limits that the owner of a federated job sets for whoever leads it; `federation_terms` reads them."""
+    """Add the options by which the owner of a federated job limits its leader; `federation_terms` reads them."""
     parser.add_argument(
         "--leader",
         metavar="DEVICE",
@@ -72,7 +72,7 @@ def add_federation_terms(parser: "argparse.ArgumentParser | argparse._ArgumentGr
 
 
 def federation_terms(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the terms that `add_federation_terms` added, in the agent's form.
+    """Return the terms that the options of `add_federation_terms` give, in the agent's form.
 
     Raises UsageError if the job is not federated.
     """
@@ -90,7 +90,7 @@ def federation_terms(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def rounds_led(arguments: argparse.Namespace, job: Mapping[str, Any]) -> str:
-    """Return a sentence that says who leads the rounds of a submitted job, and with which command."""
+    """Return a sentence that says who leads the rounds of a submitted job, and by which command."""
     if arguments.leader:
         return f"{arguments.leader} leads them, with: port-agent peer federate start {job['name']}"
     return f"Lead them from here with: port-agent peer federate start {job['name']}"
@@ -305,7 +305,7 @@ def page_dirs(directories: list[Path]) -> list[Path]:
 
 
 def use_cores(count: int) -> None:
-    """Bind this process and its children to `count` of the available cores; raises UsageError if there are fewer."""
+    """Bind this process and its children to `count` of the available cores; raises UsageError if there are too few."""
     available = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else range(os.cpu_count() or 1)
     if count > len(available):
         raise UsageError(f"--cpus {count}: this process has {len(available)} cores; give 1 to {len(available)}")
@@ -342,7 +342,7 @@ def _exists(path: Path) -> bool:
 def _try_file(folder: Path) -> None:
     """Create a file in `folder` and delete it, because permission bits alone do not prove that it is writable.
 
-    Raises OSError. Without `tempfile`, which an agent would keep in memory for months: 0.3 MB.
+    Raises OSError. Does not use `tempfile`, whose 0.3 MB an agent would keep in memory for months.
     """
     path = folder / f".port-agent-{os.urandom(8).hex()}"
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_CLOEXEC, 0o600))
@@ -357,7 +357,7 @@ def _named(path: str) -> str:
 def _refusing(action: str, path: str, remedy: str) -> Iterator[None]:
     """Reject the path, with the remedy, if the block cannot use it.
 
-    Raises ArgumentTypeError for an OSError, and for Python's ValueError about a null character.
+    Turns an OSError, and Python's ValueError about a null character, into an ArgumentTypeError.
     """
     try:
         yield
@@ -367,7 +367,7 @@ def _refusing(action: str, path: str, remedy: str) -> Iterator[None]:
 
 
 def _parsed(parse: Callable[[str], T], text: str) -> T:
-    """Return the result of `parse`, with its error as an ArgumentTypeError.
+    """Return the result of `parse`; turn its error into an ArgumentTypeError.
 
     Argparse discards the message of every other error.
     """

@@ -1,4 +1,4 @@
-"""Commands of the daemon: run it, give it jobs, ask for its state."""
+"""Commands of the daemon: run it, give it jobs, show its state."""
 
 import argparse
 import json
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 Arguments = argparse.Namespace
 _NOT_NOW_S = 2 * 3600.0
 _DOCTOR_PATIENCE_S = 600.0
-"""Twice the time that the doctor may need on a slow board for torch, a GPU, flash and sensors."""
+"""Seconds to wait for the doctor: twice what it needs on a slow board for torch, a GPU, flash and sensors."""
 _MAX_BOARDS = 64
 """Largest number of simulated boards of one job; each is a process."""
 
@@ -265,7 +265,7 @@ def _run(arguments: Arguments) -> int:
 
 
 def _environment_dir(name: str) -> Path | None:
-    """Return the directory that systemd made for the agent.
+    """Return the directory that systemd created for the agent.
 
     The variable may list several; the first one is the agent's.
     """
@@ -548,7 +548,7 @@ def _doctor(arguments: Arguments) -> int:
 
 
 def _examine_here(arguments: Arguments, error: "ControlError") -> dict[str, Any]:
-    """Return what this process can examine itself when no agent answers."""
+    """Return what this process can examine when no agent answers."""
     from port_agent.health.doctor import Check, Verdict, examine
     from port_agent.policy.config import load_config
 
@@ -577,7 +577,7 @@ def _path(arguments: Arguments) -> str:
 
 
 def _job_named(arguments: Arguments) -> str:
-    """Return the number or name of the job; raises UsageError for a word that can be neither."""
+    """Return the number or name of the job; raises UsageError for a word that cannot be either."""
     from port_agent.jobs.job import NAME
 
     if not NAME.fullmatch(arguments.job):

@@ -28,7 +28,7 @@ _SEVERITY = {"error": ("✗", "red"), "warning": ("!", "yellow"), "info": ("·",
 _TB = 1e12
 _PEERS_SHOWN = 5
 _UNWRAPPED_COLUMNS = 400
-"""Columns at which nothing is wrapped: more than an entry of the timeline takes."""
+"""Width in columns at which nothing is wrapped: more than an entry of the timeline needs."""
 _VERDICT = {"good": ("✓", "green"), "note": ("·", "yellow"), "bad": ("✗", "red")}
 
 
@@ -40,7 +40,7 @@ def show(renderable: RenderableType) -> None:
 def watch(fetch: Callable[[], Mapping[str, Any]]) -> int:
     """Show the status once a second until interrupted.
 
-    In a file or a pipe, the screens follow one another.
+    In a file or a pipe, one screen follows another.
     """
     console = terminal()
     if not console.is_terminal:
@@ -70,7 +70,7 @@ def status_screen(status: Mapping[str, Any]) -> Group:
 
 
 def show_timeline(entries: Sequence[Mapping[str, Any]]) -> None:
-    """Print the agent's states. In a file or a pipe, where lines are searched, each stays one line."""
+    """Print the agent's states. In a file or a pipe, which people search by line, each state stays on one line."""
     console = terminal()
     if not console.is_terminal:
         console.width = _UNWRAPPED_COLUMNS
@@ -97,7 +97,7 @@ def _headline(status: Mapping[str, Any]) -> Text:
 
 
 def _whose(job: Mapping[str, Any]) -> str:
-    """Return what the job is to its owner: a fine-tuning that the daemon started, or an attached program."""
+    """Return the job's relation to its owner: a fine-tuning that the daemon started, or an attached program."""
     return f"fine-tuning of {job['owner']}" if job["kind"] == "finetune" else f"program of {job['owner']}"
 
 
@@ -160,7 +160,7 @@ def _energy(job: Mapping[str, Any], energy: Mapping[str, Any] | None) -> str:
 
 
 def flash_life_line(life: Mapping[str, Any], running: Iterable[Mapping[str, Any]]) -> str:
-    """Return how long the medium lasts: in years at today's rate, and in steps of the running jobs."""
+    """Return how long the medium lasts, in years at today's rate and in steps of the running jobs."""
     how = "assumed to endure" if life["assumed"] else "which endures"
     used = "" if life["used_share"] is None else f", {life['used_share']:.0%} of its life used by its own count"
     lasts = [] if life["years_left"] is None else [f"{life['years_left']:,.2g} years at today's rate"]
@@ -309,7 +309,7 @@ def _job_energy(job: Mapping[str, Any]) -> str:
 
 
 def _promise(job: Mapping[str, Any]) -> Table:
-    """Return what was promised when the job was submitted, alongside what has happened since."""
+    """Return what was promised when the job was submitted, beside what has happened since."""
     promised, steps = job["promise"], job["step"]
     table = Table("", "promised", "so far" if job["finished_at"] is None else "happened", show_edge=False)
     peak = job["measured"]["peak_rss_bytes"]

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 TRANSFER = "transfer"
 """Name of the transfer of a storage between two devices; it is listed with the device that receives it."""
 BITWISE, REORDERED = "same bits", "reordered"
-"""Comparison of a variant's results with those of the recorded operator; tiles whose bits differ are not used here."""
+"""Results of comparing a variant with the recorded operator. Tiles whose bits differ are not used here."""
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -200,16 +200,16 @@ def _board_data(board: "Board") -> dict[str, object]:
 
 
 _WORDS = frozenset({"operator", "variant", "calls", "most in module"})
-"""Columns that are read from the left."""
+"""Columns of text, which are aligned to the left."""
 
 
 @dataclass(slots=True)
 class OperatorSum:
-    """What all calls of one variant of an operator take in a step on one kind of device.
+    """The cost of all calls of one variant of an operator in a step, on one kind of device.
 
-    `workspace_bytes`: that of the largest call. `variant`: whole, or the number of tiles. `phases`: how many calls the
-    forward pass, the backward pass and the update make. `elsewhere_seconds`: time measured on the other device, where
-    operators are divided between two; None if that device lacks one of them.
+    `workspace_bytes`: workspace of the largest call. `variant`: whole, or the number of tiles. `phases`: number of calls in the forward
+    pass, the backward pass and the update. `elsewhere_seconds`: time measured on the other device, where operators are divided between two;
+    None if that device lacks one of them.
     """
 
     name: str
@@ -223,11 +223,11 @@ class OperatorSum:
     workspace_bytes: int = 0
     elsewhere_seconds: float | None = None
     modules: dict[str, float] = field(default_factory=dict)
-    """Seconds by module, of the calls that take the weights of one."""
+    """Seconds by module, for calls that take a module's weights."""
 
 
 def operator_sums(graph: "StepGraph", costs: "CostTable", reordered: Sequence[str] = ()) -> list[OperatorSum]:
-    """Return what a step's operators take, by name, device and variant, the longest first.
+    """Return the costs of a step's operators by name, device and variant, the longest first.
 
     `reordered`: operators that may add in a different order on each run on their device.
     """
@@ -261,7 +261,7 @@ def where_it_runs(graph: "StepGraph", op: int) -> str:
 
 
 def _operators(path: Path, plot: Path | None, *, as_json: bool) -> int:
-    """Print what the operators of a bundle's step take, and draw it if asked."""
+    """Print the costs of the operators of a bundle's step, and draw them if asked."""
     from rich.table import Table
 
     from port_planner.ir.bundle.bundle import Bundle
@@ -304,7 +304,7 @@ def _operators(path: Path, plot: Path | None, *, as_json: bool) -> int:
 
 
 def _elsewhere(one: OperatorSum) -> str:
-    """Return what an operator would take on the other of two devices, as text."""
+    """Return the time of an operator on the other of two devices, as text."""
     if one.name == TRANSFER:
         return ""
     return "absent there" if one.elsewhere_seconds is None else format_seconds(one.elsewhere_seconds)
@@ -358,7 +358,7 @@ def _profile(arguments: argparse.Namespace) -> int:
 
 
 def _best_source(config: Path | None) -> "PowerSource":
-    """Return the meter that the agent would use, with the others closed."""
+    """Return the meter that the agent would use; the others are closed."""
     from port_agent.energy.sources.power_models import model_of
     from port_agent.energy.sources.registry import open_sources
 

@@ -1,4 +1,4 @@
-"""Commands about energy: a report of what was used and for what (`energy`), and the live page (`dashboard`)."""
+"""Commands about energy: a report of what was used and why (`energy`), and the live page (`dashboard`)."""
 
 import argparse
 import csv
@@ -173,10 +173,9 @@ def _plain(info: "SourceInfo | None") -> object:
 
 
 def _show_sources(reports: "Iterable[SourceReport]") -> None:
-    """Print the power sources: those that work, best first, then those that are broken, then those that this machine
-    lacks.
+    """Print the power sources: first those that work, best first, then the broken ones, then those that this machine lacks.
 
-    Those that are broken are shown with the remedy.
+    Broken sources are shown with the remedy.
     """
     from rich.padding import Padding
     from rich.text import Text
@@ -263,7 +262,7 @@ def _show_amounts(
 
 
 def _show_gpu(console: "Console", report: "EnergyReport") -> None:
-    """Print the GPU's share of each job's energy if a source reports it; the job's energy includes it."""
+    """Print the GPU's share of each job's energy if a source reports it. The job's energy includes this share."""
     if report.gpu:
         columns = {
             "": [report.label(one.job) for one in report.gpu],
@@ -298,7 +297,7 @@ def _show_phases(console: "Console", report: "EnergyReport") -> None:
 
 
 def _print_table(console: "Console", title: str, columns: "Iterable[tuple[str, list[str]]]") -> None:
-    """Print columns, the first of which has the names; columns without any value are left out."""
+    """Print columns, the first of which contains the names; columns without any value are left out."""
     from rich.table import Table
 
     shown = [(head, cells) for head, cells in columns if any(cells)]
@@ -382,7 +381,7 @@ def _show_wear(console: "Console", report: "EnergyReport") -> None:
 
 
 def has_screen(environment: "Mapping[str, str]") -> bool:
-    """Return whether a browser started here would be seen by the user who started it."""
+    """Return whether the user who started a browser here would see it."""
     if "SSH_CONNECTION" in environment:
         return False
     return sys.platform == "darwin" or bool(environment.get("DISPLAY") or environment.get("WAYLAND_DISPLAY"))

@@ -1,7 +1,7 @@
-"""`exec`: run a program as it is, inside a memory budget.
+"""`exec`: run an unchanged program within a memory budget.
 
-This process checks its arguments, sets the limits and becomes the program (execve), so signals, exit code, terminal and
-process id are the program's own. `port_agent.intercept.exec.launch` is what then runs inside the program.
+This process checks its arguments, sets the limits and becomes the program (execve), so signals, exit code, terminal and process id are the
+program's own. Then `port_agent.intercept.exec.launch` runs inside the program.
 """
 
 import argparse
@@ -29,7 +29,7 @@ from port_agent.supervisor.job.plan_choice import data_limit, memory_max
 from port_agent.system.memory_limit import limit_data, scope_command
 
 _AGENT_PATIENCE_S, _AGENT_RETRY_S = 15.0, 0.5
-"""Time to wait for an agent that is being restarted; it answers again within seconds."""
+"""Seconds to wait for an agent that is being restarted, and between tries; it answers again within seconds."""
 
 _PYTHON = re.compile(r"python(\d+(\.\d+)?)?")
 
@@ -115,7 +115,7 @@ def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]"
 
 
 def add_budget_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options for how a budget is kept; its size is an option of its own."""
+    """Add the options for how a budget is kept; the size of the budget is a separate option."""
     parser.add_argument(
         "--page-dir",
         type=Path,
@@ -213,7 +213,7 @@ def run_in_budget(
     name: str,
     ours: bool = False,
 ) -> NoReturn:
-    """Become a program within the budget of `arguments`: a script or a module (`ours`: one of this package).
+    """Become a program within the budget of `arguments`: a script or a module. `ours`: whether it is a module of this package.
 
     `arguments` have `ram`, `tensors` and the options that `add_budget_options` adds; `name` is what the agent shows.
     Raises UsageError, and ConfigError and EnergyConfigError for the settings.
@@ -289,7 +289,7 @@ def _agent_socket(runtime_dir: Path | None, ram: int | None) -> Path:
 
 
 def _program(words: list[str]) -> tuple[bool, list[str]]:
-    """Return whether the program is a module, and its words without `-m`.
+    """Return whether the program is a module, and the command's words without `-m`.
 
     Raises UsageError if there is no program.
     """
@@ -317,7 +317,7 @@ def _program(words: list[str]) -> tuple[bool, list[str]]:
 
 
 def _without_python(words: list[str]) -> list[str]:
-    """Return a command without a leading interpreter if that is this one; raises UsageError if it may be another."""
+    """Return a command without a leading interpreter if that is this interpreter; raises UsageError if it may be another one."""
     first = Path(words[0])
     if not _PYTHON.fullmatch(first.name) or (first.parent == Path() and first.exists()):
         return words

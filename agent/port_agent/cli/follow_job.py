@@ -53,7 +53,7 @@ def _watch(run: ForegroundRun, as_json: bool) -> None:
 
 
 def print_report(report: TrainReport, manifest: Manifest, plan: int) -> None:
-    """Print what the run took, alongside what was planned."""
+    """Print the totals of the run, beside what was planned."""
     table = Table(title=f"{manifest.name}: {report.steps} steps", show_header=False)
     choice = manifest.plans[plan]
     table.add_row("RAM budget", format_bytes(choice.ram_bytes))

@@ -1,4 +1,4 @@
-"""Group related commands under one word: `port-agent job pause`. Their names before 0.2 still work."""
+"""Group related commands under one word: `port-agent job pause`. Their names from before 0.2 still work."""
 
 import argparse
 from collections.abc import Mapping, Sequence
@@ -22,7 +22,7 @@ GROUPS: Mapping[str, Mapping[str, str]] = {
     },
     "peer": {"list": "peers", "pair": "pair", "unpair": "unpair", "federate": "federate", "identity": "identity"},
 }
-"""Groups, and their commands by what they were called before, which is how their areas add them."""
+"""Groups, each with its commands by their old names, under which their areas add them."""
 
 SUMMARIES: Mapping[str, str] = {
     "job": "submit jobs to the agent, watch and control them, and fetch their results",
@@ -41,19 +41,19 @@ EXAMPLES: Mapping[str, str] = {
 PLACES: Mapping[str, tuple[str, str]] = {
     before: (group, name) for group, commands in GROUPS.items() for name, before in commands.items()
 }
-"""Group and name of a command by what it was called before."""
+"""Group and new name of a command, by its old name."""
 _HELP = ("-h", "--help")
 
 
 class GroupedCommands:
-    """Takes the commands that areas add, and puts each where it belongs."""
+    """Receives the commands that areas add, and puts each into its group."""
 
     def __init__(self, commands: "argparse._SubParsersAction[Any]") -> None:
         self._commands = commands
         self._groups: dict[str, argparse._SubParsersAction[Any]] = {}
 
     def add_parser(self, name: str, **options: Any) -> Any:
-        """Add a command, as argparse does, below its group if it has one."""
+        """Add a command as argparse does, in its group if it has one."""
         group, own_name = PLACES.get(name, ("", name))
         return (self._of(group) if group else self._commands).add_parser(own_name, **options)
 
@@ -65,7 +65,7 @@ class GroupedCommands:
 
 
 def with_group(words: Sequence[str]) -> list[str]:
-    """Return the words of a command line with the group of a command that was called by its name of before."""
+    """Return the words of a command line, with the group inserted if the command was called by its old name."""
     first, rest = (words[0], list(words[1:])) if words else ("", [])
     if first in GROUPS:
         is_before = first in PLACES and rest and rest[0] not in GROUPS[first] and rest[0] not in _HELP
@@ -74,7 +74,7 @@ def with_group(words: Sequence[str]) -> list[str]:
 
 
 def names_before(words: Sequence[str]) -> tuple[str, ...]:
-    """Return the commands, by their names of before, that a grouped command line may mean."""
+    """Return the old names of the commands that a grouped command line may mean."""
     if not words:
         return ()
     commands = GROUPS.get(words[0])

@@ -1,11 +1,11 @@
-"""The form of all help texts: a short usage line, one word for each kind of argument, examples as they are typed."""
+"""The form of all help texts: a short usage line, one word for each kind of argument, examples ready to be typed."""
 
 import argparse
 import pathlib
 from typing import Any
 
 MAX_OPTIONS = 8
-"""Options that a usage line lists; more are `[options]`, apart from those that must be given."""
+"""Largest number of options that a usage line lists; more become `[options]`, except required ones."""
 
 _NOUNS = {
     "size": "SIZE", "duration": "TIME", "pause_duration": "TIME", "since": "WHEN", "deadline": "WHEN", "deadline_or_none": "WHEN",
@@ -16,7 +16,7 @@ _NOUNS = {
 
 
 class HelpFormat(argparse.RawDescriptionHelpFormatter):
-    """argparse's format of help; texts of several lines stay as they are, and texts of one line are wrapped."""
+    """argparse's help format. Texts of several lines stay unchanged, and texts of one line are wrapped."""
 
     def _fill_text(self, text: str, width: int, indent: str) -> str:
         if "\n" in text.strip():

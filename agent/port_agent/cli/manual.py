@@ -1,4 +1,4 @@
-"""The manual page and what the command line's reference is made of: both come from the parser that reads the commands."""
+"""The manual page, and the source of the command line's reference. Both come from the parser that reads the commands."""
 
 import argparse
 import re
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ArgumentHelp:
-    """An option or a positional argument, as it is typed, and what it does."""
+    """An option or a positional argument: how it is typed, and what it does."""
 
     typed: str
     text: str
@@ -25,7 +25,7 @@ class ArgumentGroup:
 
 @dataclass(frozen=True, slots=True)
 class CommandHelp:
-    """A command: how it is typed, in a line, what it does, its arguments, and what `--help` says below them."""
+    """A command: how it is typed, its summary, its description, its arguments, and what `--help` says below them."""
 
     name: str
     summary: str
@@ -91,7 +91,7 @@ def _manual(arguments: argparse.Namespace) -> int:
 
 
 def _sub_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.ArgumentParser]:
-    """Return the commands of a parser by name, aliases left out."""
+    """Return the commands of a parser by name, without aliases."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return {name: command for name, command in action.choices.items() if name in _summaries(parser)}
@@ -99,7 +99,7 @@ def _sub_commands(parser: argparse.ArgumentParser) -> dict[str, argparse.Argumen
 
 
 def _summaries(parser: argparse.ArgumentParser) -> dict[str, str]:
-    """Return the lines of help that a parser lists its commands with."""
+    """Return the summaries with which a parser lists its commands."""
     listed = next(action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     return {choice.dest: choice.help or "" for choice in listed._choices_actions}
 
@@ -117,7 +117,7 @@ def _argument(action: argparse.Action, parser: argparse.ArgumentParser) -> Argum
 
 
 def _paragraphs(text: str) -> list[str]:
-    """Return a text as roff, its paragraphs separated; lines that are indented stay lines."""
+    """Return a text as roff with its paragraphs separated; indented lines stay lines."""
     lines: list[str] = []
     for paragraph in filter(None, (part.strip("\n") for part in text.split("\n\n"))):
         rows = paragraph.splitlines()
@@ -129,6 +129,6 @@ def _paragraphs(text: str) -> list[str]:
 
 
 def _roff(text: str) -> str:
-    """Return a line of text that roff shows as it is."""
+    """Return a line of text escaped so that roff shows it unchanged."""
     escaped = text.replace("\\", r"\e").replace("-", r"\-").replace('"', r"\(dq")
     return rf"\&{escaped}" if escaped.startswith((".", "'")) else escaped

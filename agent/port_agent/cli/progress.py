@@ -10,7 +10,7 @@ from port_agent.cli.terminal import terminal
 
 
 class StageBar:
-    """One bar per stage, drawn as the stages begin. Silent if the output is not a terminal."""
+    """One bar per stage, drawn when the stage begins. Silent if the output is not a terminal."""
 
     def __init__(self, stages: tuple[str, ...], *, quiet: bool = False) -> None:
         self._stages = stages
@@ -25,7 +25,7 @@ class StageBar:
         self._tasks = {s: self._progress.add_task(s, total=1.0, start=False, visible=False) for s in stages}
 
     def update(self, stage: str, share: float) -> None:
-        """Report that `stage` is done to `share` (0 to 1), and the stages before it completely."""
+        """Report that `stage` is done up to `share` (0 to 1), and the stages before it completely."""
         for earlier in self._stages[: self._stages.index(stage)]:
             self._progress.update(self._tasks[earlier], completed=1.0)
             self._progress.stop_task(self._tasks[earlier])

@@ -1,4 +1,4 @@
-"""The command that a desktop session runs to tell the agent whether somebody is using the desktop."""
+"""The command that a desktop session runs to report to the agent whether somebody uses the desktop."""
 
 import argparse
 import signal

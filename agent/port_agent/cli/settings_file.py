@@ -1,4 +1,4 @@
-"""A command's options from a TOML file (`--settings FILE`): inserted before the typed words, which override them."""
+"""A command's options from a TOML file (`--settings FILE`), inserted before the typed words, which override them."""
 
 import argparse
 import datetime
@@ -15,13 +15,13 @@ SETTINGS = "--settings"
 _POSITIONAL = "model"
 _NAME = re.compile(r"[a-z][a-z0-9]*([-_][a-z0-9]+)*")
 _REPEATED = frozenset(("data", "valid"))
-"""Options repeated once for each value; several values of any other option become one word with commas."""
+"""Options that are repeated for each value; several values of any other option become one word with commas."""
 
 
 def with_settings_file(words: Sequence[str]) -> list[str]:
-    """Return a command's words with the options of its settings files in front, except those that are typed.
+    """Return a command's words with the options of its settings files in front, except options that are typed.
 
-    Raises UsageError for a file that does not hold options.
+    Raises UsageError for a file that does not contain options.
     """
     finder = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     finder.add_argument(SETTINGS, action="append", default=[], type=Path)

@@ -1,1 +1,1 @@
-"""Joules: metered, attributed to jobs, kept in a ledger, and reported with what they cover."""
+"""Energy in joules: metered, attributed to jobs, kept in a ledger, and reported with what the figures cover."""

@@ -46,7 +46,7 @@ class IdleBaseline:
 
 
 def stored_baselines(content: str | None) -> dict[str, float]:
-    """Return the baselines that an earlier run stored; none if they are unreadable, and they are measured again."""
+    """Return the baselines that an earlier run stored. If they are unreadable, return none; they are then measured again."""
     try:
         return msgspec.json.decode(content or "{}", type=dict[str, float])
     except msgspec.DecodeError:
@@ -54,7 +54,7 @@ def stored_baselines(content: str | None) -> dict[str, float]:
 
 
 def _median(samples: Collection[float]) -> float:
-    """Return the median, without the 2 MB that `statistics` would add to the supervisor."""
+    """Return the median, without loading `statistics`, which would add 2 MB to the supervisor."""
     ordered = sorted(samples)
     middle = len(ordered) // 2
     return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2

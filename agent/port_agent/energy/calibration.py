@@ -1,9 +1,9 @@
-"""What this machine draws by what it does: watts and joules per byte, fitted to short runs under its meter.
+"""The power that this machine draws by what it does: watts and joules per byte, fitted to short metered runs.
 
     joules = static_watts * seconds + sum over classes of work: figure * amount
 
-Least squares over the runs, each weighted by 1 / its joules, since a meter's error is a share of what it reads; the standard
-errors are those of the fit (Draper and Smith, Applied Regression Analysis, section 5).
+The figures are fitted by least squares over the runs, each weighted by 1 / its joules, because a meter's error is proportional to its
+reading. The standard errors are those of the fit (Draper and Smith, Applied Regression Analysis, section 5).
 """
 
 import enum
@@ -26,14 +26,14 @@ class CalibrationError(PortError):
 
 
 class WorkClass(enum.Enum):
-    """Classes of work that draw power of their own, and the unit of each."""
+    """Classes of work that draw power separately, and the unit of each."""
 
     ACTIVE = "active"
     """Seconds in which any core computes: the power of waking the first of them."""
     DENSE = "dense"
     """Core-seconds of matrix products."""
     MOVING = "moving"
-    """Core-seconds of operators that memory holds up."""
+    """Core-seconds of operators that are bound by memory."""
     READ = "read"
     """Bytes from flash."""
     WRITTEN = "written"
@@ -56,7 +56,7 @@ class MeteredLoad(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class MeteredRun:
-    """One load under the meter."""
+    """One metered run of a load."""
 
     seconds: float
     joules: float
@@ -73,7 +73,7 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """The result of the runs; classes without a run are missing. `gaps`: loads of which nothing was learnt, and why."""
+    """The result of the runs; classes without a run are missing. `gaps`: loads from which nothing was learned, and why."""
 
     static_watts: Estimate
     figures: Mapping[WorkClass, Estimate]
@@ -91,10 +91,10 @@ def meter_runs(
     wait: Callable[[float], None],
     progress: Callable[[float], None] = lambda share: None,
 ) -> tuple[list[MeteredRun], tuple[str, ...]]:
-    """Run each load for about `run_s` seconds, all of them `repeats` times; return what was metered, and what was not.
+    """Run each load for about `run_s` seconds, all of them `repeats` times; return the metered runs, and the loads that gave none.
 
-    A first period passes before the meter counts, so that its figure is of this load alone. A run in which the meter
-    failed or had no reading is discarded and named.
+    The meter's first period is skipped, so that its figures cover this load alone. A run in which the meter failed or had no reading is
+    discarded and named.
     """
     sampler = Sampler(SourceChoice((source,), ()), IssueList(), lambda info: None)
     period_s = min(source.info.period_s, run_s)
@@ -131,8 +131,7 @@ def meter_runs(
 def fit(runs: Sequence[MeteredRun], gaps: tuple[str, ...] = ()) -> Calibration:
     """Return the figures that explain the runs best; none is below zero.
 
-    If no two runs distinguish them, ACTIVE counts as the cores' own. Raises CalibrationError where too few runs were
-    metered.
+    If no two runs distinguish them, ACTIVE is counted with the cores. Raises CalibrationError if too few runs were metered.
     """
     done = [work for work in WorkClass if any(run.work.get(work) for run in runs)]
     while True:

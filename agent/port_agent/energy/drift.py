@@ -30,7 +30,7 @@ class Ratio:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """Factors by which the profile was wrong; None if it was right, or nothing was planned or measured."""
+    """Factors by which the profile was wrong; None if it was right, or if nothing was planned or measured."""
 
     job: str
     plan: int
@@ -41,7 +41,7 @@ class Correction:
     """One line for the log."""
 
     def apply(self, step_s: float | None, step_joules: float | None) -> tuple[float | None, float | None]:
-        """Return the planned figures of a step, of this plan or another from the same profile, as corrected."""
+        """Return the planned figures of a step, of this plan or another from the same profile, after correction."""
         seconds = None if step_s is None else step_s * (self.time_factor or 1.0)
         joules = None if step_joules is None else step_joules * (self.energy_factor or 1.0)
         return seconds, joules
@@ -63,7 +63,7 @@ class DriftMonitor:
 
     @property
     def time(self) -> Ratio | None:
-        """Seconds over the window against the plan as corrected so far.
+        """Ratio of measured to planned seconds over the window, for the plan as corrected so far.
 
         None before the first step with a plan.
         """
@@ -71,7 +71,7 @@ class DriftMonitor:
 
     @property
     def energy(self) -> Ratio | None:
-        """Joules over the window against the plan as corrected so far.
+        """Ratio of measured to planned joules over the window, for the plan as corrected so far.
 
         None before the first planned, measured step.
         """
@@ -80,7 +80,7 @@ class DriftMonitor:
     def add(
         self, plan: int, planned_s: float | None, wall_s: float, planned_joules: float | None, joules: float | None
     ) -> Correction | None:
-        """Record a step; return the correction when the window is full and off by more than the tolerance."""
+        """Record a step; return the correction if the window is full and the ratio is off by more than the tolerance."""
         if plan != self._plan:
             self._plan = plan
             self._time_factor = self._energy_factor = 1.0

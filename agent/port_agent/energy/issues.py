@@ -1,11 +1,11 @@
-"""What is wrong with metering at this moment."""
+"""The current problems of metering."""
 
 from dataclasses import dataclass
 
 
 @dataclass(frozen=True, slots=True)
 class EnergyIssue:
-    """A problem of metering, for the health board: a condition's code, its key, and the text."""
+    """A problem of metering for the health board: a condition's code, its key, and the text."""
 
     code: str
     key: str
@@ -14,7 +14,7 @@ class EnergyIssue:
 
 
 class IssueList:
-    """The issues that hold now, by code and key."""
+    """The current problems, by code and key."""
 
     def __init__(self) -> None:
         self._issues: dict[tuple[str, str], EnergyIssue] = {}
@@ -24,7 +24,7 @@ class IssueList:
         self._issues[code, key] = EnergyIssue(code, key, reason, remedy)
 
     def clear(self, code: str, key: str = "") -> None:
-        """Report that a problem is gone."""
+        """Report that a problem no longer exists."""
         self._issues.pop((code, key), None)
 
     def all(self) -> tuple[EnergyIssue, ...]:

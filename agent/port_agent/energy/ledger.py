@@ -1,8 +1,7 @@
 """The energy ledger on disk: SQLite, written in batches, bounded, readable while the agent runs.
 
-Everything is summed in memory and written once per flush (300 s unless configured) in one transaction of the
-write-ahead log. This writes a few MB per day to an SD card. A crash loses at most that stretch; the next start records
-it as a gap.
+Everything is summed in memory and written once per flush (300 s unless configured) in one transaction of the write-ahead log. This writes a
+few MB per day to an SD card. A crash loses at most that time; the next start records it as a gap.
 """
 
 import json
@@ -28,17 +27,18 @@ from port_planner.base.errors import PortError
 
 FILE_NAME = "energy.sqlite"
 SCHEMA_VERSION = 2
-"""Version 1 had no table `gpu`; it gets one when the agent starts, and can be read without."""
+"""Version of the tables. Version 1 had no table `gpu`; it gets one when the agent starts, and can be read without it."""
 READABLE_VERSIONS = (1, SCHEMA_VERSION)
 MINUTE_S, HOUR_S, DAY_S = 60, 3600, 86400
 KEEP_S = {MINUTE_S: 2 * DAY_S, HOUR_S: 62 * DAY_S, DAY_S: 3660 * DAY_S}
-"""Seconds that roll-ups are kept, by period: 2 days of minutes are at most 35,000 rows of one job's phases, ten years
-of days 40,000."""
+"""Seconds for which roll-ups are kept, by period: 2 days of minutes are at most 35,000 rows of one job's phases, and ten years of days
+40,000.
+"""
 KEEP_ROWS = {"step": 20_000, "gap": 2_000, "event": 2_000, "epoch": 20_000, "wear": 4_000}
 STEP_ROW_S = 5.0
-"""Steps shorter than this share a row, or a day of 20 ms steps would be 4 million rows."""
+"""Length in seconds below which steps share a row; otherwise a day of 20 ms steps would be 4 million rows."""
 _MAX_WAITING = 20_000
-"""Sums kept when the disk rejects them; beyond this minutes are summed to hours. A day of one job has 16,000."""
+"""Largest number of sums kept while the disk rejects them; beyond this, minutes are summed to hours. A day of one job has 16,000."""
 
 _GPU_TABLE = """
 CREATE TABLE gpu (
@@ -103,10 +103,10 @@ _Key = tuple[int, str, EnergyPhase, Kind]
 
 @dataclass(slots=True)
 class Batch:
-    """Figures that are not in the file yet. Once taken from the ledger, a thread may write them."""
+    """Figures that are not in the file yet. Once taken from the ledger, they may be written by a thread."""
 
     sums: dict[_Key, _Sum] = field(default_factory=dict)
-    """Sums by start of the minute, job, phase and kind; hours and days are summed from them when written."""
+    """Sums by start of the minute, job, phase and kind; hours and days are computed from them on writing."""
     step_rows: list[tuple[object, ...]] = field(default_factory=list)
     epochs: dict[tuple[str, int, str], list[float]] = field(default_factory=dict)
     gaps: list[MeterGap] = field(default_factory=list)
@@ -132,7 +132,7 @@ class Batch:
         _add_gpu(self.gpu, newer.gpu)
 
     def shed(self) -> None:
-        """Discard the oldest details if a disk rejects writes for long: minutes become hours."""
+        """Discard the oldest details if a disk rejects writes for long: minutes are summed to hours."""
         del self.step_rows[: -KEEP_ROWS["step"]]
         del self.gaps[: -KEEP_ROWS["gap"]]
         del self.events[: -KEEP_ROWS["event"]]
@@ -152,7 +152,7 @@ class Ledger:
     """
 
     def __init__(self, path: Path, now_unix: float) -> None:
-        """Open or create the ledger at `path`. A damaged one is moved aside and noted as an event."""
+        """Open or create the ledger at `path`. A damaged one is moved aside, which is recorded as an event."""
         self.path = path
         self._waiting = Batch()
         self._block: _StepBlock | None = None
@@ -171,7 +171,7 @@ class Ledger:
             return _connect(self.path)
 
     def _note_lost_time(self, now_unix: float) -> None:
-        """Record the time since the last flush as a gap unless the ledger was closed in order."""
+        """Record the time since the last flush as a gap, unless the ledger was closed properly."""
         meta = read_sealed_values(self._database, "meta")
         if meta is None:
             self._database.execute("DELETE FROM meta")
@@ -202,7 +202,7 @@ class Ledger:
                 total.net_joules += charge.net_joules
 
     def add_gpu(self, end_unix: float, seconds: float, gpu: GpuShare, shares: Mapping[str, float]) -> None:
-        """Add the GPU's energy in an interval of `seconds`, to the jobs that it belongs to, by their shares of 1."""
+        """Add the GPU's energy in an interval of `seconds`, divided among jobs by their shares of 1."""
         minute = int((end_unix - 1e-6) // MINUTE_S) * MINUTE_S
         fresh = {(minute, job, gpu.covers): (seconds, gpu.joules * share) for job, share in shares.items()}
         _add_gpu(self._waiting.gpu, fresh)
@@ -244,7 +244,7 @@ class Ledger:
         sums[-1] = step.end_s + unix_minus_clock_s
 
     def add_gap(self, gap: MeterGap) -> None:
-        """Record a gap; one that continues the last lengthens it."""
+        """Record a gap; one that follows directly on the last gap extends it."""
         last = self._waiting.gaps[-1] if self._waiting.gaps else None
         if last and (last.source, last.reason) == (gap.source, gap.reason) and gap.start_unix - last.end_unix < 1:
             self._waiting.gaps[-1] = MeterGap(last.start_unix, gap.end_unix, gap.source, gap.reason)
@@ -252,16 +252,16 @@ class Ledger:
             self._waiting.gaps.append(gap)
 
     def add_event(self, unix: float, code: str, text: str) -> None:
-        """Record something a person will want to find next to the figures."""
+        """Record an event that belongs next to the figures."""
         self._waiting.events.append((unix, code, text))
 
     def add_wear(self, unix: float, writer: str, written_bytes: int) -> None:
-        """Add bytes that `writer` wrote to flash to its local date, stored as that date's midnight in UTC."""
+        """Add bytes that `writer` wrote to flash on its local date, stored as that date's midnight in UTC."""
         key = (local_clock_s(unix) // DAY_S * DAY_S, writer)
         self._waiting.wear[key] = self._waiting.wear.get(key, 0) + written_bytes
 
     def set_meta(self, key: str, value: str) -> None:
-        """Keep a value for the next run."""
+        """Store a value for the next run."""
         self._waiting.meta[key] = value
 
     def meta(self, key: str) -> str | None:
@@ -272,7 +272,7 @@ class Ledger:
         return None if row is None else str(row[0])
 
     def take(self, now_unix: float) -> Batch:
-        """Return everything that waits and reset."""
+        """Return all waiting figures, and reset."""
         self._close_block()
         self._waiting.meta["flushed_unix"] = repr(now_unix)
         batch, self._waiting = self._waiting, Batch()
@@ -281,8 +281,8 @@ class Ledger:
     def write(self, batch: Batch, now_unix: float) -> int:
         """Write a batch in one transaction and delete what has expired; return the bytes written.
 
-        An SD card may take a second for it. Raises `LedgerError` if the disk rejects it; then nothing of it is in the
-        file, and `give_back` keeps it for the next try.
+        An SD card may take a second. Raises `LedgerError` if the disk rejects the batch; then nothing of it is in the file, and `give_back`
+        keeps it for the next try.
         """
         wal = self.path.with_name(self.path.name + "-wal")
         before = wal.stat().st_size if wal.exists() else 0
@@ -297,13 +297,13 @@ class Ledger:
         return 2 * max(after - before, 0)
 
     def give_back(self, batch: Batch) -> None:
-        """Keep a batch that could not be written, before what arrived since."""
+        """Put back a batch that could not be written, before what has arrived since."""
         batch.append(self._waiting)
         batch.shed()
         self._waiting = batch
 
     def flush(self, now_unix: float) -> int:
-        """Write all that waits, in this thread; return the bytes written.
+        """Write all waiting figures in this thread; return the bytes written.
 
         Raises `LedgerError` as `write` does.
         """
@@ -315,7 +315,7 @@ class Ledger:
             raise
 
     def close(self, now_unix: float) -> None:
-        """Write what waits, mark the ledger as closed in order, and let the file go."""
+        """Write the waiting figures, mark the ledger as closed properly, and close the file."""
         self._waiting.meta["closed"] = "1"
         try:
             self.flush(now_unix)
@@ -361,14 +361,14 @@ def _add_gpu(
 
 
 def period_start(unix: float, period_s: int) -> int:
-    """Return when the minute, hour or day of `unix` began by the local clock, in Unix time."""
+    """Return when the minute, hour or day that contains `unix` began by the local clock, in Unix time."""
     return int(day_start_s(unix) if period_s == DAY_S else unix - local_clock_s(unix) % period_s)
 
 
 def _gpu_sums(
     minutes: Mapping[tuple[int, str, str], tuple[float, float]], period_s: int
 ) -> dict[tuple[int, str, str], tuple[float, float]]:
-    """Return the sums by minute combined to one longer period."""
+    """Return sums by minute combined into one longer period."""
     sums: dict[tuple[int, str, str], tuple[float, float]] = {}
     for (minute, job, covers), figures in minutes.items():
         _add_gpu(sums, {(period_start(minute, period_s), job, covers): figures})
@@ -376,7 +376,7 @@ def _gpu_sums(
 
 
 def _rollups(minutes: Mapping[_Key, _Sum], period_s: int) -> Iterator[tuple[object, ...]]:
-    """Yield the rows of sums by minute combined to one longer period."""
+    """Yield the rows of sums by minute combined into one longer period."""
     sums: dict[_Key, _Sum] = {}
     for (minute, job, phase, kind), total in minutes.items():
         _merge(sums, (period_start(minute, period_s), job, phase, kind), total)
@@ -456,7 +456,7 @@ class _StepBlock:
 
 
 def _plus(total: float | None, value: float | None) -> float | None:
-    """Return the sum, or None as soon as one part is not known."""
+    """Return the sum, or None if one part is unknown."""
     return None if total is None or value is None else total + value
 
 

@@ -22,16 +22,15 @@ class LedgerWriter:
         disk: DiskCounter | None = None,
         executor: Executor | None = None,
     ) -> None:
-        """Without an `executor` the caller's thread writes; `disk` counts what the whole machine writes."""
+        """Without an `executor`, the caller's thread writes. `disk` counts what the whole machine writes."""
         self._ledger, self._issues, self._wear = ledger, issues, wear
         self._disk, self._executor = disk, executor
         self._writing: tuple[Batch, Future[int]] | None = None
 
     def begin(self, unix: float) -> Future[int]:
-        """Begin to write what has gathered and return a future that completes when it is written.
+        """Begin to write what has accumulated, and return a future that completes when it is written.
 
-        While the disk still blocks the last batch, that batch's future is returned. A disk that rejects it becomes an
-        issue.
+        While the last batch is still being written, its future is returned. A disk that rejects a batch becomes an issue.
         """
         self.take_outcome()
         if self._writing is None:

@@ -1,4 +1,4 @@
-"""Kinds of flash: how much can be written before one is worn out, and the resulting cost of a written byte."""
+"""Kinds of flash: how much can be written before they wear out, and the resulting cost of a written byte."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,11 +11,10 @@ _JOULES_PER_KWH = 3.6e6
 _GB = 1e9
 
 ASSUMED_PRICE_PER_KWH = 0.30
-"""Price of a kWh if `energy.price_per_kwh` is not set: that of households in Europe (Eurostat nrg_pc_204, 2024: 0.28 to
-0.29 EUR)."""
+"""Price of a kWh if `energy.price_per_kwh` is not set: the price for households in Europe (Eurostat nrg_pc_204, 2024: 0.28 to 0.29 EUR)."""
 
 ASSUMED_BYTES = 32 * 10**9
-"""Size of a medium that does not report it: that of the card sold with most boards."""
+"""Size in bytes of a medium that does not report it: the size of the card sold with most boards."""
 
 
 _PRICE_PER_GB = {MediumKind.SD: 0.25, MediumKind.EMMC: 0.40, MediumKind.USB: 0.25, MediumKind.SSD: 0.12}
@@ -27,8 +26,8 @@ SSD 30 (street prices of 2025). Hard disks and compressed RAM are not worn out b
 class Medium:
     """One medium, its endurance and the price of a written byte.
 
-    `endurance_bytes`: bytes that can be written in its life, None if writing does not wear it. `assumed`: it was not given.
-    `wear_joules_per_byte`: the energy that the price of what a byte wears off would buy.
+    `endurance_bytes`: bytes that can be written in its life; None if writing does not wear it out. `assumed`: whether that figure is
+    assumed. `wear_joules_per_byte`: the energy that the cost of a byte's wear would buy.
     """
 
     kind: MediumKind
@@ -39,7 +38,7 @@ class Medium:
 
 @dataclass(frozen=True, slots=True)
 class FlashPrices:
-    """The owner's prices of medium and electricity; None for an assumed one.
+    """The owner's prices of medium and electricity; None uses an assumed price.
 
     `medium`: price of the whole medium, 0 if its wear does not matter; `per_kwh`: price of electricity, in the same currency.
     """
@@ -50,7 +49,7 @@ class FlashPrices:
 
 
 def medium_under(folder: Path, prices: FlashPrices, root: Path = Path("/")) -> Medium:
-    """Return the medium of `folder`, as reported by the kernel; if unknown, an SD card, which wears fastest.
+    """Return the medium of `folder` as the kernel reports it; if unknown, an SD card, which wears fastest.
 
     Raises SourceError if the kernel's attributes cannot be read.
     """
@@ -65,8 +64,8 @@ def medium_under(folder: Path, prices: FlashPrices, root: Path = Path("/")) -> M
 def used_life(folder: Path, root: Path = Path("/")) -> float | None:
     """Return the share of its life that the medium of `folder` has used, by its registers; None if it has none.
 
-    eMMC reports it to everybody; an SD card has no such register, and NVMe and SATA report it to root alone (an admin
-    command). Raises SourceError if the register cannot be read.
+    eMMC reports it to every user; an SD card has no such register, and NVMe and SATA report it only to root (an admin command). Raises
+    SourceError if the register cannot be read.
     """
     disk = block_device_of(folder, root)
     path = None if disk is None else _below(disk) / "device/life_time"
@@ -94,7 +93,7 @@ def _kind(disk: Path) -> MediumKind:
 
 
 def medium_of(kind: MediumKind, prices: FlashPrices, size_bytes: int | None = None) -> Medium:
-    """Return a medium of this kind: endurance and price as the owner set them, otherwise assumed for its kind and size."""
+    """Return a medium of this kind, with the owner's endurance and price, or those assumed for its kind and size."""
     if kind not in _PRICE_PER_GB:
         return Medium(kind, None, assumed=False, wear_joules_per_byte=0.0)
     size = size_bytes or ASSUMED_BYTES

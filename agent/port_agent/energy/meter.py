@@ -1,9 +1,9 @@
 """The meter of a running agent.
 
-Fed by the supervisor with ticks and worker events, asked for figures at any time.
+The supervisor feeds it ticks and worker events, and may ask for figures at any time.
 
-It has no timer of its own. A tick reads the source in use and settles what became known; every few minutes what has
-gathered is handed to a thread that writes the ledger, as an SD card may take a second for it.
+It has no timer of its own. A tick reads the source in use and settles what became known. Every few minutes the accumulated figures go to a
+thread that writes the ledger, because an SD card may take a second.
 """
 
 import json
@@ -37,17 +37,17 @@ from port_agent.worker.protocol import Event, PlanSwitched, StepDone, WorkerPaus
 IDLE_PERIOD_S = 30.0
 """Seconds between samples of an idle machine."""
 _SLEPT_S = 1.0
-"""Shorter suspensions cannot be distinguished from the difference between reading two clocks."""
+"""Seconds of the shortest suspension that is noticed; shorter ones cannot be told apart from the time between reading two clocks."""
 _FIRST_FLUSH_S = 30.0
 """Seconds after a start until the ledger is first written, so that there is something to show."""
 _MAX_EVENTS = 100
-"""Events kept for `take_events`; the ledger has all of them."""
+"""Number of events kept for `take_events`; the ledger has all of them."""
 _OWN_WRITER = "agent"
 
 
 @dataclass(frozen=True, slots=True)
 class MeterEvent:
-    """Something that happened, for the log; `correction` is set when the profile was found wrong."""
+    """An event for the log; `correction` is set if the profile was found wrong."""
 
     code: str
     text: str
@@ -65,13 +65,13 @@ class MeterSnapshot:
     """Mean power of the newest interval; None in a gap."""
     baseline_watts: float | None
     job: str
-    """The job that has been running longest, if there are several."""
+    """The job that has been running longest."""
     job_gross_joules: float | None
     job_net_joules: float | None
     last_step_joules: float | None
     last_step_planned_joules: float | None
     time_drift: float | None
-    """Measured over planned seconds, over the last steps; None without a plan."""
+    """Ratio of measured to planned seconds over the last steps; None without a plan."""
     energy_drift: float | None
     total_joules: float
     """Joules since the agent started, without gaps."""
@@ -84,7 +84,7 @@ class MeterSnapshot:
 
 @dataclass(frozen=True, slots=True)
 class MeterSeams:
-    """What the meter touches besides its sensors, replaceable in tests."""
+    """What the meter uses besides its sensors, replaceable in tests."""
 
     unix_time: Callable[[], float] = time.time
     busy_fraction: Callable[[], float | None] | None = None
@@ -94,7 +94,7 @@ class MeterSeams:
     slept_s: Callable[[], float] = lambda: 0.0
     """Seconds the machine has been suspended since it booted."""
     writer: Executor | None = None
-    """Writes the ledger; None: the caller does. Shut down when the meter is closed."""
+    """Executor that writes the ledger, shut down when the meter is closed; None: the caller writes."""
 
 
 def open_meter(
@@ -107,9 +107,9 @@ def open_meter(
 ) -> "EnergyMeter":
     """Return the meter of this machine with its ledger in `state_dir`.
 
-    `table` is `[energy]` of the configuration, `model` the board's power model where it is not to be looked up, `wear`
-    counts what the agent writes. Never raises for a sensor; raises `EnergyConfigError` or `BoardError` for a bad
-    setting and `LedgerError` when the ledger cannot be opened.
+    `table` is `[energy]` of the configuration. `model` is the board's power model, if it must not be looked up. `wear` counts what the
+    agent writes. Never raises for a sensor; raises `EnergyConfigError` or `BoardError` for a bad setting and `LedgerError` when the ledger
+    cannot be opened.
     """
     config = EnergyConfig.from_table(table)
     model = model or (model_of(config.board, root))
@@ -168,7 +168,7 @@ class EnergyMeter:
     def tick(self, now_s: float, machine_idle: bool | None = None) -> float:
         """Take a sample if one is due and settle what is known; return the seconds until the next call.
 
-        `machine_idle`: whether nobody else uses the machine; None lets the meter judge by processor load.
+        `machine_idle`: whether nobody else uses the machine; with None, the meter judges by processor load.
         """
         if now_s < self._due_s:
             return self._due_s - now_s
@@ -234,7 +234,7 @@ class EnergyMeter:
     def on_worker_start(self, job: str, now_s: float, label: str = "", cpu_s: CpuClock = float) -> None:
         """Record that the worker of `job` was started; reports show `label` if it is given.
 
-        `cpu_s`: its CPU seconds so far, by which jobs that run at the same time share the energy.
+        `cpu_s`: returns its CPU seconds so far, by which simultaneous jobs share the energy.
         """
         if label:
             self._ledger.set_meta(f"label:{job}", label)
@@ -244,7 +244,7 @@ class EnergyMeter:
         self._drifts[job], self._plans[job] = DriftMonitor(job), 0
 
     def on_worker_stop(self, job: str, now_s: float) -> None:
-        """Record that the worker of `job` is gone, for whatever reason."""
+        """Record that the worker of `job` has ended, for whatever reason."""
         if job in self._attributor.jobs:
             self._sample_edge(now_s)
             self._attributor.stop_job(job, now_s)
@@ -284,8 +284,7 @@ class EnergyMeter:
     def flush(self, now_s: float) -> Future[int]:
         """Begin to write the ledger and return a future that completes when it is written.
 
-        While the disk still blocks the last batch, that batch's future is returned. A disk that rejects it becomes a
-        health item.
+        While the last batch is still being written, its future is returned. A disk that rejects a batch becomes a health item.
         """
         self._flush_s = now_s + self._config.flush_s
         self._ledger.set_meta("baselines", json.dumps(self._baseline.known_watts()))
@@ -296,13 +295,13 @@ class EnergyMeter:
         return self._issues.all()
 
     def take_events(self) -> tuple[MeterEvent, ...]:
-        """Return what happened since the last call, for the log and the planner, and forget it."""
+        """Return the events since the last call, for the log and the planner, and forget them."""
         events = tuple(self._events)
         self._events.clear()
         return events
 
     def snapshot(self) -> MeterSnapshot:
-        """Return the figures of this moment."""
+        """Return the current figures."""
         info = self._sampler.current.info if self._sampler.current else None
         shown = next(iter(self._attributor.jobs), "")
         job, drift = self._totals.jobs().get(shown), self._drifts.get(shown)
@@ -333,7 +332,7 @@ class EnergyMeter:
         return self._totals.phase_joules()
 
     def close(self, now_s: float) -> None:
-        """Settle, write the ledger, and let sensors go. Raises `LedgerError` if the ledger cannot be written."""
+        """Settle, write the ledger, and close the sensors. Raises `LedgerError` if the ledger cannot be written."""
         interval = self._sampler.sample(now_s, self._expected_s)
         if interval is not None:
             self._take(interval, now_s, machine_idle=False)

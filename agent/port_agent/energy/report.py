@@ -36,7 +36,7 @@ _MAX_IN_A_QUERY = {
     "flash_bytes_per_day": LARGEST_BYTES,
     "flash_endurance_bytes": LARGEST_BYTES,
 }
-"""Largest accepted values of a query; prices and emissions beyond these are not plausible."""
+"""Largest accepted values in a query; higher prices and emissions are not plausible."""
 """Points of a curve in a report: more than any screen shows, and a phone still draws them at once."""
 
 
@@ -73,7 +73,7 @@ class Amount:
 class GpuAmount:
     """The part of a job's energy that the GPU, or the rail that feeds it, took; included in the job's gross joules.
 
-    `covers`: a description, with whatever else the rail feeds. `seconds`: duration of the measurement.
+    `covers`: a description, including what else the rail feeds. `seconds`: duration of the measurement.
     """
 
     job: str
@@ -91,7 +91,7 @@ class Epoch:
     kind: str
     steps: int
     measured_steps: int
-    """Steps that were measured completely; planned joules are those of these steps."""
+    """Number of completely measured steps; the planned joules belong to these steps."""
     wall_s: float
     gross_joules: float
     net_joules: float
@@ -150,7 +150,7 @@ class Note:
 
 @dataclass(frozen=True, slots=True)
 class SourceLine:
-    """A source that this ledger has figures of."""
+    """A source with figures in this ledger."""
 
     name: str
     kind: str
@@ -162,13 +162,13 @@ class SourceLine:
 
 @dataclass(frozen=True, slots=True)
 class EnergyReport:
-    """Everything a page or table shows."""
+    """All data that a page or table shows."""
 
     generated_unix: float
     since_unix: float | None
     options: ReportOptions
     total: tuple[Amount, ...]
-    """One line per kind: measured, estimated."""
+    """One line per kind: measured and estimated."""
     jobs: tuple[Amount, ...]
     days: tuple[Amount, ...]
     phases: tuple[Amount, ...]
@@ -182,18 +182,18 @@ class EnergyReport:
     baselines_watts: Mapping[str, float]
     flash_used_life: float | None
     labels: Mapping[str, str]
-    """Names under which people know the jobs, by the names in this report."""
+    """Names by which people know the jobs, by the names in this report."""
     sources: tuple[SourceLine, ...]
     """The sources of the figures, and what they cover."""
     gpu: tuple[GpuAmount, ...] = ()
-    """Energy of the GPU by job, if a source reports it; empty from agents that did not ask."""
+    """Energy of the GPU by job, if a source reports it; empty if an older agent wrote the report."""
 
     def as_dict(self) -> dict[str, object]:
         """Return plain values for JSON."""
         return asdict(self)
 
     def label(self, job: str) -> str:
-        """Return how people know `job`; idle time has no job."""
+        """Return the name by which people know `job`; idle time has no job."""
         return self.labels.get(job, job) or "(idle)"
 
 
@@ -219,7 +219,7 @@ def options_from_query(query: Mapping[str, str]) -> ReportOptions:
 
 
 class ReportQueryError(PortError):
-    """A question to the ledger that cannot be understood."""
+    """A query to the ledger that cannot be understood."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -283,7 +283,7 @@ def read_report(path: Path, options: ReportOptions, now_unix: float | None = Non
 
 
 def _of_row(kind: type[_Line], row: sqlite3.Row) -> _Line:
-    """Return a line of a report whose fields are columns of the same names."""
+    """Return a line of a report from a row whose columns have the names of the line's fields."""
     return kind(**{one.name: row[one.name] for one in fields(kind)})  # type: ignore[arg-type]  # a dataclass
 
 
@@ -306,7 +306,7 @@ class _Reader:
         self._now_unix = now_unix
 
     def _period_s(self, max_points: int | None = None) -> int:
-        """Return the finest roll-up that still holds the report's whole time, in at most `max_points`."""
+        """Return the finest roll-up that still covers the report's whole time in at most `max_points`."""
         spans = {
             row["period_s"]: (row["first"], row["last"])
             for row in self._database.execute(
@@ -361,7 +361,7 @@ class _Reader:
         return {(str(row["job"]), str(row["kind"])): int(row["steps"]) for row in rows}
 
     def gpu(self) -> tuple[GpuAmount, ...]:
-        """Return the GPU's energy by job; empty for a ledger from before it was recorded."""
+        """Return the GPU's energy by job; empty for an older ledger that did not record it."""
         if self._database.execute("PRAGMA user_version").fetchone()[0] != SCHEMA_VERSION:
             return ()
         rows = self._database.execute(
@@ -372,7 +372,7 @@ class _Reader:
         return tuple(_of_row(GpuAmount, row) for row in rows)
 
     def epochs(self) -> tuple[Epoch, ...]:
-        """Return all epochs in the order they ended."""
+        """Return all epochs in the order in which they ended."""
         rows = self._database.execute(
             "SELECT * FROM epoch WHERE end_unix >= ? AND (? IS NULL OR job = ?) ORDER BY end_unix",
             (self._since, self._options.job, self._options.job),
@@ -428,7 +428,7 @@ class _Reader:
         return tuple(notes)
 
     def events(self) -> tuple[Note, ...]:
-        """Return other events."""
+        """Return all other events."""
         rows = self._database.execute("SELECT * FROM event WHERE unix >= ? ORDER BY unix", (self._since,))
         return tuple(Note(row["unix"], row["unix"], row["code"], row["text"]) for row in rows)
 
@@ -470,7 +470,7 @@ def _curve(
 def _wear_outlook(
     wear: tuple[WearDay, ...], options: ReportOptions, used: float | None, size: int | None, now_unix: float
 ) -> WearOutlook:
-    """Return how long the flash lasts, by the writes of the whole machine if they are known."""
+    """Return how long the flash lasts, based on the writes of the whole machine if they are known."""
     written = sum(day.agent_bytes if day.machine_bytes is None else day.machine_bytes for day in wear)
     days = max((local_clock_s(now_unix) - wear[0].day_unix) / DAY_S, 1 / 24) if wear else 0.0
     return outlook(written, days, options.flash_endurance_bytes, used or 0.0, size)

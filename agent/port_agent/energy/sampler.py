@@ -1,4 +1,4 @@
-"""Which power source is read, and what becomes of one that fails."""
+"""Which power source is read, and what happens when it fails."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ class Sampler:
         on_change: Callable[[SourceInfo], None],
         reopen: Callable[[], SourceChoice] | None = None,
     ) -> None:
-        """`on_change` receives the source in use from now on, `reopen` looks for sources after a failure."""
+        """`on_change` receives the source that is used from now on; `reopen` looks for sources after a failure."""
         self.current: PowerSource | None = None
         """The source in use, or None before the first reading."""
         self._sources = choice.sources
@@ -33,13 +33,13 @@ class Sampler:
             issues.report("energy-source", report.text, report.remedy, key=report.name)
 
     def interrupt(self, reason: str) -> None:
-        """Make a gap of the time since the last reading."""
+        """Make the time since the last reading a gap."""
         self._integrator.interrupt(reason)
 
     def sample(self, now_s: float, expected_s: float) -> Interval | None:
         """Return the interval up to now from the best source that has something to measure.
 
-        `expected_s`: the usual time between two samples; a much longer time is a gap.
+        `expected_s`: the usual seconds between two samples; a much longer time is a gap.
         """
         for source in self._sources:
             name = source.info.name

@@ -1,4 +1,4 @@
-"""What jobs and phases have used since the agent started."""
+"""The energy that jobs and phases have used since the agent started."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
@@ -28,7 +28,7 @@ class Totals:
         self._jobs.setdefault(job, JobEnergy())
 
     def add(self, charges: Iterable[Charge], steps: Iterable[StepEnergy]) -> None:
-        """Add what became known."""
+        """Add newly settled charges and steps."""
         for charge in charges:
             self._phases[charge.phase] = self._phases.get(charge.phase, 0.0) + charge.gross_joules
             if charge.job:

@@ -1,1 +1,1 @@
-"""The daemon: facts in, one decision, a worker process per running job. Never imports torch."""
+"""The daemon: it reads facts, makes one decision, and runs a worker process for each running job. Never imports torch."""

@@ -12,20 +12,20 @@ from port_agent.system.clock import CLOCK_SET_AFTER_S, Clock, local_time
 from port_planner.base.units import format_bytes, format_seconds
 
 JUMP_S = 60.0
-"""A smaller step of the wall clock moves no window noticeably."""
+"""Seconds of the smallest step of the wall clock that counts; a smaller one moves no window noticeably."""
 _JUMP_SHOWN_S = 3600.0
 MIN_SLEEP_S = 1.0
-"""Shorter suspensions cannot be distinguished from the difference between reading two clocks."""
+"""Seconds of the shortest suspension that is noticed; shorter ones cannot be told apart from the time between reading two clocks."""
 WOKEN_S = 60.0
-"""Time after waking in which the device counts as in use: somebody opened its lid or pressed a key."""
+"""Seconds after waking in which the device counts as in use: somebody opened its lid or pressed a key."""
 
 
 _UNREAD = ("power", "temperature", "throttling", "disk", "memory", "cpu load")
-"""Sensors that the policy needs, by the names of their faults: all of them while nothing can be read."""
+"""Sensors that the policy needs, by the names of their faults; all of them are reported while nothing can be read."""
 
 
 class Admission:
-    """Reads the sensors, remembers the hysteresis, and decides."""
+    """Reads the sensors, remembers the hysteresis, and makes the decision."""
 
     def __init__(self, platform: Platform, clock: Clock, health: HealthBoard, state_dir: Path) -> None:
         self.platform = platform
@@ -39,7 +39,7 @@ class Admission:
         self._sensors = SensorThread()
 
     async def read(self, policy: Policy, own: OwnUse) -> Facts:
-        """Return what the sensors report now; those that do not answer in time are faults."""
+        """Return the sensors' current readings; those that do not answer in time are faults."""
         options = sensor_options(self._state_dir, policy)
         platform, now_s = self.platform, self._clock.monotonic_s()
         facts = await self._sensors.read(platform.tree, lambda: platform.read(options, own, now_s))
@@ -65,7 +65,7 @@ class Admission:
         return self.decision
 
     def slept_s(self) -> float:
-        """Return how long the machine slept since the last call, 0 if it did not; whoever woke it is present."""
+        """Return how long the machine slept since the last call, or 0. After sleep, somebody is assumed to be present."""
         now_s = self._clock.monotonic_s()
         before_s, self._slept_s = self._slept_s, self._clock.uptime_s() - now_s
         if self._slept_s - before_s < MIN_SLEEP_S:
@@ -74,7 +74,7 @@ class Admission:
         return self._slept_s - before_s
 
     def clock_jump_s(self) -> float:
-        """Return by how much the wall clock was set since the last call, 0 if it was not; sleep is not a jump."""
+        """Return by how much the wall clock was set since the last call, or 0; sleep is not a jump."""
         now_s, wall_s = self._clock.monotonic_s(), self._clock.wall_s()
         offset_s = wall_s - self._clock.uptime_s()
         before, self._clock_offset_s = self._clock_offset_s, offset_s
@@ -115,6 +115,6 @@ class Admission:
 
 
 def without_plug(facts: Facts) -> Facts:
-    """Return `facts` for the case that the power sensors do not answer: unplugging would go unnoticed."""
+    """Return `facts` for when the power sensors do not answer, so that unplugging would go unnoticed."""
     silent = Fault("power", f"the power sensors did not answer within {format_seconds(DEADLINE_S)}")
     return replace(facts, power=Power.UNKNOWN, power_detail=silent.reason, faults=(*facts.faults, silent))

@@ -12,7 +12,7 @@ _PATIENCE_S = 1.0
 
 
 class AttachedBoards:
-    """Looks for boards on request, in a thread; returns the last result while a failing disk blocks all threads."""
+    """Looks for boards on request, in a thread; while a failing disk blocks all threads, returns the last result."""
 
     def __init__(self, look: Callable[[], list[Row]] | None = None) -> None:
         self._look = look or attached_boards
@@ -37,7 +37,7 @@ def attached_boards() -> list[Row]:
 
     Other serial devices are left out.
 
-    It looks into sysfs for a few milliseconds: not for the loop.
+    It reads sysfs for a few milliseconds, so it must not run on the event loop.
     """
     from port_agent.mcu.protocol.ports import list_serial_ports  # 1 MB, loaded on first use
 
@@ -45,7 +45,7 @@ def attached_boards() -> list[Row]:
 
 
 def rows(ports: "Iterable[PortInfo]") -> list[Row]:
-    """Return the ports that lead to a known board or a simulator as plain values."""
+    """Return the ports of known boards and simulators as plain values."""
     return [
         {
             "name": " or ".join(board.title for board in port.boards) or port.description,

@@ -1,4 +1,4 @@
-"""Work alongside the event loop, which none of it may block: writing to disk, slow sensors, inboxes, cleaning up."""
+"""Work that must not block the event loop: writing to disk, slow sensors, inboxes, cleaning up."""
 
 import asyncio
 import contextlib
@@ -14,7 +14,7 @@ _HOUSEKEEPING_S = 600.0
 _STALE_UPLOAD_S = 3600.0
 _SHOWN_A_DAY_S = 86400.0
 _IDLE_REFRESH_FACTOR = 10
-"""Factor for the interval of slow sensors while there are no jobs."""
+"""Factor by which the interval of slow sensors grows while there are no jobs."""
 
 
 class BackgroundTasks:
@@ -25,9 +25,9 @@ class BackgroundTasks:
         self.pending = asyncio.Event()
         """Set when the store has something to write."""
         self.looked = asyncio.Event()
-        """Set after the sensors were read for the first time, which shows what need not be asked."""
+        """Set after the first reading of the sensors, which shows what need not be asked."""
         self.sensors_changed = asyncio.Event()
-        """Set when other sensors than before are to be read."""
+        """Set when a different set of sensors must be read."""
 
     def plan(self) -> None:
         """Schedule the periodic work."""
@@ -104,7 +104,7 @@ class BackgroundTasks:
             self.sensors_changed.clear()
 
     async def keep_house(self) -> None:
-        """Delete the scratch of jobs that are over, jobs beyond the history's limits, and forgotten uploads."""
+        """Delete the scratch files of ended jobs, jobs beyond the history's limits, and forgotten uploads."""
         context = self._context
         done = (JobState.FINISHED, JobState.CANCELLED)
         idle = [job for job in context.store.all() if job.state in done and self._is_at_rest(job)]

@@ -34,7 +34,7 @@ HINT_SETTING = "idle-hint-works"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Where the daemon lives. `sysfs_root` overrides the configuration's."""
+    """The daemon's directories and files. `sysfs_root` overrides the configuration's."""
 
     state_dir: Path
     runtime_dir: Path
@@ -44,7 +44,7 @@ class Settings:
 
 @dataclass(frozen=True, slots=True)
 class DaemonSeams:
-    """What tests replace: clocks, workers, sensors, and how long the loop may rest."""
+    """Parts that tests replace: clocks, workers, sensors, and the longest rest of the loop."""
 
     clock: Clock = field(default_factory=SystemClock)
     kinds: Mapping[JobKind, WorkerKind] = field(default_factory=lambda: DEFAULT_KINDS)
@@ -55,7 +55,7 @@ class DaemonSeams:
     offer_every_s: float = 15.0
     """Seconds between offers of movable jobs to paired devices."""
     away_look_s: float = 2.0
-    """Seconds between questions to a paired device about the state of a job there."""
+    """Seconds between queries to a paired device about the state of a job there."""
 
 
 @dataclass(slots=True)
@@ -65,7 +65,7 @@ class DaemonContext:
     settings: Settings
     seams: DaemonSeams
     config: Config
-    """The current configuration; control socket and meter were made from `started_with`."""
+    """The current configuration; control socket and meter were created from `started_with`."""
     started_with: Config
     clock: Clock
     health: HealthBoard
@@ -88,19 +88,19 @@ class DaemonContext:
     used_life: float | None = None
     meter: EnergyMeter | None = None
     run_now: RunNow | None = None
-    """The job that the user wants to run now; None: they run in line, when the policy lets them."""
+    """The job that the user wants to run now; None: jobs run in order, when the policy allows."""
     retry_at_s: dict[int, tuple[int, float]] = field(default_factory=dict)
-    """End of a job's backoff, by job id: the number of failures that it belongs to, and the monotonic time in seconds."""
+    """End of a job's backoff, by job id: the number of failures to which it belongs, and the monotonic time in seconds."""
     without_board: dict[int, frozenset[str]] = field(default_factory=dict)
-    """Jobs whose board is missing, by id, with the serial devices that were present when this was found."""
+    """Jobs whose board is missing, by id, with the serial devices that were present at that time."""
 
     @property
     def policy(self) -> Policy:
-        """The policy that decides now."""
+        """The policy in force."""
         return self.config.policy if self.run_now is None else without_waiting(self.config.policy)
 
     def end_run_now(self) -> None:
-        """Forget a job that was to run now, once it is over or its time is."""
+        """Forget a job that had to run now, once it has ended or its time is over."""
         now = self.run_now
         if now is None:
             return

@@ -1,4 +1,4 @@
-"""The daemon: one loop that observes, decides and acts, and everything around it from start to stop."""
+"""The daemon: one loop that observes, decides and acts, with its start and stop."""
 
 import asyncio
 import contextlib
@@ -70,16 +70,16 @@ if TYPE_CHECKING:
 IDLE_LOOK_S = 30.0
 """Seconds between looks while there is nothing to do: often enough for health items and `status`."""
 STOP_PATIENCE_S = LAST_COMMIT_S + 2.0
-"""Well below TimeoutStopSec of the unit."""
+"""Seconds that stopping may take, well below TimeoutStopSec of the unit."""
 _STORE_RETRY_S = 10.0
 _TIMES_WRITTEN_S = 3600.0
-"""Seconds between writes of the usual times: a power cut loses an hour of what was learnt."""
+"""Seconds between writes of the usual times; a power cut loses at most an hour of what was learned."""
 _DISK_THREADS = 2
-"""One for the store and one for uploads and the doctor; each thread costs memory."""
+"""Number of threads for the disk: one for the store, and one for uploads and the doctor. Each thread costs memory."""
 
 
 class RuntimeDirError(PortError):
-    """The runtime directory, where the socket goes, cannot be used."""
+    """The runtime directory, which contains the socket, cannot be used."""
 
     def __init__(self, path: Path, reason: str) -> None:
         self.path = path
@@ -112,12 +112,12 @@ class Daemon:
                 lock.close()
 
     def stop(self) -> None:
-        """Ask the loop to end: the worker leaves, and everything is written."""
+        """Ask the loop to end; the worker leaves, and everything is written."""
         self._stopping = True
         self._context.wake.set()
 
     def retry_storage(self) -> None:
-        """Try at once to write what the disk rejected, instead of in a few seconds."""
+        """Retry now what the disk rejected, instead of in a few seconds."""
         self._next_flush_s = 0.0
         self._context.wake.set()
 
@@ -127,7 +127,7 @@ class Daemon:
 
     @property
     def context(self) -> DaemonContext:
-        """The parts, for tests."""
+        """The parts of the daemon, for tests."""
         return self._context
 
     # --- start and stop
@@ -264,7 +264,7 @@ class Daemon:
             self._guests.drop_unpaired({str(row["id"]) for row in self._context.peers.fleet.rows()})
 
     def _stop_worker(self, job_id: int) -> None:
-        """Make a job's worker leave at once, because its result is not needed."""
+        """Make a job's worker leave at once, because its result is no longer needed."""
         runner = self._context.runners.of_job(job_id)
         if runner is not None:
             runner.leave("its round has ended")
@@ -288,7 +288,7 @@ class Daemon:
         return facts.this_platform(sysfs, proc, dev, ups_amperes(config.energy, sysfs.parent))
 
     def _recover(self) -> None:
-        """Put the jobs of an earlier life back in line."""
+        """Queue the jobs that ran when the agent last stopped."""
         context, now_s = self._context, self._context.clock.monotonic_s()
         context.timeline.note(context.clock.wall_s(), STARTED)
         for job in context.store.all():
@@ -312,7 +312,7 @@ class Daemon:
             context.health.report("database", now_s, context.clock.wall_s(), aside=context.store.recovered_from)
 
     def _recover_pause(self) -> None:
-        """Adopt a pause that an earlier version kept in the database; if that is lost, start paused."""
+        """Adopt a pause that an earlier version kept in the database; if that record is lost, start paused."""
         context = self._context
         kept = context.store.setting(PAUSE_SETTING)
         if context.pause.left_s() is None and kept is not None:
@@ -386,7 +386,7 @@ class Daemon:
         self._context.wake.set()
 
     def _look(self, facts: Facts) -> None:
-        """Decide on the sensors' readings, and act, once."""
+        """Decide by the sensors' readings and act, once."""
         context = self._context
         now_s = context.clock.monotonic_s()
         self._stall_watch.looked()
@@ -417,7 +417,7 @@ class Daemon:
         self._notify(decision)
 
     def _trust_hint(self) -> None:
-        """Remember that logind's idle hint was once seen to work, for these sensors and for the next run of this agent."""
+        """Remember that logind's idle hint was once seen to work, for these sensors and for the agent's next run."""
         context, platform = self._context, self._context.admission.platform
         known = context.store.setting(HINT_SETTING) is not None
         if platform.hint_works and not known:
@@ -425,7 +425,7 @@ class Daemon:
         platform.hint_works |= known
 
     def _learn_times(self, decision: PolicyDecision, now_s: float) -> None:
-        """Record whether training may run now, whichever job there is; write it to disk now and then."""
+        """Record whether training may run now, regardless of jobs; write it to disk from time to time."""
         context = self._context
         granted = granted_limits(context.config.policy, decision.state)
         usual = decision.state.trains and context.run_now is None
@@ -451,7 +451,7 @@ class Daemon:
         report_issues(context.meter.health(), context.health, context.clock)
 
     def _rest_s(self) -> float:
-        """Return how long nothing needs to be done unless something wakes the loop."""
+        """Return for how long nothing needs to be done unless something wakes the loop."""
         context, now_s = self._context, self._context.clock.monotonic_s()
         alive = [job for job in context.store.all() if not job.state.is_over]
         rest_s = IDLE_LOOK_S
@@ -469,7 +469,7 @@ class Daemon:
     # --- around the loop
 
     def _watch_store(self, now_s: float) -> None:
-        """Retry what the disk rejected, and report it meanwhile."""
+        """Retry what the disk rejected, and report the problem meanwhile."""
         context = self._context
         if context.store.trouble is not None and now_s >= self._next_flush_s:
             self._next_flush_s = now_s + _STORE_RETRY_S
@@ -487,7 +487,7 @@ class Daemon:
         self._context.wear.add(self._context.runners.take_written_bytes())
 
     def _notify(self, decision: PolicyDecision) -> None:
-        """Report to systemd that the loop is alive, and in a line what it does."""
+        """Report to systemd that the loop is alive, and its state in one line."""
         busy = self._context.runners.busy().values()
         runs = [f"{runner.phase.value}: job {job.label}" for runner, job in busy if runner.phase is not None]
         text = "; ".join(runs or decision.reasons)
@@ -498,7 +498,7 @@ class Daemon:
             self._notifier.send(STATUS=text[:200])
 
     def _reload(self) -> None:
-        """Read the configuration again; raises ConfigError while the old one stays in force."""
+        """Read the configuration again; raises ConfigError, in which case the old one stays in force."""
         context, now_s, wall_s = self._context, self._context.clock.monotonic_s(), self._context.clock.wall_s()
         try:
             config = load_config(context.settings.config)
@@ -533,7 +533,7 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> None:
 
 
 def _directories(settings: Settings) -> list[LockFile]:
-    """Create both directories and return their locks; a state directory that cannot be created is reported later."""
+    """Create both directories and return their locks. A state directory that cannot be created is reported later."""
     try:
         settings.runtime_dir.mkdir(parents=True, exist_ok=True, mode=0o755)
     except OSError as error:

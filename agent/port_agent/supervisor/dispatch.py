@@ -1,4 +1,4 @@
-"""From the decision to the workers: which run next, which continue, which leave."""
+"""From the decision to the workers: which start, which continue, and which leave."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -15,31 +15,30 @@ from port_agent.supervisor.job.sharing import Claim, CpuShare, admit, cpu_shares
 from port_agent.system.clock import local_time
 
 BEFORE_CLOSING_S = 15.0
-"""Time before a window closes at which a last checkpoint is made, so that a foreseeable end costs no work."""
+"""Seconds before a window closes at which a last checkpoint is made, so that a foreseeable end costs no work."""
 BOARD_PATIENCE_S = 300.0
-"""A worker whose board is missing for longer releases its memory; the job starts again when a serial device is plugged
-in.
+"""Seconds for which a worker waits for a missing board; then it releases its memory, and the job starts again when a serial device is
+plugged in.
 """
 WARM_MARGIN_C = 7.0
-"""Degrees below the temperature limit at which the plan with the least power is used."""
+"""Degrees below the temperature limit at which the plan with the least power is chosen."""
 
 
 class Dispatcher:
     """Starts, steers and ends workers: one on this computer, and one on each board that a job uses.
 
-    It does so as the device's conditions and the user's commands require, within what the policy grants to all of them
-    together.
+    It follows the device's conditions and the user's commands, within what the policy grants to all workers together.
     """
 
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
         self._fitting: dict[int, tuple[tuple[int | None, int | None, frozenset[str] | None], bool]] = {}
-        """Start checks by job id: memory limit, the job's ceiling, devices, and whether the job fits."""
+        """Cached start checks by job id: memory limit, the job's ceiling, devices, and whether the job fits."""
         self._least: dict[int, tuple[int | None, float]] = {}
-        """Least memory by job id: the ceiling that it was determined for, and the result."""
+        """Least memory by job id: the ceiling for which it was determined, and the result."""
 
     def act(self, decision: PolicyDecision) -> None:
-        """Do what `decision` and the state of the jobs require; called at every look."""
+        """Apply `decision` to the jobs; called at every look."""
         runners = self._context.runners
         runners.host.attachments.report_cancelled()
         going = {}
@@ -52,7 +51,7 @@ class Dispatcher:
         runners.tidy()
 
     def _end_or_pause(self, runner: Runner, job: Job, decision: PolicyDecision) -> bool:
-        """Tell a worker to stop if the user or the decision requires it; return whether the command was sent."""
+        """Tell a worker to stop if the user or the decision requires it; return whether a command was sent."""
         if job.state is JobState.CANCELLED:
             runner.cancel()
         elif job.state is JobState.PAUSED:
@@ -72,14 +71,12 @@ class Dispatcher:
         return True
 
     def _stands_back(self, job: Job) -> bool:
-        """Return whether another job is to run now."""
+        """Return whether another job must run now instead."""
         now = self._context.run_now
         return now is not None and now.job_id != job.id
 
     def _share(self, going: Mapping[str, Job], decision: PolicyDecision) -> None:
-        """Let the jobs train for which the granted memory suffices, in order; `going` are the jobs that may continue,
-        by place.
-        """
+        """Let jobs train in order, as far as the granted memory suffices. `going`: the jobs that may continue, by place."""
         whole, runners = self._conditions(decision), self._context.runners
         line = self._line(going)
         claims = [Claim(job.id, runners.place_of(job), job.spec.priority) for job in line]
@@ -104,8 +101,8 @@ class Dispatcher:
             self._start_waiting(line, conditions)
 
     def _assured(self, conditions: RunConditions, claim: Claim | None) -> RunConditions:
-        """Return the run conditions of a job that continues: if admitted, the least that it needs, although others that
-        leave still hold it.
+        """Return the run conditions of a job that continues. If it was admitted, they include the least memory that it needs, even while
+        leaving workers still hold it.
         """
         granted = conditions.limits.memory_limit(conditions.total_memory_bytes)
         if claim is None or granted is None:
@@ -113,7 +110,7 @@ class Dispatcher:
         return replace(conditions, taken_bytes=min(conditions.taken_bytes, granted - int(self._min_bytes(claim))))
 
     def _start_waiting(self, line: Sequence[Job], conditions: Callable[[str], RunConditions]) -> None:
-        """Start the first job of each free place that can start; report why those before it cannot."""
+        """Start the first job that can start in each free place; report why the jobs before it cannot."""
         runners = self._context.runners
         taken = {place: job.spec.priority for place, (_, job) in runners.busy().items()}
         for job in line:
@@ -124,10 +121,9 @@ class Dispatcher:
                 taken[place] = job.spec.priority
 
     def _taken_bytes(self, place: str, needs: Mapping[str, float]) -> int:
-        """Return the memory that is not for the worker of `place`.
+        """Return the memory that the worker of `place` may not use.
 
-        Boards get the least that they need, and this computer's worker all that is left; where it has less, they may
-        take the rest.
+        Boards get the least that they need, and this computer's worker gets the rest. If it uses less, the boards may take more.
         """
         others = {other: need for other, need in needs.items() if other != place}
         if place != THIS_COMPUTER and THIS_COMPUTER in others:
@@ -147,7 +143,7 @@ class Dispatcher:
     def _fits(self, job: Job, conditions: RunConditions) -> bool:
         """Return whether `job` would start; otherwise a health item says why.
 
-        A worker that leaves for a job that cannot start would leave again at every look.
+        Otherwise a worker would leave at every look for a job that cannot start.
         """
         wanted = (conditions.memory_bytes, job.memory_ceiling_bytes, conditions.devices)
         known = self._fitting.get(job.id)
@@ -156,7 +152,7 @@ class Dispatcher:
         return known[1]
 
     def _min_bytes(self, claim: Claim) -> float:
-        """Return the memory without which the job cannot run."""
+        """Return the least memory with which the job can run."""
         job = self._context.store.get(claim.job_id)
         known = self._least.get(job.id)
         if known is None or known[0] != job.memory_ceiling_bytes or job.spec.kind is not JobKind.TRAIN:
@@ -165,7 +161,7 @@ class Dispatcher:
         return known[1]
 
     def _line(self, going: Mapping[str, Job]) -> list[Job]:
-        """Return the jobs that run or could run now, best first; an equal does not push aside one that runs."""
+        """Return the jobs that run or could run now, best first; at equal rank, a running job comes first."""
         running = {job.id for job in going.values()}
         places = set(self._context.runners.busy()) - set(going)
         free = [job for job in self._candidates() if self._context.runners.place_of(job) not in places]
@@ -199,7 +195,7 @@ class Dispatcher:
         self._least.pop(job.id, None)
 
     def _lacks_board(self, job: Job) -> bool:
-        """Return whether a job's board was missing and no serial device has come or gone since."""
+        """Return whether a job's board was missing, and no serial device has been plugged in or removed since."""
         context = self._context
         missed = context.without_board.get(job.id)
         if missed is None or job.state is JobState.RUNNING:
@@ -210,7 +206,7 @@ class Dispatcher:
         return False
 
     def _retry_at(self, job: Job, now_s: float) -> float:
-        """Return when a job's backoff ends; counted from when this process first saw the failure."""
+        """Return when a job's backoff ends, counted from when this process first saw the failure."""
         known = self._context.retry_at_s.get(job.id)
         if known is None or known[0] != job.failures:
             known = (job.failures, now_s + (job.retry_after_s or 0.0))
@@ -227,7 +223,7 @@ def granted_limits(policy: Policy, state: State) -> ResourceLimits:
 
 
 def run_conditions(context: DaemonContext, limits: ResourceLimits) -> RunConditions:
-    """Return the run conditions now, with these limits."""
+    """Return the current run conditions with these limits."""
     policy, options, readings = context.config.policy, context.config.options, context.admission.facts
     warm = readings.temperature_c is not None and readings.temperature_c > policy.max_temperature_c - WARM_MARGIN_C
     return RunConditions(

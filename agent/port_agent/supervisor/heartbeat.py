@@ -1,4 +1,4 @@
-"""What this device reports to its paired devices, read from the parts of the supervisor."""
+"""What this device reports to its paired devices, read from the supervisor's parts."""
 
 from dataclasses import dataclass
 from datetime import date
@@ -18,7 +18,7 @@ _CHARGING = {Power.EXTERNAL: True, Power.ASSUMED: True, Power.BATTERY: False}
 
 @dataclass(slots=True)
 class HeartbeatSource:
-    """Reports what the device does; remembers the meter's reading at the beginning of the day."""
+    """Reports the device's activity; remembers the meter's reading at the beginning of the day."""
 
     context: DaemonContext
     board: str = ""
@@ -44,11 +44,11 @@ class HeartbeatSource:
         )
 
     def _is_federated(self, job_id: int) -> bool:
-        """Return whether a job is federated: its name is only for members, but all paired devices receive the report."""
+        """Return whether a job is federated. Its name is only for members, but all paired devices receive the report."""
         return any(job.id == job_id and job.spec.federated for job in self.context.store.all())
 
     def objection(self) -> str:
-        """Return why nothing is solved for others now, or "": the reason for not training, or own work."""
+        """Return why this device solves nothing for others now (the reason for not training, or its own work), or ""."""
         decision, facts = self.context.admission.decision, self.context.admission.facts
         if decision is None:
             return "it has just started"
@@ -62,7 +62,7 @@ class HeartbeatSource:
         return ""
 
     def not_federating(self) -> str:
-        """Return why this device takes part in no round now, or ""."""
+        """Return why this device does not take part in a round now, or ""."""
         decision, facts = self.context.admission.decision, self.context.admission.facts
         if decision is None:
             return "it has just started"

@@ -1,8 +1,7 @@
 """The control interface: HTTP/1.1 and JSON over a Unix socket that only the owner and a group may use.
 
-Version 1 lives below /v1. `/metrics` is also served on a local TCP port if the configuration says so. Discovery
-of other agents (agent/port_agent/peers) only says which devices are there; paired devices have a port of their own,
-which knows them by certificate.
+Version 1 is below /v1. `/metrics` is also served on a local TCP port if this is configured. Discovery of other agents
+(agent/port_agent/peers) only announces which devices exist; paired devices use a separate port, which knows them by certificate.
 """
 
 import asyncio
@@ -65,14 +64,14 @@ MAX_CLIENTS = 48
 """Largest number of connections at once: commands, pages and followed logs of a few users. Each holds up to 40 kB and a
 descriptor."""
 _GONE_S = 0.5
-"""Seconds between checks whether the client still waits for another device's answer: Ctrl-C ends the solver there."""
+"""Seconds between checks whether the client still waits for another device's answer; Ctrl-C ends the solver there."""
 MAX_SCRAPERS = 8
-"""Connections to the metrics port, which every user of this machine may open."""
+"""Largest number of connections to the metrics port, which every user of this machine may open."""
 
 
 @dataclass(frozen=True, slots=True)
 class ServerSettings:
-    """Where the control socket is and who may use it.
+    """Location of the control socket, and who may use it.
 
     `metrics_listen` is host and port of `/metrics`, or None.
     """
@@ -84,10 +83,10 @@ class ServerSettings:
 
 
 class ControlServer:
-    """Serves one supervisor."""
+    """The control interface of one supervisor."""
 
     def __init__(self, service: Service, settings: ServerSettings, report: Callable[[str], None]) -> None:
-        """`report` receives what is wrong with a setting; the server continues without it."""
+        """`report` receives problems with a setting; the server continues without that setting."""
         self._service, self._settings, self._report = service, settings, report
         self._boards = AttachedBoards()
         self._listeners: list[Listener] = []
@@ -116,7 +115,7 @@ class ControlServer:
             self._serve_metrics(*self._settings.metrics_listen)
 
     def _serve_metrics(self, host: str, port: int) -> None:
-        """Serve /metrics on a local port; a port that is in use is a health item, and no reason not to train."""
+        """Serve /metrics on a local port. A port that is in use becomes a health item, and does not prevent training."""
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         try:
             sock = socket.create_server((host, port), family=family)
@@ -133,7 +132,7 @@ class ControlServer:
         self._path.unlink(missing_ok=True)
 
     def _refuse(self, writer: asyncio.StreamWriter) -> str:
-        """Return why this peer may not speak: it is neither root, nor our user, nor in the socket's group."""
+        """Return why this peer is rejected: it is neither root, nor our user, nor in the socket's group."""
         peer = peer_of(writer.get_extra_info("socket"))
         if peer.uid in (0, os.geteuid()):
             return ""
@@ -292,7 +291,7 @@ class ControlServer:
         return json_response((await self._service.submit(spec, upload, request.peer)).as_json(), 201)
 
     async def _check_submission(self, request: HttpRequest) -> HttpResponse:
-        """Check a submission before its bundle is sent: `bytes` is the length of the bundle, None if there is none."""
+        """Check a submission before its bundle is sent. `bytes`: length of the bundle; None if there is none."""
         fields = await request.json()
         length = fields.pop("bytes", None)
         if length is not None and not (isinstance(length, int) and length >= 0):
@@ -354,7 +353,7 @@ class ControlServer:
         return json_response(asdict(await self._service.recall_job(name, force=force)))
 
     def _check_owner(self, request: HttpRequest, name: str) -> None:
-        """Raise HttpError unless the peer may steer this job: another user's program or fine-tuning belongs to that user."""
+        """Raise HttpError unless the peer may control this job: a program or fine-tuning of a user belongs to that user."""
         owner = self._service.owner(name)
         if owner is None or (request.peer is not None and request.peer.uid in (0, os.geteuid(), owner)):
             return
@@ -482,7 +481,7 @@ def check_free(directory: DirectoryHandle, length: int, kept_free_bytes: int) ->
 
 
 async def _content(request: HttpRequest, limit_bytes: int) -> bytes:
-    """Return the body of a request; raises HttpError for none, or a longer one."""
+    """Return the body of a request; raises HttpError if there is none, or if it is too long."""
     if not 0 < request.length <= limit_bytes:
         raise HttpError(413, f"{request.length} bytes; send 1 to {limit_bytes}")
     return b"".join([piece async for piece in request.body()])

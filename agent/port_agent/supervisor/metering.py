@@ -1,4 +1,4 @@
-"""What is wrong with the energy meter, on the health board with everything else."""
+"""Report problems of the energy meter on the health board."""
 
 from collections.abc import Iterable
 
@@ -10,7 +10,7 @@ _CODES = ("energy-source", "energy-ledger", "energy-flash-wear")
 
 
 def report_issues(issues: Iterable[EnergyIssue], health: HealthBoard, clock: Clock) -> None:
-    """Report what holds now, clear what no longer does."""
+    """Report current problems, and clear those that are gone."""
     issues = list(issues)
     for issue in issues:
         health.report(

@@ -1,4 +1,4 @@
-"""The files of a job that move with it, and what kind of machine this is: a run has the bits of one kind."""
+"""The files that move with a job, and the kind of this machine: a run's bits depend on the kind."""
 
 import hashlib
 import os
@@ -15,16 +15,16 @@ from port_agent.supervisor.service import BUNDLE_NAME
 from port_planner.base.errors import PortError
 
 STATE, DATA, RESULT = "state", "data", "out.safetensors"
-"""Names in a job's directory: checkpoints, samples that came with it, trained weights."""
+"""Names in a job's directory: checkpoints, samples that came with it, and trained weights."""
 _CPU_LINES = ("model name", "CPU part", "CPU implementer", "flags", "Features")
 
 
 class MigratedFileError(PortError):
-    """Files that cannot move."""
+    """The files cannot move."""
 
 
 def job_sources(job: Job, job_dir: Path) -> dict[str, Path]:
-    """Return what moves with a job: its place there, and the file here; raises MigratedFileError, OSError."""
+    """Return the files that move with a job: their place there, and the file here; raises MigratedFileError, OSError."""
     bundle = bundle_path(job, job_dir)
     if bundle is None:
         raise MigratedFileError(f"job {job.label} has no bundle")
@@ -48,7 +48,7 @@ def total_bytes(sources: dict[str, Path]) -> int:
 
 
 def migrated_files(sources: dict[str, Path], hash_of: Callable[[Path], str] = sha256_of) -> tuple[MigratedFile, ...]:
-    """Return files as they are announced, read at the medium's speed; raises OSError."""
+    """Return files in the form in which they are announced, read at the medium's speed; raises OSError."""
     return tuple(MigratedFile(name, path.stat().st_size, hash_of(path)) for name, path in sources.items())
 
 

@@ -1,8 +1,7 @@
-"""Jobs of paired devices that are trained here: accepted if this device's owner and policy allow it, and returned.
+"""Jobs of paired devices that are trained here: accepted if this device's owner and policy allow it, and returned when done.
 
-Received files stay in `moving/TOKEN` until they are complete and the owner hands the job over; then it is a job like
-any other, last in the queue. Everything is read from disk, so that a restart continues from there; every request may be
-repeated.
+Received files stay in `moving/TOKEN` until they are complete and the owner hands the job over; then it is a job like any other, last in the
+queue. All state is on disk, so a restart continues from there, and every request may be repeated.
 """
 
 import asyncio
@@ -60,29 +59,29 @@ from port_planner.base.units import format_bytes
 FOLDER = "moving"
 _ANNOUNCED = "announced"
 _OWNER = "owner"
-"""The id of the device that announced it."""
+"""Name of the file with the id of the device that announced the job."""
 _STALE_S = 300.0
-"""A transfer that stalls for this long makes way for another device's job."""
+"""Seconds after which a stalled transfer makes way for another device's job."""
 _LAST_IN_LINE = -100
 _FREE_COPIES = 2
 """Required free space, as a multiple of the received size: checkpoints and the result are as large as the weights in
 the bundle.
 """
 _WORK = (JobState.QUEUED, JobState.RUNNING, JobState.BACKOFF)
-"""A device with a job in one of these has work of its own."""
+"""States in which a job counts as this device's own work."""
 _GIVEN_BACK = "given back to its device"
 
 
 class Guests:
-    """Answers the devices whose jobs come here."""
+    """Answers the devices that send jobs here."""
 
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
         self._turn = asyncio.Lock()
-        """Held while a request is answered: requests are answered one at a time."""
+        """Lock that is held while a request is answered, so that requests are answered one at a time."""
 
     async def answer(self, client: PeerClient, content: bytes) -> bytes:
-        """Return the answer to a request, whatever it holds."""
+        """Return the answer to a request, whatever the request contains."""
         try:
             request = MOVE_REQUESTS.decode(content)
         except MigrationMessageError as error:
@@ -94,7 +93,7 @@ class Guests:
         )  # what was started is finished, even if the connection is lost
 
     def drop_unpaired(self, paired: Set[str]) -> None:
-        """End the jobs of devices that are no longer trusted; `paired` are the ids of those that are."""
+        """End the jobs of devices that are no longer trusted; `paired` are the ids of the trusted ones."""
         for job in self._context.store.all():
             if job.spec.guest is None or job.spec.guest.device in paired:
                 continue
@@ -212,8 +211,8 @@ class Guests:
         return self._received(bring)
 
     def _other_comes(self, client: PeerClient) -> str:
-        """Return why a job has to wait for another arriving one, or ""; removes one that was abandoned, or is from the
-        same device.
+        """Return why a job must wait for another one that is arriving, or "". Removes one that was abandoned or comes from the same
+        device.
         """
         for folder in self._coming():
             newest = max(path.stat().st_mtime for path in (folder, *folder.iterdir()))
@@ -223,7 +222,7 @@ class Guests:
         return ""
 
     def _coming(self) -> list[Path]:
-        """Return the folders of jobs that were announced."""
+        """Return the folders of announced jobs."""
         return list((self._context.settings.state_dir / FOLDER).glob("*"))
 
     async def _take(self, part: Part) -> MigrationAnswer:

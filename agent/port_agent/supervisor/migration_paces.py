@@ -1,4 +1,4 @@
-"""How much longer, and more costly, steps are here than planned: the median of the last jobs' measurements."""
+"""How much longer and costlier steps are here than planned: the median over the last jobs."""
 
 from collections.abc import Sequence
 
@@ -7,13 +7,13 @@ from port_agent.supervisor.context import DaemonContext
 
 _LAST = 9
 _LEAST, _MOST = 1e-3, 1e3
-"""Values outside this range are not valid measurements."""
+"""Range of valid measurements."""
 
 
 def paces(context: DaemonContext, guests_of: str | None = None) -> tuple[float, float]:
-    """Return measured over planned seconds, and joules, of a step: 1 if nothing is measured.
+    """Return the ratios of measured to planned seconds and joules of a step; 1 if nothing was measured.
 
-    For jobs from the device with the id `guests_of`, if there are any, because their plans were made there.
+    Jobs from the device with the id `guests_of` are used if there are any, because their plans were made there.
     """
     jobs = [job for job in context.store.all() if job.promise is not None and job.measured.step_s]
     theirs = [job for job in jobs if guests_of and job.spec.guest is not None and job.spec.guest.device == guests_of]
@@ -26,7 +26,7 @@ def paces(context: DaemonContext, guests_of: str | None = None) -> tuple[float, 
 
 
 def _joules(context: DaemonContext, job: Job) -> float | None:
-    """Return measured over planned joules of a job's step, since the agent started."""
+    """Return the ratio of measured to planned joules of a job's step since the agent started."""
     used = None if context.meter is None else context.meter.job_energy().get(str(job.id))
     if used is None or not used.steps or job.promise is None or not job.promise.step_joules:
         return None

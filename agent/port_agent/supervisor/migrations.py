@@ -1,7 +1,8 @@
-"""Jobs of this device that move to a paired one: offered, brought, watched, fetched back. At every moment one device has a job.
+"""Moves jobs of this device to paired devices: offers them, sends them, watches them, and fetches them back. At every moment, exactly one
+device has a job.
 
-Before its files are sent, a job is `AWAY` here, on disk. It returns only when the other device reports that it is done, given up,
-stopped, or unknown there. After a power cut at any instant, both devices can continue: this one asks again.
+Before its files are sent, a job is `AWAY` here, on disk. It returns only when the other device reports it as done, failed, stopped or
+unknown. After a power cut at any instant, both devices can continue, because this one asks again.
 """
 
 import asyncio
@@ -58,18 +59,18 @@ from port_planner.base.units import format_bytes
 RETRY_S = 5.0
 """Seconds before another attempt after a device could not be reached, or the disk rejected a write."""
 REFUSED_S = 600.0
-"""A device that refused a job, or gave it up, is not offered it again for so long."""
+"""Seconds for which a device that refused a job, or gave it up, is not offered it again."""
 RECALL_IF_IDLE_S = 600.0
-"""A job that did not train there for this long comes back if it could train here."""
+"""Seconds without training after which a job comes back, if it could train here."""
 MIN_MIGRATION_GAIN = 0.8
-"""Share of the time, or the joules, here above which a migration is not worthwhile."""
+"""A migration must bring the time, or the joules, below this share of those here."""
 _NETWORK_BYTES_PER_S = 10e6
-"""Speed of transfers whose parts are sent one after another (`exchange.ANSWER_EVERY_S`); used only for the choice."""
+"""Bytes per second of transfers whose parts are sent one after another (`exchange.ANSWER_EVERY_S`); used only for the choice."""
 _RETURNING = "returning"
 
 
 class _LostError(PortError):
-    """The other device rejects the job, or its answer is impossible."""
+    """The other device rejects the job, or gave an impossible answer."""
 
 
 class Migrations:
@@ -81,14 +82,14 @@ class Migrations:
         self._offering: asyncio.Task[None] | None = None
         self._next_offer_s = 0.0
         self._refused_until_s: dict[tuple[int, str], float] = {}
-        """Time until which a device's refusal of a job counts, by job and device (monotonic s)."""
+        """Time until which a device's refusal of a job counts (monotonic s), by job and device."""
         self._idle_since_s: dict[int, float] = {}
-        """Time at which a job was last seen to train there, by job."""
+        """Time at which a job was last seen to train there (monotonic s), by job."""
         self._staying: set[int] = set()
-        """Jobs for which it was reported why they cannot move."""
+        """Jobs for which the reason why they cannot move was already reported."""
 
     def look(self) -> None:
-        """Tend migrated jobs, and offer waiting ones."""
+        """Manage migrated jobs, and offer waiting ones."""
         context, now_s = self._context, self._context.clock.monotonic_s()
         for job in context.store.all():
             if job.away is not None and job.id not in self._tended:
@@ -123,7 +124,7 @@ class Migrations:
 
     @staticmethod
     def _check(task: "asyncio.Task[None]", what: str) -> None:
-        """Report an internal error: it ends the task, but never the agent."""
+        """Report an internal error, which ends the task but never the agent."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             asyncio.get_running_loop().call_exception_handler({"message": f"{what} failed", "exception": error})
@@ -137,7 +138,7 @@ class Migrations:
                 self._next_offer_s = self._context.clock.monotonic_s() + REFUSED_S
 
     async def _offer(self, job: Job) -> None:
-        """Ask the connected devices, and send the job to the best, if that is better than here."""
+        """Ask the connected devices, and send the job to the best one if that is better than training here."""
         context = self._context
         if context.admission.decision is None or context.admission.facts.metered is Answer.YES:
             return
@@ -179,7 +180,7 @@ class Migrations:
             self._note(job, why)
 
     async def _welcomes(self, job: Job, offer: Offer) -> dict[tuple[str, str], MigrationAnswer]:
-        """Return the answers of the devices that would take the job, by id and name."""
+        """Return the answers of the devices that would accept the job, by id and name."""
         now_s = self._context.clock.monotonic_s()
         wanted = [
             (str(row["id"]), str(row["name"]))
@@ -198,7 +199,7 @@ class Migrations:
     def _best(
         self, job: Job, nbytes: int, welcome: Mapping[tuple[str, str], MigrationAnswer]
     ) -> tuple[str, str] | None:
-        """Return the device where the job finishes first, or takes the fewest joules; None if that is this one."""
+        """Return the device where the job would finish first, or take the fewest joules; None if that is this device."""
         own_pace, own_joules = paces(self._context)
         takes_s = left_s(job)
         costs = {
@@ -228,7 +229,7 @@ class Migrations:
     # --- one migrated job
 
     async def _tend(self, job_id: int) -> None:
-        """Do the next thing for a job until no other device has anything of it."""
+        """Take the next actions for a job until no other device has any part of it."""
         while True:
             job = (
                 self._context.store.get(job_id) if any(job.id == job_id for job in self._context.store.all()) else None
@@ -247,7 +248,7 @@ class Migrations:
                 await asyncio.sleep(RETRY_S)
 
     async def _go_on(self, job: Job, away: Away) -> None:
-        """Do one thing; raises _LostError if the job must come back without its checkpoint, PortError, OSError."""
+        """Take one action. Raises _LostError if the job must come back without its checkpoint, PortError, OSError."""
         if job.state is not JobState.AWAY and away.phase is not AwayPhase.CLOSING:  # cancelled
             self._change(job, phase=AwayPhase.CLOSING)
         elif away.phase is AwayPhase.CLOSING:
@@ -290,7 +291,7 @@ class Migrations:
             raise _LostError(answer.reason or answer.state.value)
 
     async def _watch(self, job: Job, away: Away) -> None:
-        """Ask for the job's state, or stop it; take back its result."""
+        """Ask for the job's state, or stop it; fetch its result."""
         if away.recalled:
             answer = await self._ask(away.device, Stop(token=away.token))
         else:
@@ -314,7 +315,7 @@ class Migrations:
                 raise NotAnsweredError(answer.reason or f"it reports {answer.state.value}")
 
     async def _hand_over(self, job: Job, away: Away) -> None:
-        """Make the other device start; this device records on disk that it may."""
+        """Record on disk that the other device may start, and tell it to."""
         await self._flush()
         answer = await self._ask(away.device, Begin(token=away.token))
         if answer.state is MigrationState.RECEIVING:  # the files there were damaged, or lost in an interruption
@@ -327,7 +328,7 @@ class Migrations:
             self._note(job, f"is now on {away.name}")
 
     async def _take_result(self, job: Job, away: Away, answer: MigrationAnswer) -> None:
-        """Make the other device's trained weights the job's result."""
+        """Make the weights that the other device trained the job's result."""
         if [file.path for file in answer.files] != [RESULT]:
             raise NotAnsweredError("it reports that the job is done but has no result")
         folder = await self._fetched(job, away, answer.files)
@@ -354,9 +355,7 @@ class Migrations:
         await self._flush()
 
     async def _take_checkpoint(self, job: Job, away: Away, answer: MigrationAnswer) -> None:
-        """Continue here from the other device's position, or from where the job left if that is another kind of
-        machine.
-        """
+        """Continue here from the other device's position, or, if that is another kind of machine, from where the job left."""
         step = job.step
         bad = [file.path for file in answer.files if not file.path.startswith(f"{STATE}/")]
         if bad:
@@ -403,7 +402,7 @@ class Migrations:
         return folder
 
     def check_free(self, folder: Path, nbytes: int) -> None:
-        """Raise PortError if this device's disk has no space for what comes back; the other one keeps it."""
+        """Raise PortError if this device's disk lacks space for the files; the other device then keeps them."""
         free = free_bytes(folder) - self._context.config.policy.min_free_disk_bytes
         if free < nbytes:
             raise PortError(
@@ -411,7 +410,7 @@ class Migrations:
             )
 
     async def _close(self, job: Job, away: Away) -> None:
-        """Make the other device forget the job."""
+        """Make the other device delete the job."""
         answer = await self._ask(away.device, Close(token=away.token))
         if answer.state is not MigrationState.CLOSED:
             await asyncio.sleep(self._context.seams.away_look_s)
@@ -423,7 +422,7 @@ class Migrations:
     # --- state
 
     def _is_still(self, job: Job) -> bool:
-        """Return whether the job was neither cancelled nor recalled since."""
+        """Return whether the job was neither cancelled nor recalled since then."""
         now = self._context.store.get(job.id)
         token = job.away.token if job.away is not None else ""
         return now.state is JobState.AWAY and now.away is not None and now.away.token == token
@@ -434,7 +433,7 @@ class Migrations:
             self._context.store.save(replace(now, away=replace(now.away, phase=phase)))
 
     def _come_back(self, job: Job, reason: str, *, closed: bool = False) -> None:
-        """Put the job in line here; the other device has yet to forget it, unless it is no longer trusted (`closed`)."""
+        """Queue the job here. The other device must still delete it, unless it is no longer trusted (`closed`)."""
         context, now = self._context, self._context.store.get(job.id)
         if now.away is None:
             return
@@ -497,21 +496,19 @@ class Migrations:
 
 
 def _total_steps(job: Job, answer: MigrationAnswer) -> int | None:
-    """Return the total steps of a job: the other device's figure, once its worker reported it, otherwise what is known
-    here.
-    """
+    """Return the total steps of a job: the other device's figure once its worker has reported it, otherwise the figure known here."""
     return answer.total_steps or job.total_steps
 
 
 def _cleared(folder: Path, kept: Set[str]) -> None:
-    """Create a directory that has no files except the `kept` ones of an earlier try; raises OSError."""
+    """Create a directory that contains no files except the `kept` ones of an earlier try; raises OSError."""
     if any(path.relative_to(folder).as_posix() not in kept for path in folder.rglob("*") if path.is_file()):
         shutil.rmtree(folder)
     folder.mkdir(exist_ok=True)
 
 
 def _exchange_state(state: Path, fetched: Path) -> None:
-    """Replace the local checkpoint by a fetched one; what an interruption leaves is fetched again. Raises OSError."""
+    """Replace the local checkpoint by a fetched one; after an interruption, the missing part is fetched again. Raises OSError."""
     shutil.rmtree(state, ignore_errors=True)
     fetched.rename(state)
     sync_directory(state)

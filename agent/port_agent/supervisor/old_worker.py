@@ -11,7 +11,7 @@ from pathlib import Path
 from port_agent.system.locks import LockFile
 
 PATIENCE_S = 2.0
-"""A worker whose supervisor died leaves within a second."""
+"""Seconds to wait: a worker whose supervisor died leaves within a second."""
 _POLL_S = 0.02
 
 
@@ -21,7 +21,7 @@ async def clear_old_workers(locks: Iterable[Callable[[], LockFile]]) -> None:
 
 
 async def clear_old_worker(open_lock: Callable[[], LockFile]) -> None:
-    """Wait until the worker of a killed supervisor is gone: there must never be two."""
+    """Wait until the worker of a killed supervisor is gone, because there must never be two."""
     try:
         lock = open_lock()
     except OSError:
@@ -37,7 +37,7 @@ async def clear_old_worker(open_lock: Callable[[], LockFile]) -> None:
 
 
 def _kill_worker(pid: str) -> None:
-    """Kill the worker that an earlier supervisor noted, if that process still is one of ours."""
+    """Kill the worker that an earlier supervisor recorded, if that process still is one of ours."""
     try:
         command = Path(f"/proc/{int(pid)}/cmdline").read_bytes()
     except (OSError, ValueError):

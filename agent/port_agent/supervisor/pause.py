@@ -1,7 +1,7 @@
-"""The user's pause of everything: a span, in a file of its own.
+"""The user's pause of everything, a span of time in a separate file.
 
-The file outlives the job database, and a span outlives whatever happens to the clock: while the machine runs, or sleeps, it
-is counted on the clock that never jumps; across a restart of the machine it is counted by the date, if that is set and advances.
+The file outlives the job database, and a pause survives changes of the clock. While the machine runs or sleeps, the pause is counted on the
+clock that never jumps. Across a restart of the machine, it is counted by the date, if that is set and advances.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class _Record(msgspec.Struct, frozen=True):
-    """A pause as of one moment. `left_s`: None is for good; `boot`: which life of the machine `uptime_s` counts in."""
+    """A pause at one moment. `left_s`: seconds left, None for no end. `boot`: the boot in which `uptime_s` counts."""
 
     left_s: float | None
     reason: str
@@ -32,7 +32,7 @@ class _Record(msgspec.Struct, frozen=True):
 
 
 class Pause:
-    """Whether everything is paused, for how long and why. What the disk refuses holds meanwhile, and `flush` tries again."""
+    """Whether everything is paused, for how long and why. A pause holds even while the disk rejects it; `flush` tries again."""
 
     def __init__(self, state_dir: Path, clock: Clock, boot_id: Path = _BOOT_ID) -> None:
         self._path, self._clock, self.pending = state_dir / FILE_NAME, clock, False
@@ -50,7 +50,7 @@ class Pause:
         self._record, self.pending = None, True
 
     def left_s(self) -> float | None:
-        """Return for how many seconds everything is still paused, infinity for good, None for no pause."""
+        """Return for how many seconds everything is still paused: infinity for no end, None for no pause."""
         if self._record is None:
             return None
         if self._record.left_s is None:
@@ -59,7 +59,7 @@ class Pause:
         return left_s if left_s > 0 else None
 
     def until(self) -> float | None:
-        """Return the end in Unix time as the clock is now, infinity for good, None for no pause."""
+        """Return the end in Unix time by the current clock: infinity for no end, None for no pause."""
         left_s = self.left_s()
         return None if left_s is None else self._clock.wall_s() + left_s
 
@@ -69,7 +69,7 @@ class Pause:
         return "" if self._record is None else self._record.reason
 
     def flush(self) -> None:
-        """Write what is not on disk yet; raises `StoreError`, and it is tried again."""
+        """Write what is not on disk yet; raises `StoreError`, after which the next call tries again."""
         if not self.pending:
             return
         record, self.pending = self._record, False

@@ -1,4 +1,4 @@
-"""A quick check of the power supplies while a worker trains: only a change wakes the event loop."""
+"""A quick check of the power supplies while a worker trains; only a change wakes the event loop."""
 
 import asyncio
 import threading
@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 
 PERIOD_S = 0.025
-"""Seconds between readings: a worker stops within 100 ms of a change; takes 0.3 % CPU."""
+"""Seconds between readings, so that a worker stops within 100 ms of a change; costs 0.3 % CPU."""
 
 
 class PlugMonitor:
-    """Reads something cheap again and again on a thread of its own, and calls `on_change` on the loop when it differs.
+    """Reads something cheap repeatedly on a separate thread, and calls `on_change` on the loop when it differs.
 
-    It continues while the loop looks and acts, so no change falls between two looks.
+    It continues while the loop looks and acts, so no change is missed between two looks.
     """
 
     def __init__(self, read: Callable[[], tuple[str, ...]], on_change: Callable[[], None]) -> None:
@@ -39,7 +39,7 @@ class PlugMonitor:
         self._armed.set()
 
     def silent_s(self) -> float:
-        """Return how long a read has not answered."""
+        """Return for how many seconds a read has not answered."""
         asked_s = self._asked_s
         return 0.0 if asked_s is None else time.monotonic() - asked_s
 

@@ -1,4 +1,4 @@
-"""The user's request that one job runs now, also while the device is in use and outside of the time windows."""
+"""The user's request to run one job now, even while the device is in use or outside of the time windows."""
 
 from dataclasses import dataclass, replace
 
@@ -7,15 +7,15 @@ from port_agent.policy.decide import Policy
 
 @dataclass(frozen=True, slots=True)
 class RunNow:
-    """A job to train at once, and until when by `Clock.uptime_s`; infinity: until the job ends."""
+    """A job to train at once, and the end by `Clock.uptime_s`; infinity: until the job ends."""
 
     job_id: int
     until_s: float
 
 
 def without_waiting(policy: Policy) -> Policy:
-    """Return `policy` without what waits for a better time: presence, windows, the pause after a stop.
+    """Return `policy` without the rules that wait for a better time: presence, windows, the pause after a stop.
 
-    What protects the machine stays: power, heat, memory, disk and its wear.
+    The rules that protect the machine stay: power, heat, memory, disk and its wear.
     """
     return replace(policy, idle_for_s=0.0, windows=(), min_pause_s=0.0)

@@ -58,7 +58,7 @@ Conversation = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[
 
 BUNDLE_NAME = "bundle.port"
 MAX_UPLOADS = 16
-"""Uploads on disk until a job takes them, for at most an hour."""
+"""Largest number of uploads on disk that no job has taken yet; each stays for at most an hour."""
 _FLUSH_PATIENCE_S = 5.0
 """Seconds that a report waits for the newest figures to be on disk."""
 _FOLLOW_POLL_S = 0.5
@@ -66,11 +66,11 @@ _HISTORY_SHOWN = 50
 _DAY_S = 86400.0
 _OVER_SHOWN = 10
 _ENDS_WITH_JOB = ("job-does-not-fit", "device-absent", "job-failing", "deadline-missed")
-"""Conditions of a job that mean nothing once it is over."""
+"""Conditions of a job that no longer matter once it has ended."""
 
 
 def _check_here(job: Job) -> None:
-    """Raise `JobRequestError` for a job that another device has."""
+    """Raise `JobRequestError` for a job that is on another device."""
     if job.state is JobState.AWAY and job.away is not None:
         raise JobRequestError(
             f"job {job.label} is on {job.away.name}; take it back with port-agent job recall {job.id}", job.id
@@ -78,7 +78,7 @@ def _check_here(job: Job) -> None:
 
 
 def _result_file(job: Job) -> Path | None:
-    """Return the file with the trained weights of a job, None while there is none."""
+    """Return the file with the trained weights of a job; None if there is none yet."""
     return Path(job.result) if job.result is not None and Path(job.result).is_file() else None
 
 
@@ -91,7 +91,7 @@ async def _result_is_damaged(job: Job) -> bool:
 
 
 def _check_reachable(bundle: Path) -> None:
-    """Raise PortError if a fine-tuning would run with this agent's permissions, and these are insufficient."""
+    """Raise PortError if a fine-tuning would run with this agent's permissions and these are insufficient."""
     from port_agent.finetuning.job_file import FinetuneJob
 
     if os.geteuid() != 0:  # as root it takes the submitter's permissions, and uses none of its own
@@ -106,16 +106,16 @@ class MeterUnavailableError(PortError):
 
 
 class Service:
-    """The verbs. Every change wakes the loop, which then acts on it. Jobs are named by id or name.
+    """The requests of the control interface. Every change wakes the loop, which then acts on it. Jobs are named by id or name.
 
-    Whatever names a job raises `JobNotFoundError` when there is none; whatever changes something returns once that is
-    on disk, or raises `StoreError` when the disk refuses (it still holds).
+    Methods that name a job raise `JobNotFoundError` if it does not exist. Methods that change something return once the change is on disk,
+    or raise `StoreError` if the disk rejects it; the change still holds.
     """
 
     def __init__(self, context: DaemonContext) -> None:
         self._context = context
         self._submissions: dict[str, asyncio.Task[JobDetail]] = {}
-        """Requests for a job that are being answered, by their names."""
+        """Submissions that are being answered, by their ids."""
 
     # --- looking
 
@@ -133,7 +133,7 @@ class Service:
         return self._context.peers
 
     def peer_rows(self) -> list[dict[str, object]] | None:
-        """Return the other agents, or None while discovery is off."""
+        """Return the other agents; None while discovery is off."""
         return self._context.peers.rows()
 
     async def why(self, since: float | None) -> list[TimelineEntry]:
@@ -153,7 +153,7 @@ class Service:
         return exposition(families)
 
     def jobs(self, *, with_all_over: bool) -> tuple[JobSummary, ...]:
-        """Return the active jobs and the newest ended ones, or all ended ones, too."""
+        """Return the active jobs and the most recently ended ones, or all ended ones."""
         jobs = self._context.store.all()
         if not with_all_over:
             over = [job for job in jobs if job.state.is_over][-_OVER_SHOWN:]
@@ -170,13 +170,13 @@ class Service:
         return read_log(self._directory(name), lines)[0]
 
     def follow_log(self, name: str, lines: int) -> AsyncIterator[str]:
-        """Return the last lines of a job's log, and what is added until the job ends."""
+        """Return the last lines of a job's log, and then what is added until the job ends."""
         return self._follow(self._context.store.find(name), lines)
 
     async def result(self, name: str) -> Path:
         """Return the file with the trained weights.
 
-        Raises `JobRequestError` while there is none and where it is not what the worker wrote, OSError.
+        Raises `JobRequestError` if there is none yet, or if it differs from what the worker wrote; raises OSError.
         """
         job = self._context.store.find(name)
         file = _result_file(job)
@@ -205,7 +205,7 @@ class Service:
         return await asyncio.to_thread(report_from_query, self._context.settings.state_dir / FILE_NAME, query)
 
     async def examine(self, *, flash_test: bool) -> "list[Check]":
-        """Return what `doctor` finds; takes a few seconds."""
+        """Return the findings of `doctor`; takes a few seconds."""
         from port_agent.health.doctor import examine  # rarely needed: not worth resident memory
 
         context = self._context
@@ -214,11 +214,11 @@ class Service:
     # --- jobs
 
     def check_submission(self, spec: JobSpec) -> None:
-        """Raise `JobRequestError` for what `submit` would reject whatever is in the bundle, which is not sent yet."""
+        """Raise `JobRequestError` for what `submit` would reject regardless of the bundle, which is not sent yet."""
         self._context.store.check_new(self._led(spec))
 
     async def submitted(self, submission: str) -> JobDetail | None:
-        """Return the job that a request with this id made, once that is done; None if there was none."""
+        """Return the job that the request with this id created, once it exists; None if there was no such request."""
         going = self._submissions.get(submission)
         if going is not None:
             return await asyncio.shield(going)
@@ -227,7 +227,7 @@ class Service:
         return None if job is None else await self._detail(job)
 
     async def submit(self, spec: JobSpec, upload: Path | None, peer: SocketPeer | None = None) -> JobDetail:
-        """Return the new job as `_submit` does, even if the client has disconnected meanwhile and asks again."""
+        """Return the new job as `_submit` does, even if the client disconnects meanwhile and asks again."""
         going = asyncio.create_task(self._submit(spec, upload, peer))
         if spec.submission:
             self._submissions[spec.submission] = going
@@ -235,7 +235,7 @@ class Service:
         return await asyncio.shield(going)
 
     async def _submit(self, spec: JobSpec, upload: Path | None, peer: SocketPeer | None) -> JobDetail:
-        """Return the new job, durable; `upload` is the bundle as it arrived, which becomes the job's own.
+        """Return the new job, which is durable. `upload`: the uploaded bundle, which becomes the job's own.
 
         `peer`: who asks for it; a fine-tuning runs with that user's rights where this agent has root's.
 
@@ -271,7 +271,7 @@ class Service:
         return await self._detail(job)
 
     def _led(self, spec: JobSpec) -> JobSpec:
-        """Return a job whose leader is an id; raises JobRequestError for a device that is not paired."""
+        """Return a job whose leader is given by its id; raises JobRequestError for a device that is not paired."""
         if not spec.terms.leader:
             return spec
         leader = self._context.peers.fleet.device_called(spec.terms.leader)
@@ -282,7 +282,7 @@ class Service:
         return replace(spec, terms=replace(spec.terms, leader=leader.id, leader_name=leader.name))
 
     async def attach(self, request: AttachRequest, peer: SocketPeer) -> tuple[Job, Conversation]:
-        """Return the job of a program that asks to be attached, and the protocol for its connection from here on.
+        """Return the job of a program that asks to be attached, and the protocol for the rest of its connection.
 
         Raises `JobRequestError` for an invalid name.
         """
@@ -306,9 +306,9 @@ class Service:
         return None if program is None else program.uid
 
     def uploads(self) -> DirectoryHandle:
-        """Return where bundles go that arrive.
+        """Return the directory for arriving bundles.
 
-        Raises `JobRequestError` while many wait for their job, and OSError.
+        Raises `JobRequestError` while too many wait for their job, and OSError.
         """
         self._uploads.mkdir(exist_ok=True)
         directory = DirectoryHandle.open(self._uploads)
@@ -321,14 +321,14 @@ class Service:
         return directory
 
     def upload(self, token: str) -> Path | None:
-        """Return the bundle that arrived under this name in `uploads`, or None."""
+        """Return the bundle that arrived under this name in `uploads`; None if there is none."""
         path = self._uploads / token
         return path if path.is_file() else None
 
     def inbox(self, name: str) -> DirectoryHandle:
         """Return the directory from which a job takes its data.
 
-        Raises `JobRequestError` if it takes none, and OSError.
+        Raises `JobRequestError` if it does not use one, and OSError.
         """
         job = self._context.store.find(name)
         if not job.spec.waits_for_data:
@@ -338,7 +338,7 @@ class Service:
 
     @property
     def kept_free_bytes(self) -> int:
-        """Disk space that arriving data may not use."""
+        """Bytes of disk space that arriving data may not use."""
         return self._context.config.policy.min_free_disk_bytes
 
     async def pause_job(self, name: str) -> JobSummary:
@@ -352,7 +352,7 @@ class Service:
         return await self._change(replace(job, state=JobState.PAUSED, reason="paused by you"), "paused")
 
     async def resume_job(self, name: str) -> JobSummary:
-        """Resume a paused, waiting or failed job, or let one write its damaged result again; raises `JobRequestError`."""
+        """Resume a paused, waiting or failed job, or let a job write its damaged result again; raises `JobRequestError`."""
         job = self._context.store.find(name)
         if job.spec.kind is JobKind.ATTACHED and job.state.is_over:
             raise JobRequestError(
@@ -376,7 +376,7 @@ class Service:
         return await self._change(replace(job, state=state, reason="", failures=0, finished_at=None), "resumed")
 
     async def run_now(self, name: str, for_s: float | None) -> JobSummary:
-        """Let a job run before all others, also while the device is in use and outside of the time windows; ends a pause of everything.
+        """Run a job before all others, even while the device is in use or outside of the time windows; ends a pause of everything.
 
         `for_s`: seconds; None: until the job ends. Raises `JobRequestError`.
         """
@@ -391,7 +391,7 @@ class Service:
     async def cancel_job(self, name: str) -> JobSummary:
         """End a job for good; its files stay until the history is trimmed. Raises `JobRequestError`.
 
-        One that could not be restored is removed with its files.
+        A job that could not be restored is removed with its files.
         """
         aside = next((one for one in self._context.store.set_aside.values() if name == str(one.id)), None)
         if aside is not None:
@@ -413,8 +413,8 @@ class Service:
     async def recall_job(self, name: str, *, force: bool) -> JobSummary:
         """Take a job back from the device that it moved to, with its checkpoint.
 
-        `force`: at once and without that device's reply, from the checkpoint that is here; what it trains is not wanted
-        any more. Raises `JobRequestError`.
+        `force`: at once and without that device's reply, from the checkpoint that is here; what that device trains is discarded. Raises
+        `JobRequestError`.
         """
         job = self._context.store.find(name)
         if job.state is not JobState.AWAY or job.away is None:
@@ -431,7 +431,7 @@ class Service:
         return await self._change(recalled, f"recalled from {job.away.name}")
 
     async def change_job(self, name: str, change: JobChange) -> JobSummary:
-        """Change priority or deadline of a job."""
+        """Change the priority or the deadline of a job."""
         job = self._context.store.find(name)
         job = replace(job, spec=check_spec(change.apply(job.spec)))
         if change.moves_deadline:
@@ -442,7 +442,7 @@ class Service:
     # --- the whole agent
 
     async def pause_all(self, for_s: float | None) -> float | None:
-        """Train nothing for a time, or until `resume_all`; returns the end in Unix time, None for good."""
+        """Train nothing for a time, or until `resume_all`; return the end in Unix time, None for no end."""
         self._context.run_now = None
         self._context.pause.begin(for_s)
         self._context.wake.set()
@@ -469,7 +469,7 @@ class Service:
         return self._context.settings.state_dir / "uploads"
 
     def _promised(self, job: Job, facts: BundleFacts) -> Job:
-        """Return the job with what is promised for it, where its bundle says enough and a plan fits."""
+        """Return the job with its promise, if the bundle contains enough figures and a plan fits."""
         context, wall_s = self._context, self._context.clock.wall_s()
         conditions = run_conditions(context, context.config.policy.not_in_use)
         plan = promised_plan(job.spec, facts, conditions, wall_s)
@@ -500,7 +500,9 @@ class Service:
             raise JobRequestError(f"the agent cannot read the bundle {path}: {error.strerror}") from error
 
     async def _check_bundle(self, spec: JobSpec, upload: Path | None) -> None:
-        """Raise JobRequestError where a bundle that arrived is damaged anywhere, in the words of its job: nobody knows the upload's name."""
+        """Raise JobRequestError if any part of an uploaded bundle is damaged. The message names the job, because nobody knows the
+        upload's name.
+        """
         check = self._context.seams.kinds[spec.kind].check
         if check is None or upload is None:
             return
@@ -530,7 +532,7 @@ class Service:
         )
 
     def _metered(self, job: Job) -> tuple[float | None, float | None]:
-        """Return what the job took since the agent started: a step on average, idle power included, and in all without it."""
+        """Return what the job used since the agent started: per step on average, idle power included, and in total without it."""
         used = None if self._context.meter is None else self._context.meter.job_energy().get(str(job.id))
         if used is None or not used.steps:
             return None, None
@@ -563,9 +565,9 @@ class Service:
         self._context.store.note(self._context.clock.wall_s(), job.id, kind, text)
 
     async def _settle(self) -> None:
-        """Wait until what was asked for is on disk.
+        """Wait until the requested change is on disk.
 
-        Raises `StoreError` when the disk refuses (it still holds).
+        Raises `StoreError` if the disk rejects it; the change still holds.
         """
         if not await asyncio.to_thread(self._context.store.flush) and self._context.store.trouble is not None:
             raise self._context.store.trouble

@@ -1,7 +1,7 @@
 """Keeps the machine from going to sleep while a job may run on external power.
 
-A process holds it awake, and its end gives that back: `systemd-inhibit` at logind, `caffeinate` on a Mac. It ends with the pipe to
-its standard input, so also where the agent is killed.
+A process keeps it awake until that process ends: `systemd-inhibit` with logind, `caffeinate` on a Mac. It ends when the pipe to its
+standard input closes, so also if the agent is killed.
 """
 
 import asyncio
@@ -14,25 +14,25 @@ from port_agent.facts.platform import NO_INHIBITOR
 from port_agent.policy.decide import Policy, PolicyDecision, device_in_use
 
 HOLDER = ("sh", "-c", "echo held; exec cat >/dev/null")
-"""Says that the lock was granted, and keeps it until its standard input ends."""
+"""Command that reports that the lock was granted, and keeps it until its standard input ends."""
 RETRY_S = 600.0
-"""Seconds before another attempt after a refusal: it takes an administrator to change it."""
+"""Seconds before another attempt after a refusal, which only an administrator can change."""
 _PATIENCE_S = 10.0
 _PASSING = frozenset({"hot", "throttled", "settling"})
-"""Conditions that pass in minutes, by themselves: a machine that slept meanwhile would not wake when they have."""
+"""Conditions that pass by themselves within minutes; a machine that slept meanwhile would not wake up when they have."""
 
 
 class Inhibition(Enum):
-    """What is held off, by logind's names."""
+    """What is inhibited, by logind's names."""
 
     SLEEP = "sleep"
-    """A request to sleep is refused, except one with an administrator's rights; a lid that is closed is obeyed."""
+    """A request to sleep is rejected, except with an administrator's rights; closing the lid is obeyed."""
     IDLE = "idle"
-    """The machine does not fall asleep by itself; who uses it may send it to sleep."""
+    """The machine does not fall asleep by itself; its user may send it to sleep."""
 
 
 def inhibition(decision: PolicyDecision, facts: Facts, policy: Policy, *, has_work: bool) -> Inhibition | None:
-    """Return what must be held off now; None: the machine may sleep."""
+    """Return what must be inhibited now; None: the machine may sleep."""
     may_run = decision.state.trains or _PASSING.issuperset(decision.codes)
     powered = (policy.assume_power or facts.power) in (Power.EXTERNAL, Power.ASSUMED)
     if not (policy.keep_awake and has_work and may_run and powered):
@@ -42,7 +42,7 @@ def inhibition(decision: PolicyDecision, facts: Facts, policy: Policy, *, has_wo
 
 
 class SleepInhibitor:
-    """Inhibits sleep on request, by the command that `command` returns for it; None where there is none."""
+    """Inhibits sleep on request, with the command that `command` returns; None if there is no command."""
 
     def __init__(
         self,
@@ -57,10 +57,10 @@ class SleepInhibitor:
         self._holder: asyncio.subprocess.Process | None = None
         self._refused_s: float | None = None
         self.trouble = ""
-        """Why sleep is not held off although it should be."""
+        """Why sleep is not inhibited although it should be."""
 
     def want(self, wanted: Inhibition | None) -> None:
-        """Set what must be held off from now on."""
+        """Set what must be inhibited from now on."""
         ended = self._holder is not None and self._holder.returncode is not None
         waited = self._refused_s is None or self._monotonic_s() - self._refused_s >= self._retry_s
         if wanted is not self._wanted or ended or (self.trouble and waited):
@@ -69,7 +69,7 @@ class SleepInhibitor:
 
     @property
     def held(self) -> Inhibition | None:
-        """What is held off."""
+        """What is inhibited now."""
         return self._held
 
     async def run(self) -> None:
@@ -118,7 +118,7 @@ class SleepInhibitor:
 
 
 async def _refusal(holder: asyncio.subprocess.Process) -> str:
-    """Return why the lock was not granted; empty where it was."""
+    """Return why the lock was not granted; empty if it was granted."""
     if holder.stdout is None or holder.stderr is None:
         return "no pipe to its process"
     try:
@@ -134,7 +134,7 @@ async def _refusal(holder: asyncio.subprocess.Process) -> str:
 
 
 def sleep_text(inhibitor: SleepInhibitor, policy: Policy) -> str:
-    """Return whether the machine may sleep, in words."""
+    """Return whether sleep is held off and why, in words."""
     if not policy.keep_awake:
         return "not held off (when.keep_awake = false)"
     if inhibitor.held is Inhibition.SLEEP:

@@ -1,4 +1,4 @@
-"""Was the loop held up? A look that comes much later than planned says so."""
+"""Detect that the event loop was blocked: a look then comes much later than planned."""
 
 from port_agent.health.conditions import HealthBoard
 from port_agent.system.clock import Clock
@@ -15,7 +15,7 @@ class StallMonitor:
         self._due_s: float | None = None
 
     def looked(self) -> None:
-        """Report a look that came more than `STALL_S` late."""
+        """Report a look if it came more than `STALL_S` late."""
         now_s = self._clock.monotonic_s()
         late_s = 0.0 if self._due_s is None else now_s - self._due_s
         if late_s > STALL_S:

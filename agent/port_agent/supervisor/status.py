@@ -1,4 +1,4 @@
-"""What a supervisor shows of itself: its parts read into the answers of the control interface."""
+"""The supervisor's state, as answers of the control interface."""
 
 import math
 from collections.abc import Sequence
@@ -72,7 +72,7 @@ def _flash_life(context: DaemonContext) -> FlashLife | None:
 
 
 def device_state(facts: Facts) -> DeviceState:
-    """Return what the sensors say, in the words of the control interface."""
+    """Return the sensors' readings, in the terms of the control interface."""
     return DeviceState(
         power=facts.power.value,
         power_detail=facts.power_detail,
@@ -116,14 +116,14 @@ def job_summary(context: DaemonContext, job: Job) -> JobSummary:
 
 
 def _why_it_waits(context: DaemonContext, job: Job) -> str:
-    """Return what is known of why a job does not run; what made it leave is over once the policy lets jobs train."""
+    """Return what is known about why a job does not run. The reason why it left no longer counts once the policy lets jobs train."""
     decision = context.admission.decision
     may_train = decision is not None and decision.state.trains
     return "" if may_train and job.state is JobState.QUEUED and job.reason.startswith(LEFT_BECAUSE) else job.reason
 
 
 def set_aside_summary(job: SetAsideJob) -> JobSummary:
-    """Return one line about a stored job that cannot be restored; its state's number is 0."""
+    """Return one line about a stored job that cannot be restored; its state has the number 0."""
     return JobSummary(
         id=job.id, name=job.name, kind="", state="set aside", state_number=0, reason=job.reason, step=0, total_steps=None,
         loss=None, priority=0, deadline_at=None, retry_in_s=None, eta_s=None, submitted_at=0.0,
@@ -131,7 +131,7 @@ def set_aside_summary(job: SetAsideJob) -> JobSummary:
 
 
 def _headline(context: DaemonContext, alive: Sequence[Job]) -> tuple[str, list[str]]:
-    """Return the state in a word, and why."""
+    """Return the state in a word, and the reason."""
     shown, decision = context.runners.shown, context.admission.decision
     conditions = list(decision.reasons) if decision else ["starting"]
     if shown.shown_phase is not None and shown.requested is not None:

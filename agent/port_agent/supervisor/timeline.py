@@ -1,4 +1,4 @@
-"""What was decided when, and why: a line for each change in a file of its own, kept for a month in few bytes."""
+"""What was decided when, and why: a line for each change, in a separate file that is kept small and for a month."""
 
 import contextlib
 from collections.abc import Iterator
@@ -12,14 +12,14 @@ from port_agent.system.atomic_file import write_atomically
 FILE_NAME = "timeline.jsonl"
 KEPT_S = 31 * 86400.0
 MAX_BYTES = 256 << 10
-"""Some thousand changes; of more the newest are kept."""
+"""Largest size in bytes: some thousand changes, of which the newest are kept."""
 _MAX_TEXT = 200
 TRAINING, FREE, STARTED, STOPPED = "training", "free to train, no job", "the agent started", "the agent stopped"
 ASLEEP = "the machine slept"
 
 
 class TimelineEntry(msgspec.Struct, frozen=True, array_like=True):
-    """From `at` (Unix time) on this was so; `codes` are those of the decision."""
+    """A state that began at `at` (Unix time); `codes` are those of the decision."""
 
     at: float
     text: str
@@ -27,7 +27,7 @@ class TimelineEntry(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timeline:
-    """The changes, on disk from the next `flush` on."""
+    """The changes, which are on disk after the next `flush`."""
 
     def __init__(self, state_dir: Path) -> None:
         self._path = state_dir / FILE_NAME
@@ -35,7 +35,7 @@ class Timeline:
         self._pending: list[TimelineEntry] = []
 
     def take(self, wall_s: float, decision: PolicyDecision, *, busy: bool) -> None:
-        """Record a decision; only another state or another set of conditions makes an entry."""
+        """Record a decision; only a new state or a new set of conditions makes an entry."""
         if decision.state.trains:
             text, codes = (TRAINING if busy else FREE), decision.codes
         else:
@@ -46,7 +46,7 @@ class Timeline:
             self._last = kind
 
     def note(self, wall_s: float, text: str, codes: tuple[str, ...] = ()) -> None:
-        """Add an entry; the next decision is recorded again after it."""
+        """Add an entry; after it, the next decision is recorded even if it is the same as before."""
         self._last = None
         self._pending.append(TimelineEntry(round(wall_s, 1), text[:_MAX_TEXT], codes))
 
@@ -56,7 +56,7 @@ class Timeline:
         return bool(self._pending)
 
     def flush(self, wall_s: float) -> None:
-        """Write what is pending, and leave out what is older than a month or too much; raises OSError, and it stays pending."""
+        """Write pending entries, and drop those older than a month or beyond the size limit; raises OSError, and they stay pending."""
         pending = list(self._pending)
         if pending:
             with self._path.open("ab") as file:  # a newline first: it ends what a power cut tore
@@ -66,7 +66,7 @@ class Timeline:
             self._shorten(wall_s)
 
     def since(self, wall_s: float) -> list[TimelineEntry]:
-        """Return what was so from a moment (Unix time) on, the entry before it first; raises OSError."""
+        """Return the entries since a moment (Unix time), preceded by the one in force then; raises OSError."""
         entries = [*self._stored(), *self._pending]
         first = max((number for number, entry in enumerate(entries) if entry.at <= wall_s), default=0)
         return entries[first:]
@@ -82,7 +82,7 @@ class Timeline:
         write_atomically(self._path, b"".join(reversed(kept)))
 
     def _stored(self) -> Iterator[TimelineEntry]:
-        """Yield what the file holds; a line that a power cut tore is left out."""
+        """Yield the entries of the file; a line that a power cut truncated is left out."""
         try:
             content = self._path.read_bytes()
         except FileNotFoundError:

@@ -1,8 +1,8 @@
-"""Calendar times, windows that open and close and deadlines, by APScheduler; and periodic tasks.
+"""Calendar times (windows and deadlines) by APScheduler, and periodic tasks.
 
-APScheduler uses the wall clock, so `clock_changed` must be called after a jump; all gating and the watchdog run on the
-monotonic clock elsewhere. Late jobs are never dropped (`misfire_grace_time=None`), and pile-ups become one run (`coalesce`). It is
-there once a window or a deadline is: not worth resident memory before. Periodic tasks are tasks of the loop; none overlaps itself.
+APScheduler uses the wall clock, so `clock_changed` must be called after a jump; all gating and the watchdog run on the monotonic clock
+elsewhere. Late jobs are never dropped (`misfire_grace_time=None`), and pile-ups become one run (`coalesce`). It is loaded with the first
+window or deadline, to save memory before. Periodic tasks are tasks of the loop; none overlaps itself.
 """
 
 import asyncio
@@ -77,7 +77,7 @@ class Timers:
         return {job.id: job.next_run_time for job in jobs if getattr(job, "next_run_time", None) is not None}
 
     def clock_changed(self) -> None:
-        """Work out all times again after the wall clock was set."""
+        """Recompute all times after the wall clock was set."""
         if self._scheduler is None:
             return
         for job in self._scheduler.get_jobs():
@@ -86,7 +86,7 @@ class Timers:
         self._scheduler.wakeup()
 
     def zone_changed(self, windows: Iterable[TimeWindow]) -> None:
-        """Work out the windows' borders again in another time zone; needs a running event loop."""
+        """Recompute the windows' borders in another time zone; needs a running event loop."""
         if self._scheduler is not None:
             import tzlocal
 
@@ -130,7 +130,7 @@ def _started_scheduler() -> "AsyncIOScheduler":
 
 
 async def _repeat(seconds: float, name: str, task: Callable[[], Awaitable[None]]) -> None:
-    """Do a task again and again; one that fails is reported to the loop, and comes again."""
+    """Run a task repeatedly; if it fails, report that to the loop and continue."""
     loop = asyncio.get_running_loop()
     while True:
         await asyncio.sleep(seconds)

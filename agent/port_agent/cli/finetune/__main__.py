@@ -1,8 +1,7 @@
 """The process that fine-tunes: `python -m port_agent.cli.finetune OPTIONS [--explain BYTES | --show-data]`, options as
 JSON.
 
-`port-agent finetune` starts it. With `--explain` it only describes what it would do; with `--show-data`, what it would
-learn.
+`port-agent finetune` starts it. With `--explain` it only describes what it would do; with `--show-data`, it only shows what it would learn.
 """
 
 import dataclasses
@@ -32,7 +31,7 @@ if TYPE_CHECKING:
 
 
 def main() -> int:
-    """Fine-tune as the only argument says; return the exit code."""
+    """Fine-tune by the options of the command line; return the exit code."""
     options = msgspec.json.decode(sys.argv[1], type=FinetuneOptions)
     console = terminal(stderr=True)
     try:

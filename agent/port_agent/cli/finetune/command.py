@@ -89,10 +89,10 @@ _NOT_SUBMITTED = ("report", "read_limit", "write_limit", "step_deadline", "write
 """Arguments of a run in a terminal that a submitted job does not have."""
 
 _PAIR_BETA = 0.1
-"""Default beta of DPO and ORPO, that of trl."""
+"""Default beta of DPO and ORPO, as in trl."""
 
 _MIN_HEAD_ROWS = 16
-"""Least rows at a time; with fewer, reading the head's weight takes longer than multiplying by it."""
+"""Smallest number of rows at a time; with fewer, reading the head's weight takes longer than multiplying by it."""
 
 _MIN_TOKENS = 8
 _MAX_TOKENS = 1 << 20
@@ -463,7 +463,7 @@ def _submit(arguments: argparse.Namespace, options: FinetuneOptions) -> int:
 
 
 def _job_file(job: "FinetuneJob", *, federated: bool) -> Iterable[bytes]:
-    """Return the content of a job's file. Raises FinetuneError and OSError."""
+    """Return the content of a job file. Raises FinetuneError and OSError."""
     if not federated:
         return (job.encoded(),)
     from port_agent.finetuning.federated import (

@@ -1,4 +1,4 @@
-"""Training examples shown to a person: text that is only read is dim, text that is learned is in colour."""
+"""Training examples shown to a person: text that is only read is dim, and text that is learned is in colour."""
 
 from collections.abc import Iterable
 
@@ -8,7 +8,7 @@ from port_agent.finetuning.text.examples import Example, ExamplePart
 
 _READ, _LEARNED = "dim", "bold green"
 _MAX_READ, _MAX_LEARNED = 160, 240
-"""Characters shown of the example before each run."""
+"""Characters shown of text that is read, and of text that is learned."""
 
 
 def example_text(example: Example) -> Text:
@@ -22,7 +22,7 @@ def example_text(example: Example) -> Text:
 
 
 def example_texts(examples: Iterable[Example]) -> Iterable[Text]:
-    """Yield sequences, each below its number and the number of its characters that are learned."""
+    """Yield sequences, each below its number and the number of its learned characters."""
     for number, example in enumerate(examples, 1):
         learned = sum(len(part.text) for part in example.parts if part.learned)
         whole = sum(len(part.text) for part in example.parts)

@@ -1,4 +1,4 @@
-"""`decode`: write a quantized model of another program as a model directory of floats."""
+"""`decode`: write a quantized model of another program as a directory of a floating-point model."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""What the arguments of `finetune` ask for, and which of them exclude each other."""
+"""The options that the arguments of `finetune` request, and which arguments exclude each other."""
 
 import argparse
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from port_agent.finetuning.inputs.run_date import date_of_run, length_of_run
 from port_agent.packing.quantized import Quantization
 
 AS_STORED = "bf16"
-"""Value of --base that leaves the weights as they are, and demands bfloat16."""
+"""Value of --base that keeps the weights as they are stored, and requires bfloat16."""
 
 _RANK = 8
 _ADAPTERS_RATE, _FULL_RATE = 2e-4, 2e-5
@@ -79,7 +79,7 @@ def check_finetune_arguments(arguments: argparse.Namespace) -> None:
 def options_of(arguments: argparse.Namespace) -> FinetuneOptions:
     """Return the options that the arguments ask for.
 
-    Raises FinetuneError for an adapter or a stored date that cannot be read.
+    Raises FinetuneError if an adapter or a stored date cannot be read.
     """
     a = arguments
     targets = tuple(name for name in a.targets.split(",") if name)

@@ -47,15 +47,15 @@ class _Choices:
     """The choices made for a project before its tables are written."""
 
     fitted: FittedModel | None
-    """Chosen set of trained weights, if one was searched for."""
+    """The set of trained weights that was chosen, if one was searched for."""
     valuation: Valuation | None
-    """The gain of each candidate per joule, if that decided."""
+    """The gain of each candidate per joule, if that determined the choice."""
     held: FittedMemory | None
     """Plan that makes the model fit its budget, if there is one."""
     narrow: tuple[str, ...]
     """Layers whose weights have no low byte although low bytes were requested."""
     rate: RateChoice | None = None
-    """The learning rates that were measured, if one was to be chosen."""
+    """The learning rates that were measured, if one had to be chosen."""
 
 
 def run_compile(arguments: argparse.Namespace) -> int:
@@ -133,7 +133,7 @@ def _check_options(arguments: argparse.Namespace) -> None:
 
 
 def _choose(project: Project, arguments: argparse.Namespace) -> tuple[Project, _Choices]:
-    """Return the project as the options change it, and the choices made on the way."""
+    """Return the project as changed by the options, and the choices made on the way."""
     fitted = valuation = held = None
     if arguments.growth is not None:
         project = grow_project(project, arguments.growth)
@@ -225,7 +225,7 @@ def _show_rate(found: RateChoice) -> None:
 
 
 def _fitted_json(fitted: FittedModel) -> dict[str, Any]:
-    """Return the scheme that `mcu compile --sparse-update` chose, and what it was compared with, as JSON.
+    """Return the scheme that `mcu compile --sparse-update` chose, and the alternatives, as JSON.
 
     `proven`: no scheme within the limits is predicted to do better than the knapsack's answer.
     """
@@ -249,7 +249,7 @@ def _finalist_json(finalist: Finalist) -> dict[str, Any]:
 
 
 def _show_fitted(fitted: FittedModel) -> None:
-    """Print the contributions, the knapsack's answer, the measured candidates and what is trained."""
+    """Print the contributions, the knapsack's answer, the measured candidates, and what is trained."""
     print("\n".join(fitted.table.lines()))
     print(f"knapsack: {fitted.optimum.describe()}")
     table = Table(box=None, pad_edge=False)
@@ -290,7 +290,7 @@ def _valuation_json(found: Valuation) -> dict[str, Any]:
 
 
 def _show_valuation(found: Valuation) -> None:
-    """Print what each candidate reaches and takes, which was chosen, and by which rule."""
+    """Print the result and cost of each candidate, which one was chosen, and by which rule."""
     table = Table(box=None, pad_edge=False)
     for name in ("trained", "%", "behind", "job", "each", "RAM, B", "paged", "%/J"):
         table.add_column(name, justify="left" if name == "trained" else "right", no_wrap=True)
@@ -317,7 +317,7 @@ def _show_valuation(found: Valuation) -> None:
 
 
 def _held_json(held: FittedMemory) -> dict[str, Any]:
-    """Return what a plan within a budget takes, as JSON; seconds and joules are estimates for one training sample."""
+    """Return the cost of a plan within a budget, as JSON; seconds and joules are estimates for one training sample."""
     medium = held.memory.medium
     return {
         "ram_bytes": held.memory.ram_bytes,
@@ -334,7 +334,7 @@ def _held_json(held: FittedMemory) -> dict[str, Any]:
 
 
 def _show_held(held: FittedMemory) -> None:
-    """Print what a plan within a budget takes."""
+    """Print the cost of a plan within a budget."""
     again, paged = held.memory.recomputed, held.memory.paged
     tiles = sum(row.part for row in held.memory.rows)
     how = "everything is kept"

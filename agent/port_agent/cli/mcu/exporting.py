@@ -1,4 +1,4 @@
-"""`mcu export`: what a board learnt, as a state_dict of the PyTorch module."""
+"""`mcu export`: what a board learned, as a state_dict of the PyTorch module."""
 
 import argparse
 from functools import partial

@@ -1,4 +1,4 @@
-"""`mcu compile --report`: what each layer takes and loses, as a table, as JSON and as a page."""
+"""`mcu compile --report`: the cost of each layer and what quantization loses in it, as a table, as JSON and as a page."""
 
 import html
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ JSON_NAME, PAGE_NAME = "report.json", "report.html"
 def report_rows(figures: Sequence[LayerFigures]) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
     """Return the head and the rows of a report's table.
 
-    Time and energy are given for each core, of inference / training.
+    Time and energy are given for each core, for inference / training.
     """
     cores = list(figures[0].costs) if figures else []
     head = (*COLUMNS, *(f"{core}: {what}" for core in cores for what in ("instructions", "ms", "mJ")))

@@ -38,7 +38,7 @@ def _spec(arguments: argparse.Namespace) -> BoardJobSpec:
 
 
 def run_train(arguments: argparse.Namespace) -> int:
-    """Train on a board, with a bar, until done or interrupted."""
+    """Train on a board, with a progress bar, until done or interrupted."""
     spec = _spec(arguments)
     folder = arguments.job if arguments.job.is_dir() else arguments.job.parent
     state_dir = arguments.state_dir or folder / "state"
@@ -91,7 +91,7 @@ def _total(spec: BoardJobSpec, samples: int) -> int:
 
 
 def _run_until_interrupted(trainer: BoardTrainer) -> None:
-    """Train; on Ctrl-C save the position, so that the next run continues from here."""
+    """Train; on Ctrl-C save the position, so that the next run resumes there."""
     try:
         trainer.run(lambda: False)
     except KeyboardInterrupt:
@@ -122,7 +122,7 @@ def run_eval(arguments: argparse.Namespace) -> int:
 
 
 def run_infer(arguments: argparse.Namespace) -> int:
-    """Show the classes of samples, or the outputs of a model with targets."""
+    """Show the classes of samples, or the outputs of a model that has targets."""
     model = read_model(arguments.model)
     rows, clipped = load_rows(arguments.data, model)
     _warn_of_clipped(clipped, model.name)
@@ -193,7 +193,7 @@ def run_simulate(arguments: argparse.Namespace) -> int:
 def _simulator(model: Path, board: str | None, work: Path, of: Path) -> Simulator:
     """Return the simulator of a model.
 
-    Its port and storage belong to the model or project `of`, by its full path.
+    Its port and storage belong to the model or project `of`, identified by its full path.
     """
     chosen = find_board(board or read_job(model).board or DEFAULT_SIMULATED)
     place = of.resolve()

@@ -27,7 +27,7 @@ def show_json(content: object) -> None:
 
 
 def bytes_or_unknown(count: int | None) -> str:
-    """Return a size with its unit, or that it is unknown."""
+    """Return a size with its unit, or a text that says it is unknown."""
     return UNKNOWN if count is None else f"{count:,} B"
 
 
@@ -91,7 +91,7 @@ def firmware_json(firmware: Firmware) -> dict[str, Any]:
 
 
 def show_firmware(firmware: Firmware) -> None:
-    """Print what a build takes."""
+    """Print the sizes of a build."""
     board = firmware.board
     print(f"{board.title}: {firmware.image or firmware.elf}")
     if firmware.static_ram_bytes is None or firmware.flash_bytes is None:
@@ -188,7 +188,7 @@ class TrainView:
         self._bar.stop()
 
     def __call__(self, event: Event) -> None:
-        """Take one event of the trainer."""
+        """Show one event of the trainer."""
         match event:
             case Trained():
                 position = event.position
@@ -222,7 +222,7 @@ class TrainView:
 def summary_of(device: Device, view: TrainView, steps: int, wall_s: float, begun: int) -> dict[str, Any]:
     """Return the figures of a finished run that began after `begun` samples.
 
-    The accuracy before is None if the run began inside an epoch, where nothing was evaluated.
+    The accuracy before the run is None if the run began inside an epoch, where nothing was evaluated.
     """
     status, counters = device.status(), device.session.counters
     first = next((each for each in view.evaluations if each.step == begun), None)

@@ -1,1 +1,1 @@
-"""Commands about other devices: pairing, the fleet, federated averaging."""
+"""Commands about other devices: pairing, the fleet and federated averaging."""

@@ -22,7 +22,7 @@ _STRATEGIES: dict[str, dict[str, Any]] = {
     "fedavgm": {"server_rate": 1.0, "server_momentum": 0.9},
     "fedadam": {"server_rate": 0.1, "server_betas": (0.9, 0.99), "server_tau": 1e-3},
 }
-"""Each strategy's options with their usual values; None: there is none."""
+"""Options of each strategy with their default values; None: no default."""
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -197,7 +197,7 @@ def _start(arguments: argparse.Namespace) -> int:
 
 
 def _privacy(noise: float, rounds: int) -> str:
-    """Return the differential privacy of a number of rounds, in words."""
+    """Return the differential privacy after a number of rounds, in words."""
     if not noise:
         return "no differential privacy without --noise"
     note = "device's data (its change in the average, or none), against all but this leader"
@@ -251,7 +251,7 @@ def _plot(led: Sequence[Mapping[str, Any]], path: Path) -> None:
 
 
 def _spent(privacy: Mapping[str, Any] | None) -> str:
-    """Return what a job's data has spent of its privacy budget, and what is left, in words."""
+    """Return how much of its privacy budget a job's data has spent, and what is left, in words."""
     if privacy is None or not (privacy["rounds"] or privacy["bare"]):
         return ""
     if privacy["bare"]:

@@ -1,4 +1,4 @@
-"""`port-agent peer identity`: this device's identity towards others, saved for the case that its card is replaced."""
+"""`port-agent peer identity`: save this device's identity, so that its card can be replaced."""
 
 import argparse
 from pathlib import Path

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 _LONGEST_CODE_S = 3600.0
 _JOIN_PATIENCE_S = 150.0
-"""Time in which a first key is generated and a slow board on the other side answers."""
+"""Seconds for generating a first key, and for the answer of a slow board on the other side."""
 
 
 def add_commands(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:

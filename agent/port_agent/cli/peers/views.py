@@ -1,4 +1,4 @@
-"""Views of other devices in a terminal. Their texts are shown as they came, without markup."""
+"""Views of other devices in a terminal. Their texts are shown unchanged, without markup."""
 
 from collections.abc import Mapping
 from datetime import datetime
@@ -47,7 +47,7 @@ def _federation_line(led: Mapping[str, Any]) -> str:
 
 
 def _total(devices: list[Mapping[str, Any]]) -> str:
-    """Return the energy of all devices' days in words; it is marked as estimated if one of them is."""
+    """Return the total energy of all devices' days in words, marked as estimated if one part is."""
     metered = [device for device in devices if device["today_joules"] is not None]
     if not metered:
         return "no device meters its energy"

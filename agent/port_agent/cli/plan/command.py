@@ -299,7 +299,7 @@ def _plan(arguments: argparse.Namespace) -> int:
 
 
 def _request(arguments: argparse.Namespace) -> PlanRequest:
-    """Return what the command line asks for.
+    """Return the planning request of the command line.
 
     Raises UsageError if one of several page directories is in RAM.
     """
@@ -370,7 +370,7 @@ def _sparse_facts(sparse: "SparseJob") -> dict[str, Any]:
 
 
 def _print_sparse(sparse: "SparseJob") -> None:
-    """Print what is trained of each layer and its gain, then the sums."""
+    """Print the trained part of each layer and its gain, then the sums."""
     from rich.table import Table
 
     table = Table(

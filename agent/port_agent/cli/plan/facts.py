@@ -1,4 +1,4 @@
-"""What `plan` and `show` report about a bundle: figures for machines, and the same in words for people."""
+"""What `plan` and `show` report about a bundle: figures for programs, and the same in words for people."""
 
 import itertools
 import math
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _TB = 1e12
 Row = tuple[str, str]
-"""A figure's name, and the figure in words."""
+"""A figure's name and the figure, in words."""
 
 
 def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
@@ -89,14 +89,14 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
 
 
 def _tile_text(piece: "Tile") -> str:
-    """Return what runs in how many tiles, and whether that has the bits of the whole."""
+    """Return which operators run in how many tiles, and whether the bits are those of the whole."""
     return f"{piece.what} in {piece.count} tiles" + (", summed in another order" if piece.reordered else "")
 
 
 def _placed(bundle: "Bundle") -> dict[str, Any] | None:
     """Return how the operators of a step are divided between two devices or teams of threads; None if all run on one.
 
-    The figures are the number of operators on each, the runs in which they alternate, and the transfers.
+    The figures are the number of operators on each, the alternating runs, and the transfers.
     """
     from port_planner.ir.devices.cpu_teams import CpuTeam
     from port_planner.ir.devices.transfers import transfer_of
@@ -165,7 +165,7 @@ def _packing_facts(program: "Program", media: Sequence[str]) -> list[dict[str, A
 
 
 def print_packings(facts: dict[str, Any]) -> None:
-    """Print the packed tensors, the largest first, or nothing if there are none."""
+    """Print the packed tensors, the largest first; print nothing if there are none."""
     from rich.table import Table
 
     if not facts["packings"]:
@@ -299,18 +299,18 @@ def _proof_rows(facts: dict[str, Any], manifest: "Manifest") -> Iterator[Row]:
 
 
 def _drawn(kind: str, watts: dict[str, Any] | None) -> str:
-    """Return the watts assumed for operators on a device, and their source."""
+    """Return the assumed watts of operators on a device, and their source."""
     if watts is None:
         return f"no meter here measures {kind}: the CPU's power is assumed for it"
     return f"{kind} draws {watts['dense']:.3g} W computing, {watts['moving']:.3g} W moving data, {watts['source']}"
 
 
 _MAX_RUNS = 12
-"""Largest number of runs of a division that are listed one by one; beyond this only their number is given."""
+"""Largest number of runs of a division that are listed one by one; of more, only their number is given."""
 
 
 def _placement_text(facts: dict[str, Any], placed: dict[str, Any]) -> str:
-    """Return which operators run where, what moves between them, and what the bits equal."""
+    """Return which operators run where, what moves between them, and which results have equal bits."""
     word = "with" if placed["teams"] else "on"
     text = " and ".join(f"{count} operators {word} {kind}" for kind, count in placed["operators"].items())
     if not placed["teams"]:
@@ -334,7 +334,7 @@ def _memory_of(facts: dict[str, Any]) -> str:
 
 
 def _both(facts: dict[str, Any], host: str, device: str) -> str:
-    """Return a figure of the host's memory, and the device's if it has its own."""
+    """Return a figure of the host's memory, and of the device's if it has its own."""
     beside = f", {format_bytes(facts[device])} on the device" if facts["device_budget_bytes"] else ""
     return f"{format_bytes(facts[host])}{beside}"
 
@@ -349,7 +349,7 @@ def _made_in(facts: dict[str, Any]) -> str:
 
 
 def usual_day_s() -> float | None:
-    """Return how long an average day trains on this device, if an agent that has learnt it is running."""
+    """Return how long an average day trains on this device, if a running agent has learned it."""
     from port_agent.control.client import ControlError
 
     try:
@@ -360,7 +360,7 @@ def usual_day_s() -> float | None:
 
 
 def _training(facts: dict[str, Any]) -> str:
-    """Return what all steps take: time, flash writes, and nights of this device."""
+    """Return the totals of all steps: time, flash writes, and nights of this device."""
     runs = facts["steps"] / facts["batches"]
     whole_s = runs * facts["seconds"]
     text = f"{facts['steps']:,} steps (--epochs), {format_seconds(whole_s)}, {format_joules(runs * facts['joules'])}"
@@ -372,7 +372,7 @@ def _training(facts: dict[str, Any]) -> str:
 
 
 def _kept_limits(limits: "PlannedLimits") -> str:
-    """Return the limits that the plans were asked to keep."""
+    """Return the limits that the plans had to keep."""
     kept = []
     if limits.deadline_at is not None:
         hours = "" if limits.charging is None else f", training {limits.charging[0]} to {limits.charging[1]}"
@@ -384,14 +384,14 @@ def _kept_limits(limits: "PlannedLimits") -> str:
 
 
 def _threads(facts: dict[str, Any]) -> str:
-    """Return the number of threads of an operator, and the step times with the other numbers that were tried."""
+    """Return the number of threads of an operator, and the step times with other numbers."""
     tried = facts.get("step_s_by_threads", {})
     others = ", ".join(f"{format_seconds(seconds)} with {count}" for count, seconds in tried.items())
     return f"{facts['threads']}" + (f", the fastest: a step's operators take {others}" if len(tried) > 1 else "")
 
 
 def _recorded(manifest: "Manifest") -> str:
-    """Return how often the step was recorded, what was varied and what was found constant."""
+    """Return how often the step was recorded, what was varied, and what proved constant."""
     recordings = manifest.recordings
     if recordings.count < 2:
         return "once; changes from step to step were not looked for: plan it again"
@@ -403,7 +403,7 @@ def _recorded(manifest: "Manifest") -> str:
 
 
 def _compared(facts: dict[str, Any], manifest: "Manifest") -> str:
-    """Return what the dry run compared with plain PyTorch."""
+    """Return which results the dry run compared with plain PyTorch."""
     reference = manifest.reference
     if manifest.reordered:
         which = ", ".join(manifest.reordered)
@@ -437,7 +437,7 @@ def _refereed(manifest: "Manifest") -> str:
 
 
 def fine_bound_of(bundle: "Bundle") -> float | None:
-    """Return a bound in joules on the main plan's overhead that holds without coarsening; None if it took too long."""
+    """Return a bound in joules on the main plan's overhead that holds without coarsening; None if computing it took too long."""
     from port_planner.search.plan_problem import MAX_SEARCHED
     from port_planner.search.plan_step import fine_bound
 

@@ -63,7 +63,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
 
 def _draw(bundle: "Bundle", index: int, target: Path) -> None:
-    """Write the page that shows tensors over time, with memory below them."""
+    """Write the page that shows tensors and memory over time."""
     from port_planner.draw.drawing import bundle_drawing
     from port_planner.draw.frontier import Mark
     from port_planner.draw.page import write_drawing

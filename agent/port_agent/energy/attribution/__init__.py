@@ -1,1 +1,1 @@
-"""Attribute measured energy: to the jobs at work (`jobs`), and a job's energy to its steps and their phases (`one_job`)."""
+"""Attribute measured energy to the running jobs (`jobs`), and a job's energy to its steps and their phases (`one_job`)."""

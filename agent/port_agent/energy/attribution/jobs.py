@@ -21,7 +21,7 @@ class _Job:
     seen_s: float
     """Time at which `cpu_s` was last read."""
     rate: float = 0.0
-    """CPU seconds per second over the last interval, for a job whose worker is gone at its end."""
+    """CPU seconds per second over the last interval, for a job whose worker has ended by the end of the interval."""
 
     def take_cpu_s(self, seconds: float) -> float:
         """Return the CPU seconds since the last call, which was `seconds` ago."""
@@ -36,7 +36,7 @@ class JobsAttributor:
     """Attributes intervals to jobs, or to idling if none is running."""
 
     def __init__(self, costs: PhaseCosts, baseline_watts: Callable[[str], float | None]) -> None:
-        """`baseline_watts` returns the idle power by the name of the source, None while unknown."""
+        """`baseline_watts` returns the idle power by the name of the source; None while it is unknown."""
         self._costs, self._baseline_watts = costs, baseline_watts
         self._idle = self._attributor()
         self._jobs: dict[str, _Job] = {}
@@ -80,7 +80,7 @@ class JobsAttributor:
     def add(self, interval: Interval) -> Mapping[str, float]:
         """Add the energy of an interval that begins where the last one ended, and in which no job started or paused.
 
-        Returns its shares of 1: by job name, or "" if none was running.
+        Returns each job's share, by name; the shares sum to 1, and "" stands for no job.
         """
         used_s = {name: job.take_cpu_s(interval.seconds) for name, job in self._jobs.items()}
         busy = [name for name, job in self._jobs.items() if job.attributor.busy]

@@ -1,9 +1,9 @@
 """Split the measured energy of one job among its steps and phases, so that the parts always add up to the whole.
 
-Energy comes as intervals (from the source), activity as events (from the worker, a step after it is done). An
-interval is split once the activity in it is known. Its static part is the idle baseline times its seconds; what is
-left above belongs to the phases of the step, by the joules each is expected to take (seconds at compute power,
-bytes moved at joules per byte): a transfer hidden behind compute does not take half of the compute's energy.
+Energy comes as intervals (from the source), activity as events (from the worker, a step after it is done). An interval is split once the
+activity in it is known. Its static part is the idle baseline times its seconds. The rest belongs to the phases of the step, by the joules
+that each is expected to take (seconds at compute power, bytes moved at joules per byte). So a transfer hidden behind compute does not take
+half of the compute's energy.
 """
 
 import enum
@@ -40,12 +40,12 @@ _TRANSFER_POWER_SHARE = 0.1
 takes about 0.1 W to 0.3 W, the four cores of a Pi 4 about 3.5 W.
 """
 _MAX_PENDING = 1200
-"""Intervals kept during a long step; beyond this neighbours are merged, because one step gets all of them anyway."""
+"""Largest number of intervals kept during a long step. Beyond this, neighbours are merged, because one step gets all of them anyway."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeteredStep:
-    """A finished step as the meter needs it: the worker's figures, its phases by their names in the ledger."""
+    """A finished step as the meter needs it: the worker's figures, with phases by their names in the ledger."""
 
     step: int
     epoch: int
@@ -62,8 +62,8 @@ class MeteredStep:
     def of(cls, event: StepDone, plan: int) -> "MeteredStep":
         """Return the step that a worker reports while `plan` is in use; unknown phases count as `other`.
 
-        A worker may book a wait on the phase it waits in as well as on `stall`: then waits are taken out of the computing
-        phases. `page_in` and `page_out` are what its page thread measured; they run alongside the others.
+        A worker may count a wait both in its phase and as `stall`; waits are then subtracted from the computing phases. `page_in` and
+        `page_out` are what its page thread measured; they run alongside the others.
         """
         phases: dict[EnergyPhase, float] = {}
         for name, seconds in event.phases_s.items():
@@ -97,7 +97,7 @@ def _take_out_waits(phases: dict[EnergyPhase, float], wall_s: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PhaseCosts:
-    """What phases are expected to draw above idle; only the proportions between them matter."""
+    """The power that each phase is expected to draw above idle; only the proportions matter."""
 
     compute_watts: float = 1.0
     read_joules_per_byte: float = 0.0
@@ -135,12 +135,12 @@ class PhaseCosts:
 
 @dataclass(frozen=True, slots=True)
 class Charge:
-    """Energy attributed to one phase of one job within one interval of the source."""
+    """Energy of one phase of one job within one interval of the source."""
 
     end_s: float
     """End of the interval."""
     job: str
-    """Empty while idle."""
+    """Name of the job; empty while idle."""
     phase: EnergyPhase
     kind: Kind
     seconds: float
@@ -165,7 +165,7 @@ class StepEnergy:
 
     @property
     def known_joules(self) -> float | None:
-        """Gross joules; None when any part of the step fell into a gap."""
+        """Gross joules; None if any part of the step lies in a gap."""
         return None if self.unmeasured_s > 0 else self.gross_joules
 
 
@@ -183,7 +183,7 @@ class Attributor:
     """Matches intervals of energy with spans of activity of one job at a time."""
 
     def __init__(self, costs: PhaseCosts, baseline_watts: Callable[[str], float | None]) -> None:
-        """`baseline_watts` returns the idle power by the name of the source, None while unknown."""
+        """`baseline_watts` returns the idle power by the name of the source; None while it is unknown."""
         self._costs = costs
         self._baseline_watts = baseline_watts
         self._intervals: deque[Interval] = deque()
@@ -199,7 +199,7 @@ class Attributor:
 
     @property
     def job(self) -> str:
-        """The job with a worker, paused or not; empty for none."""
+        """The job with a worker, paused or not; empty if there is none."""
         return self._job
 
     def start_job(self, job: str, now_s: float) -> None:
@@ -232,7 +232,7 @@ class Attributor:
         self._append(_Span(start_s, now_s, self._job, step))
 
     def _extend(self, until_s: float) -> None:
-        """Fill the time up to `until_s` with idling or with the job's unnamed work."""
+        """Fill the time up to `until_s` with idling, or with the job's work outside steps."""
         start_s = until_s if self._known_s is None else self._known_s
         owner = self._job if self.busy else ""
         last = self._spans[-1] if self._spans else None
@@ -298,7 +298,7 @@ class Attributor:
             self._intervals.appendleft(_rest_of(interval, end_s))
 
     def _charge(self, sums: "_Sums", interval: Interval, span: _Span, end_s: float) -> None:
-        """Give `span` what `interval` holds from the start of the span up to `end_s`."""
+        """Attribute to `span` the energy of `interval` from the start of the span up to `end_s`."""
         seconds = end_s - span.start_s
         if interval.joules is None:
             if span.step is not None:
@@ -337,7 +337,7 @@ class Attributor:
 
 
 class _Sums:
-    """Charges of one interval, summed by job and phase, so that many short steps make few charges."""
+    """Charges of one interval, summed by job and phase, so that many short steps give few charges."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, EnergyPhase], list[float]] = {}
@@ -346,7 +346,7 @@ class _Sums:
     def add(self, job: str, phase: EnergyPhase, seconds: float, gross: float, net: float | None) -> None:
         """Add to one phase.
 
-        The baseline is the same for all of an interval, so net is known for all or for none.
+        The baseline is the same for a whole interval, so the net figure is known for all of it or for none.
         """
         if net is None:
             self._split, net = False, 0.0
@@ -382,7 +382,7 @@ def _rest_of(interval: Interval, from_s: float) -> Interval:
 
 
 def _merge_neighbours(intervals: deque[Interval]) -> deque[Interval]:
-    """Return the intervals merged two by two, where source and gaps allow it."""
+    """Return the intervals merged in pairs, where source and gaps allow it."""
     merged: deque[Interval] = deque()
     left: Interval | None = None
     for right in intervals:

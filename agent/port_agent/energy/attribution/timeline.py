@@ -1,4 +1,4 @@
-"""Turn readings into consecutive intervals, each with its joules or with the reason why they are not known."""
+"""Turn readings into consecutive intervals, each with its joules or with the reason why they are unknown."""
 
 from dataclasses import dataclass
 
@@ -6,7 +6,7 @@ from port_agent.energy.sources.base import Kind, SensorReading, SourceInfo
 
 GAP_PERIODS = 3.0
 GAP_MARGIN_S = 1.0
-"""A silence longer than this many expected periods plus the margin is a gap: what happened in it is unknown."""
+"""Seconds added to the expected periods of silence before they count as a gap, in which what happened is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +16,7 @@ class Interval:
     start_s: float
     end_s: float
     joules: float | None
-    """Joules of the interval; None is a gap: not known, which is not zero."""
+    """Joules of the interval; None marks a gap: unknown, which is not zero."""
     source: str
     kind: Kind
     reason: str = ""
@@ -24,7 +24,7 @@ class Interval:
     share: float = 1.0
     """Share of the whole machine's energy; less than 1 for one of several running jobs."""
     gpu: "GpuShare | None" = None
-    """Part of the joules that the GPU took, or the rail that feeds it, if the source reports it."""
+    """Part of the joules that was drawn by the GPU, or the rail that feeds it, if the source reports it."""
 
     @property
     def seconds(self) -> float:
@@ -46,7 +46,7 @@ class GpuShare:
 
 
 class Integrator:
-    """Turns the readings of whichever source is in use into intervals that touch each other."""
+    """Turns the readings of the source in use into intervals without spaces between them."""
 
     def __init__(self) -> None:
         self._end_s: float | None = None
@@ -55,10 +55,10 @@ class Integrator:
         self._trouble = ""
 
     def add(self, reading: SensorReading, info: SourceInfo, expected_period_s: float) -> Interval | None:
-        """Return the interval that ends with `reading`; None for the first reading and one that is not newer.
+        """Return the interval that ends with `reading`; None for the first reading, and for one that is not newer than the last.
 
-        Counters give differences, power gives the trapezoid. A change of source, an earlier failure or a silence of
-        over three expected periods gives a gap.
+        Counters are subtracted, and power is integrated as a trapezoid. A change of source, an earlier failure or a silence of over three
+        expected periods gives a gap.
         """
         if self._end_s is not None and reading.time_s <= self._end_s:
             return None
@@ -79,11 +79,11 @@ class Integrator:
         return Interval(start_s, reading.time_s, joules, info.name, info.kind, trouble, gpu=gpu)
 
     def interrupt(self, reason: str) -> None:
-        """Make the interval up to the next reading a gap."""
+        """Make the time up to the next reading a gap."""
         self._trouble = self._trouble or reason
 
     def fail(self, now_s: float, info: SourceInfo, reason: str) -> Interval | None:
-        """Return the gap up to `now_s` after a failed reading; None before any reading and for no time."""
+        """Return the gap up to `now_s` after a failed reading; None before any reading, or if no time has passed."""
         start_s, self._end_s = self._end_s, now_s
         self._last, self._info, self._trouble = None, info, reason
         if start_s is None or now_s <= start_s:

@@ -1,4 +1,4 @@
-"""Read a slow source in a thread of its own, so that a network meter never holds up the supervisor."""
+"""Read a slow source in a separate thread, so that a network meter never blocks the supervisor."""
 
 import threading
 from collections.abc import Callable
@@ -17,13 +17,13 @@ PLUGIN_FAILURES = (
     TypeError,
     ValueError,
 )
-"""Exceptions of failing third-party code. A plug-in must not take the agent down with it."""
+"""Exceptions of third-party code that count as failures. A plug-in must not stop the agent."""
 
 _STALE_PERIODS = 5
 
 
 class BackgroundSource:
-    """The newest reading of another source, taken once per its period by a thread."""
+    """The newest reading of another source, which a thread takes once per period."""
 
     def __init__(self, inner: PowerSource, clock: Callable[[], float] = clock_now_s) -> None:
         self._inner = inner

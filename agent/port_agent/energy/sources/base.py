@@ -1,4 +1,4 @@
-"""What a source of power figures is: one Protocol, and the values that cross it.
+"""A source of power figures: one protocol, and the values that pass through it.
 
 A source never guesses. It returns a reading, or None if there is nothing to measure at the moment (a battery gauge on
 mains). It raises `SourceError` if the value read is implausible.
@@ -17,7 +17,7 @@ from port_planner.base.errors import PortError
 
 
 class SourceError(PortError):
-    """A sensor that fails: dead, forbidden, truncated, garbled. It becomes a health item, never a number."""
+    """A sensor fails: dead, forbidden, truncated or garbled. It becomes a health item, never a number."""
 
     def __init__(self, source: str, problem: str, remedy: str) -> None:
         super().__init__(f"{source}: {problem}; {remedy}")
@@ -27,7 +27,7 @@ class SourceError(PortError):
 
 
 class SourceAbsent(SourceError):
-    """A sensor that this machine does not have. That is normal and no health item."""
+    """This machine does not have the sensor. That is normal, and not a health item."""
 
 
 class Kind(enum.Enum):
@@ -65,11 +65,11 @@ class SourceInfo:
 
     @property
     def title(self) -> str:
-        """How people call the source's figures: `measured by rapl`, `estimated`."""
+        """The name of the source's figures: `measured by rapl`, `estimated`."""
         return title_of(self.name, self.kind.value)
 
     def describe(self) -> str:
-        """Return all of it in a line: kind, coverage, resolution, period."""
+        """Return all of it on one line: kind, coverage, resolution and period."""
         steps = "" if self.resolution_watts is None else f" in steps of {self.resolution_watts:g} W"
         return f"{self.kind.value}{steps}, every {self.period_s:g} s: {self.covers}"
 
@@ -92,7 +92,7 @@ class SensorReading:
     watts: float | None = None
     """Power at `time_s`."""
     counter_joules: float | None = None
-    """Energy since the source was opened, wraps already undone; differences count."""
+    """Energy since the source was opened, with wraps already undone; only differences matter."""
     gpu: "GpuReading | None" = None
     """The part of `watts` drawn by the GPU, or the rail that feeds it; None if the source does not report it."""
 
@@ -103,7 +103,7 @@ class GpuReading:
 
     watts: float
     covers: str
-    """Description of the rail, and of what else it feeds."""
+    """Description of the rail, including what else it feeds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,10 +120,10 @@ class PowerSource(Protocol):
 
     @property
     def info(self) -> SourceInfo:
-        """What this source is."""
+        """The source's own description."""
 
     def read(self, now_s: float) -> SensorReading | None:
-        """Return the reading at `now_s`, None when there is nothing to measure; raise `SourceError` if broken."""
+        """Return the reading at `now_s`; None if there is nothing to measure. Raise `SourceError` if the source is broken."""
 
     def self_test(self, now_s: float) -> SelfTest:
         """Return whether this source works here, with the remedy if it does not. Never raises `SourceError`."""
@@ -133,7 +133,7 @@ class PowerSource(Protocol):
 
 
 MAX_PLAUSIBLE_WATTS = 5000.0
-"""No machine this project runs on draws more; a figure beyond it is a broken read."""
+"""Largest plausible power in watts: no machine that this project runs on draws more, so a higher figure is a broken read."""
 
 
 def probe_by_reading(source: PowerSource, now_s: float) -> SelfTest:
@@ -164,14 +164,14 @@ _INTEGER = re.compile(r"-?\d{1,19}")
 
 
 _MAX_ATTRIBUTE_BYTES = 1 << 16
-"""Kernel attributes are a page at most."""
+"""Largest size in bytes: kernel attributes are at most a page."""
 
 
 def read_text(source: str, path: Path) -> str:
     """Return the content of the small file at `path` without its final newline.
 
-    Kernel attribute files end in a newline, so one without is a torn read and raises like a dead one. Raises
-    SourceError with the remedy where it cannot be read.
+    Kernel attribute files end in a newline, so a text without one is a torn read. Raises SourceError with the remedy for a torn read, and
+    if the file cannot be read.
     """
     try:
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC)  # a third of the time of Path.read_text, once a second
@@ -195,7 +195,7 @@ def read_text(source: str, path: Path) -> str:
 
 
 def read_integer(source: str, path: Path) -> int:
-    """Return the whole number in the file at `path`; raise `SourceError` for anything else."""
+    """Return the whole number in the file at `path`; raise `SourceError` for any other content."""
     return parse_integer(source, read_text(source, path), str(path))
 
 

@@ -1,8 +1,8 @@
-"""The power that a machine takes from its battery, by the gauge's own figures in /sys/class/power_supply.
+"""The power that a machine takes from its battery, from the gauge's figures in /sys/class/power_supply.
 
-Gauges come in styles: POWER_NOW in uW; CURRENT_NOW in uA times VOLTAGE_NOW in uV (the sign of the current differs
-between drivers); or only a level, ENERGY_NOW in uWh or CHARGE_NOW in uAh, whose decrease is the energy. A gauge shows
-the machine's power only while it discharges: charging, resting and `Not charging` mean nothing.
+There are several styles of gauges: POWER_NOW in uW; CURRENT_NOW in uA times VOLTAGE_NOW in uV (the sign of the current differs between
+drivers); or only a level, ENERGY_NOW in uWh or CHARGE_NOW in uAh, whose decrease is the energy. A gauge shows the machine's power only
+while it discharges: charging, resting and `Not charging` mean nothing.
 """
 
 import enum
@@ -30,11 +30,11 @@ NAME = "battery"
 _FOLDER = "sys/class/power_supply"
 _LINE = re.compile(r"[A-Z0-9_]+=[^\n]*")
 _VOLTS_RANGE = (2.0, 100.0)
-"""One empty lithium cell to a 24-cell pack; a max17040 on a Pi reads 0.05 V (raspberrypi/linux issue #2906)."""
+"""Plausible volts: from one empty lithium cell to a pack of 24 cells; a max17040 on a Pi reads 0.05 V (raspberrypi/linux issue #2906)."""
 
 
 class Style(enum.Enum):
-    """Which figures a gauge offers, best first."""
+    """The figures that a gauge offers, best first."""
 
     POWER = "power"
     CURRENT = "current x voltage"
@@ -59,7 +59,7 @@ class Gauge:
     watts: float | None
     """Watts; None for the styles that only show a level."""
     level_joules: float | None
-    """The remaining level; None unless the style needs it."""
+    """The remaining charge in joules; None unless the style needs it."""
 
     @property
     def discharging(self) -> bool:
@@ -68,14 +68,14 @@ class Gauge:
 
 
 def style_of(values: Mapping[str, str]) -> Style | None:
-    """Return the best style these uevent values allow, None if they allow none."""
+    """Return the best style that these uevent values allow; None if they allow none."""
     return next((style for style, needed in _NEEDED.items() if all(key in values for key in needed)), None)
 
 
 def parse_gauge(text: str, style: Style | None = None) -> Gauge:
-    """Return the figures in a uevent file; raise `SourceError` when it is cut off, garbled or implausible.
+    """Return the figures in a uevent file; raise `SourceError` if it is truncated, garbled or implausible.
 
-    With `style` the gauge must still offer that style, so that a torn file cannot change the way of counting.
+    With `style`, the gauge must still offer that style, so that a torn file cannot change how energy is counted.
     """
     values = _values(text)
     chosen = style or style_of(values)
@@ -110,7 +110,7 @@ def _values(text: str) -> dict[str, str]:
 
 
 class BatterySource:
-    """The machine's own batteries together, without those of peripherals."""
+    """All batteries of the machine together, without those of peripherals."""
 
     def __init__(self, root: Path) -> None:
         self._folder = root / _FOLDER
@@ -176,4 +176,4 @@ class BatterySource:
         return probe_by_reading(self, now_s)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file stays open."""

@@ -1,6 +1,6 @@
 """Power computed from a model of the board, for machines without a sensor.
 
-Always labelled `estimated`.
+Its figures are always labelled `estimated`.
 """
 
 import os
@@ -18,24 +18,24 @@ _STAT, _TICKS_PER_S = Path("/proc/stat"), os.sysconf("SC_CLK_TCK")
 
 @dataclass(frozen=True, slots=True)
 class PowerModel:
-    """The power of a board as a straight line over processor load, plus joules per byte moved to and from flash."""
+    """The power of a board as a linear function of processor load, plus joules per byte moved to and from flash."""
 
     name: str
     static_watts: float
-    """Switched on and idle."""
+    """Watts of the board while it is switched on and idle."""
     full_watts: float
-    """All cores busy."""
+    """Watts with all cores busy."""
     read_joules_per_byte: float = 0.0
     write_joules_per_byte: float = 0.0
     origin: str = "board file"
     one_core_watts: float | None = None
-    """Watts that one busy core adds; None: its share of the watts that all cores add."""
+    """Watts that one busy core adds; None: an equal share of what all cores add."""
     moving_share: float = 1.0
-    """Power above rest of operators that are bound by memory, as a share of that of arithmetic."""
+    """Power above rest of operators that are bound by memory, as a share of that of compute-bound ones."""
 
     @property
     def compute_watts(self) -> float:
-        """What full load adds to the idle board."""
+        """Watts that full load adds to the idle board."""
         return self.full_watts - self.static_watts
 
 
@@ -126,12 +126,12 @@ class EstimatedSource:
         return SensorReading(now_s, counter_joules=self._total_joules)
 
     def note_transfer(self, read_bytes: int, written_bytes: int) -> None:
-        """Add what moving these bytes costs by the model; processor load does not show it."""
+        """Add the modelled energy of moving these bytes, which processor load does not show."""
         self._total_joules += read_bytes * self.model.read_joules_per_byte
         self._total_joules += written_bytes * self.model.write_joules_per_byte
 
     def self_test(self, now_s: float) -> SelfTest:
-        """Return what the model assumes: an estimate always works."""
+        """Return the model's assumptions: an estimate always works."""
         return SelfTest(
             True,
             "a model of the board, not a sensor",
@@ -139,4 +139,4 @@ class EstimatedSource:
         )
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file stays open."""

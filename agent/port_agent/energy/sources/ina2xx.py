@@ -1,10 +1,10 @@
-"""INA219, INA226, INA238 and INA260 on HATs, UPS boards and in the input of a Jetson Thor.
+"""INA219, INA226, INA238 and INA260 chips on HATs, on UPS boards and in the input line of a Jetson Thor.
 
 They are read by the kernel's hwmon driver, or directly over I2C.
 
-What such a chip measures depends on the wire it sits in, which no file describes. In a supply line it sees what the
-board draws. On a UPS HAT it sees what goes in and out of the battery: a negative current is the board running from it
-(networkupstools/nut issue #2960), a positive one is charging and says nothing about the board.
+What such a chip measures depends on its wire, which no file describes. In a supply line it measures what the board draws. On a UPS HAT it
+measures what flows into and out of the battery. A negative current then feeds the board (networkupstools/nut issue #2960); a positive one
+charges the battery and does not show the board's power.
 """
 
 import enum
@@ -29,13 +29,13 @@ from port_agent.energy.sources.base import (
 
 NAME = "ina2xx"
 CHIPS = ("ina219", "ina220", "ina226", "ina230", "ina231", "ina238", "ina260")
-"""The INA238 measures up to 85 V, in the input line of a Jetson Thor."""
+"""Names of the chips. The INA238 measures up to 85 V, in the input line of a Jetson Thor."""
 
 _MAX_VOLTS = 85
 
 
 class Wire(enum.Enum):
-    """Which wire the chip sits in: `energy.ina2xx_wire`."""
+    """The wire in which the chip sits: `energy.ina2xx_wire`."""
 
     SUPPLY = "supply"
     UPS = "ups"
@@ -52,8 +52,8 @@ class BusReading:
     def board_watts(self, wire: Wire) -> float | None:
         """Return the power that the board draws through `wire`; None while a battery charges or rests.
 
-        With an unknown wire only a negative current counts: that is a battery feeding the board, or a supply line
-        measured in reverse, and means the same power in both cases.
+        With an unknown wire, only a negative current counts: a battery that feeds the board, or a supply line measured in reverse. Both
+        mean the same power.
         """
         if wire is Wire.SUPPLY:
             return self.volts * abs(self.amperes)
@@ -61,7 +61,7 @@ class BusReading:
 
 
 def find_hwmon(root: Path) -> Path | None:
-    """Return the hwmon directory of the first chip of this family, None if there is none."""
+    """Return the hwmon directory of the first chip of this family; None if there is none."""
     for folder in sorted((root / "sys/class/hwmon").glob("hwmon*")):
         name = folder / "name"
         if name.exists() and read_text(NAME, name) in CHIPS:
@@ -86,9 +86,9 @@ _SHUNT_REGISTER, _BUS_REGISTER = 0x01, 0x02
 
 
 def decode_registers(shunt_register: int, bus_register: int, shunt_ohms: float) -> BusReading:
-    """Return what two raw registers of an INA219 mean (datasheet SBOS448G, 8.6.3).
+    """Return the meaning of two raw registers of an INA219 (datasheet SBOS448G, 8.6.3).
 
-    10 uV and 4 mV per step.
+    The steps are 10 uV and 4 mV.
 
     Raises `SourceError` when the chip flags an overflow (bit 0 of the bus register).
     """
@@ -101,7 +101,7 @@ def decode_registers(shunt_register: int, bus_register: int, shunt_ohms: float) 
 def read_i2c(device: Path, address: int, shunt_ohms: float) -> BusReading:
     """Return a reading of an INA219 at `address` of the I2C bus `device`.
 
-    For HATs without a kernel driver.
+    This is for HATs without a kernel driver.
 
     Raises SourceError where the bus cannot be opened or nothing answers.
     """
@@ -125,7 +125,7 @@ def read_i2c(device: Path, address: int, shunt_ohms: float) -> BusReading:
 
 
 class Ina2xxSource:
-    """What a board draws through a wire with an INA2xx chip in it."""
+    """The power that a board draws through a wire with an INA2xx chip."""
 
     def __init__(self, read_bus: Callable[[], BusReading], wire: Wire, name: str = NAME) -> None:
         self._read_bus = read_bus
@@ -145,7 +145,7 @@ class Ina2xxSource:
         )
 
     def read(self, now_s: float) -> SensorReading | None:
-        """Return the power now, None while a battery charges or rests; raise `SourceError` if the chip fails."""
+        """Return the power now; None while a battery charges or rests. Raise `SourceError` if the chip fails."""
         bus = self._read_bus()
         if not 0 < bus.volts <= _MAX_VOLTS:
             raise SourceError(
@@ -155,11 +155,11 @@ class Ina2xxSource:
         return None if watts is None else SensorReading(now_s, watts=plausible_watts(self.info.name, watts))
 
     def self_test(self, now_s: float) -> SelfTest:
-        """Return whether the chip answers, and what is still to be configured."""
+        """Return whether the chip answers, and what still needs to be configured."""
         test = probe_by_reading(self, now_s)
         if test.ok and self._wire is Wire.UNKNOWN:
             return SelfTest(True, test.text, 'say which wire it sits in: energy.ina2xx_wire = "supply" or "ups"')
         return test
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file stays open."""

@@ -1,7 +1,7 @@
 """Power of a Jetson board from its INA3221 sensors: volts times amperes per channel.
 
-Three layouts (ml-energy/zeus PR #226, jetson_stats issues #131 and #428): driver `ina3221` from L4T 35, `ina3221x`
-before, both with hwmon files; and `ina3221x` with iio files up to JetPack 4.
+Three layouts (ml-energy/zeus PR #226, jetson_stats issues #131 and #428): driver `ina3221` since L4T 35 and `ina3221x` before it, both with
+hwmon files; and `ina3221x` with iio files up to JetPack 4.
 """
 
 from collections.abc import Iterator
@@ -30,7 +30,7 @@ _UNCONNECTED = "NC"
 
 @dataclass(frozen=True, slots=True)
 class RailChannel:
-    """One measured rail and the two files that make its power."""
+    """One measured rail, and the two files from which its power is computed."""
 
     rail: str
     millivolts: Path
@@ -89,7 +89,7 @@ def _iio_channels(device: Path) -> Iterator[RailChannel]:
 
 
 class Ina3221Source:
-    """The board's total from the rails that make it on this board; the GPU's rail is part of it."""
+    """The board's total power from its input rails; the GPU's rail is a part of it."""
 
     def __init__(self, root: Path) -> None:
         channels = {channel.rail: channel for channel in find_channels(root)}
@@ -113,7 +113,7 @@ class Ina3221Source:
         return SensorReading(now_s, watts=watts, gpu=self._gpu_reading())
 
     def _gpu_reading(self) -> GpuReading | None:
-        """Return the power of the GPU's rail; None if there is none, or it fails, which `self_test` reports."""
+        """Return the power of the GPU's rail; None if there is none or it fails, which `self_test` reports."""
         if self._gpu is None or self._gpu_channel is None:
             return None
         try:
@@ -123,7 +123,7 @@ class Ina3221Source:
         return GpuReading(watts, f"{self._gpu.name}, which feeds {self._gpu.feeds}")
 
     def self_test(self, now_s: float) -> SelfTest:
-        """Return whether all rails of the total and the GPU's can be read, and the GPU's power."""
+        """Return whether the rails of the total and of the GPU can be read, and the GPU's power."""
         test = probe_by_reading(self, now_s)
         if not test.ok or self._gpu is None or self._gpu_channel is None:
             return test
@@ -134,4 +134,4 @@ class Ina3221Source:
         return SelfTest(True, f"{test.text}, {self._gpu.reads(watts)}")
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file stays open."""

@@ -1,7 +1,7 @@
-"""The power mode of a Jetson: which cores are online and how fast everything may run, and with it every measured figure.
+"""The power mode of a Jetson, which determines the online cores, their speeds, and so every measured figure.
 
-From what nvpmodel keeps, as anybody may read it: /var/lib/nvpmodel/status ("pmode:0002") and the modes' names in
-/etc/nvpmodel.conf ("< POWER_MODEL ID=2 NAME=MODE_30W >"). `nvpmodel -q` says the same, on some releases to root alone.
+Read from nvpmodel's files, which are readable to all: /var/lib/nvpmodel/status ("pmode:0002") and the modes' names in /etc/nvpmodel.conf
+("< POWER_MODEL ID=2 NAME=MODE_30W >"). `nvpmodel -q` prints the same, on some releases only to root.
 """
 
 import re
@@ -16,9 +16,9 @@ _LONGEST_NAME = 40
 
 
 def power_mode(root: Path = Path("/")) -> str | None:
-    """Return the name of the power mode that is set ("MODE_30W"), None on machines without nvpmodel.
+    """Return the name of the current power mode ("MODE_30W"); None on machines without nvpmodel.
 
-    A mode that was never set is the configuration's default; one without a name there is named by its number.
+    If no mode was ever set, it is the configuration's default; a mode without a name is named by its number.
     """
     modes = _text(root / _MODES)
     chosen = _CURRENT.search(_text(root / _STATUS)) or _DEFAULT.search(modes)

@@ -1,4 +1,4 @@
-"""Which rails of a Jetson make the board's total, and which of them feeds the GPU.
+"""Which rails of a Jetson add up to the board's total, and which of them feeds the GPU.
 
 INA3221 and tegrastats use the same names.
 """
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from port_agent.energy.sources.base import Coverage, GpuReading, SourceError
 
 TOTAL_RAILS = ("VDD_IN", "POM_5V_IN", "VIN")
-"""Rails that are the board's input; all others are behind them (TX2, Xavier NX, Orin Nano/NX; Nano; Thor)."""
+"""Rails that are the board's input; all others are fed by them (TX2, Xavier NX, Orin Nano/NX; Nano; Thor)."""
 
 SUMS = (
     ("VDD_GPU_SOC", "VDD_CPU_CV", "VIN_SYS_5V0"),  # AGX Orin
     ("GPU", "CPU", "SOC", "CV", "VDDRQ", "SYS5V"),  # AGX Xavier (jetson_stats issue #51: the total is the sum of all)
 )
-"""Boards without an input rail: these together feed module and 5 V system; the carrier is not in them."""
+"""Sums for boards without an input rail: these rails together feed the module and the 5 V system, but not the carrier."""
 
 GPU_RAILS = {
     "VDD_GPU_SOC": "the GPU with the rest of the chip's core",  # AGX Orin
@@ -30,14 +30,14 @@ GPU_RAILS = {
 
 @dataclass(frozen=True, slots=True)
 class GpuRail:
-    """The rail that feeds a board's GPU, and in words what it feeds."""
+    """The rail that feeds a board's GPU, and a description of what it feeds."""
 
     name: str
     feeds: str
 
     @property
     def covers(self) -> str:
-        """In words which part of the total it is."""
+        """Which part of the total it is, in words."""
         return f"{self.name} of it feeds {self.feeds}"
 
     def reads(self, watts: float) -> str:
@@ -53,7 +53,7 @@ def gpu_rail(names: Iterable[str]) -> GpuRail | None:
 
 @dataclass(frozen=True, slots=True)
 class BoardTotal:
-    """The board's power, the rails that it came from, and the GPU's."""
+    """The board's power, the rails from which it was computed, and the GPU's power."""
 
     watts: float
     rails: tuple[str, ...]
@@ -69,12 +69,12 @@ class BoardTotal:
 
     @property
     def coverage(self) -> Coverage:
-        """Board when one input rail was read, a sum of rails otherwise."""
+        """Coverage: the board if one input rail was read, otherwise a sum of rails."""
         return Coverage.BOARD if len(self.rails) == 1 else Coverage.RAIL_SUM
 
     @property
     def covers(self) -> str:
-        """What the figure contains, in words."""
+        """What the figure includes, in words."""
         gpu = "" if self.gpu is None else f"; {self.gpu.covers}"
         if len(self.rails) == 1:
             return f"whole board ({self.rails[0]}){gpu}"
@@ -82,7 +82,7 @@ class BoardTotal:
 
 
 def board_total(source: str, rail_watts: Mapping[str, float]) -> BoardTotal:
-    """Return the total of `rail_watts`; raise `SourceError` if the rails that make it are incomplete."""
+    """Return the total of `rail_watts`; raise `SourceError` if rails that belong to it are missing."""
     gpu = gpu_rail(rail_watts)
     gpu_watts = None if gpu is None else rail_watts[gpu.name]
     for name in TOTAL_RAILS:

@@ -41,7 +41,7 @@ class PowermetricsSample:
 
     @property
     def gpu(self) -> GpuReading | None:
-        """The GPU's part of it; None if that was not printed."""
+        """The GPU's part of the total; None if that was not printed."""
         watts = self.components.get("GPU")
         return None if watts is None else GpuReading(watts, "the GPU alone, by Apple's energy model")
 
@@ -72,7 +72,7 @@ def _check_parts(watts: float, components: dict[str, float], exact: bool) -> Non
 
 
 def powermetrics_source(output: ChildOutput) -> ToolSource:
-    """Return the newest sample of a `powermetrics` that runs as a child process."""
+    """Return a source of the newest sample from a `powermetrics` that runs as a child process."""
     info = SourceInfo(
         POWERMETRICS,
         Kind.MEASURED,
@@ -96,12 +96,12 @@ class SmartBattery:
 
     volts: float
     amperes: float
-    """Positive while charging."""
+    """Current in amperes, positive while charging."""
     charging: bool
 
     @property
     def board_watts(self) -> float | None:
-        """The power that the Mac takes from its battery; None while it does not discharge."""
+        """The power that the Mac takes from its battery; None unless it discharges."""
         return self.volts * -self.amperes if self.amperes < 0 and not self.charging else None
 
 
@@ -125,7 +125,7 @@ def parse_smart_battery(text: str) -> SmartBattery:
 def read_register(text: str, name: str) -> int:
     """Return a number from ioreg's output, in its own form or as a property list (`ioreg -a`).
 
-    Its own form prints negative numbers as unsigned 64-bit ones. Raises `SourceError` if it is not there or torn.
+    Its own form prints negative numbers as unsigned 64-bit ones. Raises `SourceError` if the number is missing or torn.
     """
     match = re.search(_REGISTER.format(name), text, re.MULTILINE) or re.search(_PLIST_REGISTER.format(name), text)
     if not match or not re.fullmatch(r"-?\d{1,20}", match[1]):
@@ -140,7 +140,7 @@ def read_smart_battery() -> str:
 
 
 def mac_battery_source(read_registers: Callable[[], str] = read_smart_battery) -> ToolSource:
-    """Return a source of the power that a MacBook takes from its battery; nothing to measure unless it discharges."""
+    """Return a source of the power that a MacBook takes from its battery; it has nothing to measure unless the battery discharges."""
     info = SourceInfo(
         BATTERY,
         Kind.MEASURED,

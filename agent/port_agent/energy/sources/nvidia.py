@@ -1,7 +1,7 @@
-"""What NVIDIA cards draw, by the sensor of each, as `nvidia-smi` prints it. A Jetson's GPU is on rails of its board instead.
+"""The power of NVIDIA cards, from their sensors as `nvidia-smi` prints them. A Jetson's GPU is on rails of its board instead.
 
 A card that the kernel has switched off is left asleep: it draws almost no power, and a query would wake it. `power.draw` is the mean of the
-last second on most cards; on some (A100, H100) the sensor sees a quarter of the time (arXiv 2312.02741).
+last second on most cards; on some (A100, H100) the sensor is active for a quarter of the time (arXiv 2312.02741).
 """
 
 import re
@@ -33,7 +33,7 @@ _QUERY = ("--query-gpu=uuid,power.draw", "--format=csv,noheader,nounits")
 _LINE = re.compile(r"(GPU-[0-9a-f-]+), (\d+\.\d+|\[.+\])")
 _REMEDY = f"run `{TOOL} {' '.join(_QUERY)}` to see what it prints"
 _PERIOD_S = 10.0
-"""A card that is queried more often than its driver waits never goes to sleep."""
+"""Seconds between queries; a card that is queried at shorter intervals than its driver waits never goes to sleep."""
 _COVERS = "the NVIDIA cards, their memory and fans"
 
 
@@ -51,10 +51,10 @@ def parse_draw(text: str) -> Mapping[str, float | None]:
 
 
 class NvidiaSource:
-    """All cards that are awake, or the one that is named; raises `SourceAbsent` if there is none, or none has a sensor."""
+    """All cards that are awake, or the named one; raises `SourceAbsent` if there is none, or none has a sensor."""
 
     def __init__(self, root: Path, card: str | None = None) -> None:
-        """`card`: a UUID, such as `GPU-...`, for a user of that card, which is awake then."""
+        """`card`: a UUID such as `GPU-...`, for a program that uses this card, which is therefore awake."""
         self._root, self._card = root, card
         if shutil.which(TOOL) is None or self._awake() is None:
             raise SourceAbsent(NAME, "there is no NVIDIA card, or no driver for it", "nothing to do")
@@ -92,7 +92,7 @@ class NvidiaSource:
         return probe_by_reading(self, now_s)
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file stays open."""
 
 
 class WithCards:
@@ -113,9 +113,7 @@ class WithCards:
         self._joules = 0.0
 
     def read(self, now_s: float) -> SensorReading | None:
-        """Return the machine's reading including the cards; raise `SourceError` if they must be added and do not
-        report.
-        """
+        """Return the machine's reading including the cards; raise `SourceError` if they must be added and do not report."""
         before, self._before = self._before, None
         found = self._machine.read(now_s)
         if found is None:

@@ -1,6 +1,6 @@
 """Power of a Raspberry Pi 5 from its power chip.
 
-Older Pis have no sensor at all: they take the estimated source.
+Older Pis have no sensor; they use the estimated source.
 """
 
 import re
@@ -19,20 +19,20 @@ _REMEDY = "only the Raspberry Pi 5 family has this command, and it needs group `
 
 @dataclass(frozen=True, slots=True)
 class PmicDump:
-    """One output of `vcgencmd pmic_read_adc`, by rail name without its _A or _V."""
+    """One output of `vcgencmd pmic_read_adc`, by rail name without the suffix _A or _V."""
 
     amperes: dict[str, float]
     volts: dict[str, float]
 
     @property
     def rail_watts(self) -> dict[str, float]:
-        """Watts of each rail that shows both figures."""
+        """Watts of each rail for which both figures are given."""
         return {name: amperes * self.volts[name] for name, amperes in self.amperes.items() if name in self.volts}
 
     def total_watts(self) -> float:
-        """Return the sum of all rails: less than the board draws, as EXT5V (USB, fan, HATs) shows no current.
+        """Return the sum of all rails. The board draws more, because EXT5V (USB, fan, HATs) reports no current.
 
-        Raises `SourceError` if a rail lacks one of its two figures, as then lines are missing.
+        Raises `SourceError` if a rail lacks one of its two figures, which means that lines are missing.
         """
         halves = (self.amperes.keys() ^ self.volts.keys()) - _WITHOUT_CURRENT
         if halves or not self.volts.keys() >= _WITHOUT_CURRENT or not self.amperes:
@@ -42,9 +42,9 @@ class PmicDump:
 
 
 def parse_pmic(text: str) -> PmicDump:
-    """Return the figures of a dump; raise `SourceError` for any line that is not one or is cut off.
+    """Return the figures of a dump; raise `SourceError` for any line that is invalid or truncated.
 
-    Rail names hold digits ("3V3_SYS"), so figures are read only after the equals sign.
+    Rail names contain digits ("3V3_SYS"), so figures are read only after the equals sign.
     """
     if not text.endswith("\n"):
         raise SourceError(NAME, f"output truncated at {text[-30:]!r}", _REMEDY)

@@ -20,12 +20,12 @@ _MODELS = (
     ("NVIDIA Jetson TX2", "jetson-tx2"),
     ("quill", "jetson-tx2"),
 )
-"""Beginning of the device tree's `model` on each board."""
+"""Prefix of the device tree's `model` on each board."""
 _NAMES = ("proc/device-tree/model", "sys/class/dmi/id/product_name")
 
 
 def detect_board(root: Path) -> str | None:
-    """Return the name of the board file for this machine, None if none describes it."""
+    """Return the name of the board file for this machine; None if none describes it."""
     machine = machine_name(root)
     if not machine and (platform.system(), platform.machine()) == ("Darwin", "arm64"):
         return "apple-m1"
@@ -63,8 +63,7 @@ def board_model(name: str) -> PowerModel:
 
 
 def model_of(board: str = "", root: Path = Path("/")) -> PowerModel:
-    """Return the power model of this machine: of the named board file, otherwise of the one that describes it, or a
-    marked guess.
+    """Return the power model of this machine: from the named board file, otherwise from the one that describes it, or a marked guess.
 
     Raises BoardError for a board file that cannot be read.
     """
@@ -80,10 +79,10 @@ def power_with(
     board: str = "",
     root: Path = Path("/"),
 ) -> PowerModel:
-    """Return what this machine draws while `threads` of its cores compute: `full_watts` is then theirs alone.
+    """Return the power that this machine draws while `threads` of its cores compute; `full_watts` is then for these cores alone.
 
-    The watts are those given (all cores busy), else those of `model_of`. A core draws its share of what all draw; where the board
-    file knows what the first one draws, which wakes up more than itself, the others share the rest.
+    The watts are the given ones (all cores busy), or else those of `model_of`. Cores draw equal shares. If the board file gives the power
+    of the first core, which wakes up more than itself, the others share the rest.
     """
     model, cores = model_of(board, root), os.cpu_count() or 1
     static = model.static_watts if static_watts is None else static_watts

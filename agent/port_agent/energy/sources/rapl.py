@@ -2,10 +2,9 @@
 
 `intel-rapl:*`; AMD Zen uses the same names.
 
-Which zones count: `psys` is the whole platform and already contains the packages, so where it moves it stands
-alone; otherwise packages and their `dram` sub-zones, which the package counter leaves out (Intel SDM vol. 3,
-15.10; powercap/powercap issue #3). `core` and `uncore` lie inside the package. `intel-rapl-mmio:*` shows the
-same packages a second time (mlco2/codecarbon PR #950).
+`psys` is the whole platform and already contains the packages, so if it advances, it is used alone. Otherwise the packages count, and their
+`dram` sub-zones, which the package counter leaves out (Intel SDM vol. 3, 15.10; powercap/powercap issue #3). `core` and `uncore` lie inside
+the package. `intel-rapl-mmio:*` shows the same packages a second time (mlco2/codecarbon PR #950).
 """
 
 import re
@@ -28,7 +27,7 @@ NAME = "rapl"
 _TREES = ("sys/class/powercap", "sys/devices/virtual/powercap/intel-rapl")
 _TOP_ZONE = re.compile(r"intel-rapl:\d+")
 _MAX_ZONE_WATTS = 1000.0
-"""No package draws more. After a longer silence than a wrap at this power, the number of wraps is unknown."""
+"""Largest plausible watts of a zone. If a zone was silent for longer than a wrap takes at this power, the number of wraps is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +41,7 @@ class Zone:
 
 
 def find_zones(root: Path) -> tuple[Zone, ...]:
-    """Return the zones that together cover this machine once; raise `SourceError` if none can be trusted."""
+    """Return the zones that together cover this machine exactly once; raise `SourceError` if none can be trusted."""
     tops = [_open_zone(path) for path in _top_zone_paths(root)]
     platform = [zone for zone in tops if zone.name == "psys"]
     if platform:
@@ -62,10 +61,10 @@ def find_zones(root: Path) -> tuple[Zone, ...]:
 
 
 def _without_mirrors(packages: list[Zone]) -> list[Zone]:
-    """Return the packages without those that show another one's counter again.
+    """Return the packages without those that repeat another one's counter.
 
-    Some processors of several dies show the socket's one counter once per die (mlco2/codecarbon issue #1274). Two
-    real counters that have run for a while never stand within a joule of each other.
+    Some processors with several dies show the socket's counter once per die (mlco2/codecarbon issue #1274). Two real counters that have run
+    for a while never differ by less than a joule.
     """
     kept: list[tuple[Zone, float]] = []
     for zone in packages:
@@ -107,7 +106,7 @@ def _open_zone(path: Path) -> Zone:
 
 
 class RaplSource:
-    """The sum of the zones that cover the machine once, as one unwrapped counter."""
+    """The sum of the zones that cover the machine once, as one counter without wraps."""
 
     def __init__(self, root: Path) -> None:
         self.zones = find_zones(root)
@@ -130,7 +129,7 @@ class RaplSource:
         )
 
     def read(self, now_s: float) -> SensorReading:
-        """Return the energy since opening in joules, wraps undone.
+        """Return the energy since opening in joules, with wraps undone.
 
         Raises `SourceError` when a zone fails, or was silent so long that its wraps cannot be counted; the
         next reading starts again from there, so that one failure costs one gap.
@@ -163,11 +162,11 @@ class RaplSource:
         return SelfTest(True, "adds " + ", ".join(f"{zone.path.name} ({zone.name})" for zone in self.zones))
 
     def close(self) -> None:
-        """Nothing is held open."""
+        """Do nothing: no file stays open."""
 
 
 def _advance(zone: Zone, old_joules: float, new_joules: float, elapsed_s: float) -> float:
-    """Return what `zone` counted in `elapsed_s`; raise `SourceError` if that cannot be known."""
+    """Return the joules that `zone` counted in `elapsed_s`; raise `SourceError` if that cannot be known."""
     if elapsed_s * _MAX_ZONE_WATTS > zone.range_joules:
         raise SourceError(
             NAME,

@@ -1,4 +1,4 @@
-"""Which sources this machine has, best first.
+"""The power sources of this machine, best first.
 
 The plug before the board's input, before parts, before a model.
 
@@ -55,13 +55,13 @@ class EnergyConfig:
     """The `[energy]` table of the configuration."""
 
     source: _Text = AUTOMATIC
-    """`auto`, or the name of the one source to use."""
+    """Name of the one source to use, or `auto`."""
     disable: Annotated[tuple[str, ...], msgspec.Meta(description="a list of texts")] = ()
     board: _Text = ""
-    """Name or path of a board file for the estimate; empty finds it out."""
+    """Name or path of a board file for the estimate; if empty, the board is detected."""
     ina2xx_wire: _Wire = ina2xx.Wire.UNKNOWN
     ina2xx_i2c: _Text = ""
-    """`/dev/i2c-1:0x42` for a HAT without a kernel driver."""
+    """Address of a HAT without a kernel driver, such as `/dev/i2c-1:0x42`."""
     ina2xx_shunt_ohms: _Positive = 0.1
     static_watts: _Positive | None = None
     full_watts: _Positive | None = None
@@ -103,7 +103,7 @@ def _checked(key: str, value: object) -> object:
 
 @dataclass(frozen=True, slots=True)
 class SourceReport:
-    """What became of one kind of source on this machine, for `doctor`."""
+    """The outcome for one kind of source on this machine, for `doctor`."""
 
     name: str
     ok: bool
@@ -122,12 +122,12 @@ class SourceChoice:
 
     @property
     def broken(self) -> tuple[SourceReport, ...]:
-        """Sources that exist but do not work: health items."""
+        """Sources that exist but do not work, which become health items."""
         return tuple(report for report in self.reports if report.present and not report.ok)
 
 
 _ON_THREADS = (ina3221.NAME, ina2xx.NAME, battery.NAME, rapl.NAME)
-"""Sources that read files and chips themselves, which may hang; the others wait for a process or a network, aside already."""
+"""Sources that read files and chips themselves, which may hang. The others already wait elsewhere, for a process or a network."""
 
 
 def open_sources(
@@ -135,7 +135,7 @@ def open_sources(
 ) -> SourceChoice:
     """Return every source that works here, best first; the estimated one is always the last.
 
-    `threads`: of whoever opens them again and again.
+    `threads`: the threads to reuse if sources are opened repeatedly.
 
     Never raises for a sensor: what fails is in the reports. Raises `EnergyConfigError` if `energy.source` names a
     source that does not exist.
@@ -163,7 +163,7 @@ def open_sources(
 
 
 def _with_cards(opened: Sequence[PowerSource]) -> list[PowerSource]:
-    """Return the sources of the machine, the best one combined with its cards if it is measured and has no GPU figure."""
+    """Return the machine's sources; the best one is combined with the cards if it is measured and has no GPU figure."""
     cards = next((source for source in opened if source.info.coverage is Coverage.CARD), None)
     others = [source for source in opened if source is not cards]
     if cards is not None and others and others[0].info.kind is Kind.MEASURED:
@@ -172,7 +172,7 @@ def _with_cards(opened: Sequence[PowerSource]) -> list[PowerSource]:
 
 
 def _order(info: SourceInfo) -> tuple[bool, int]:
-    """Return the sort key of sources: measured before estimated, then by what they cover."""
+    """Return the sort key of sources: measured before estimated, then by coverage."""
     return info.kind is Kind.ESTIMATED, _RANK[info.coverage]
 
 
@@ -194,7 +194,7 @@ def configured_model(config: EnergyConfig, model: PowerModel | None) -> PowerMod
 
 
 def diagnose(config: EnergyConfig, model: PowerModel | None, root: Path) -> tuple[SourceReport, ...]:
-    """Return the report on every source, and leave nothing open: those that work, best first; broken ones; absent ones.
+    """Return the report on every source, and leave nothing open: working ones, best first, then broken ones, then absent ones.
 
     The agent uses the first.
     """
@@ -268,7 +268,7 @@ def ups_amperes(table: Mapping[str, object], root: Path = Path("/")) -> Callable
     """Return a function that reads the current into a UPS board's battery, negative while it feeds the machine; None if
     `[energy]` names none.
 
-    It raises OSError if the chip does not answer. Raises `EnergyConfigError`.
+    The function raises OSError if the chip does not answer. Raises `EnergyConfigError`.
     """
     config = EnergyConfig.from_table(table)
     if config.ina2xx_wire is not ina2xx.Wire.UPS:
@@ -288,7 +288,7 @@ def _open_ina2xx(config: EnergyConfig, root: Path) -> PowerSource:
 
 
 def _ina2xx_bus(config: EnergyConfig, root: Path) -> Callable[[], ina2xx.BusReading]:
-    """Return what reads the chip; raises `SourceAbsent`, `EnergyConfigError`."""
+    """Return a function that reads the chip; raises `SourceAbsent`, `EnergyConfigError`."""
     if config.ina2xx_i2c:
         bus, _, address = config.ina2xx_i2c.partition(":")
         try:
@@ -303,7 +303,7 @@ def _ina2xx_bus(config: EnergyConfig, root: Path) -> Callable[[], ina2xx.BusRead
 
 
 def _mac_openers() -> dict[str, Callable[[], PowerSource]]:
-    """Return the openers that only a Mac has any use for."""
+    """Return the openers of sources that exist only on a Mac."""
     from port_agent.energy.sources import macos
 
     def open_battery() -> PowerSource:
@@ -325,7 +325,7 @@ def _mac_openers() -> dict[str, Callable[[], PowerSource]]:
 
 
 def _plugin_openers(config: EnergyConfig) -> dict[str, Callable[[], PowerSource]]:
-    """Return one opener for each installed entry point."""
+    """Return an opener for each installed entry point."""
     if not _has_plugin():
         return {}
     import importlib.metadata
@@ -335,9 +335,9 @@ def _plugin_openers(config: EnergyConfig) -> dict[str, Callable[[], PowerSource]
 
 
 def _has_plugin() -> bool:
-    """Return whether an installed distribution names a power source, by the files that Python's packaging lays down for that.
+    """Return whether an installed distribution declares a power source, by the files that Python's packaging installs for it.
 
-    Most machines have none, and `importlib.metadata`, which knows more, takes 2 MB of a process that stays.
+    Most machines have none, and `importlib.metadata`, which would say more, takes 2 MB of a long-lived process.
     """
     files = (path for folder in sys.path for path in Path(folder).glob("*-info/entry_points.txt"))
     return any(f"[{ENTRY_POINTS}]" in path.read_text("utf-8", "replace") for path in files)

@@ -1,6 +1,6 @@
 """Read power from the output of the system's own tools.
 
-That is the answer of a short command, or the newest record of one that keeps running.
+The output is the answer of a short command, or the newest record of a command that keeps running.
 """
 
 import os
@@ -19,9 +19,11 @@ from port_agent.energy.sources.base import (
 )
 
 _COMMAND_TIMEOUT_S = 2.0
-"""The supervisor waits for it; such commands take about 10 ms."""
+"""Seconds that a command may take; the supervisor waits for it, and such commands take about 10 ms."""
 _MAX_PENDING_BYTES = 1 << 20
-"""A record is a few kB; a tool that never ends one is broken, and must not fill the supervisor's memory."""
+"""Largest unfinished record in bytes. A record is a few kB; a tool that never ends one is broken and must not fill the supervisor's
+memory.
+"""
 
 
 def command_output(source: str, command: Sequence[str], remedy: str) -> str:
@@ -39,7 +41,7 @@ def command_output(source: str, command: Sequence[str], remedy: str) -> str:
 
 
 class ToolSource:
-    """A source whose power is in the output of a tool."""
+    """A source that reads power from the output of a tool."""
 
     def __init__(
         self,
@@ -49,9 +51,9 @@ class ToolSource:
         close: Callable[[], None] = lambda: None,
         gpu: Callable[[str], GpuReading | None] = lambda text: None,
     ) -> None:
-        """`gpu` reads the GPU's part. `text` returns the tool's output at a time, None before the first.
+        """`gpu` reads the GPU's part. `text` returns the tool's output at a given time, and None before the first record.
 
-        `watts` parses it, None: nothing to measure.
+        `watts` parses it, and returns None if there is nothing to measure.
         """
         self.info = info
         self._text = text
@@ -60,7 +62,7 @@ class ToolSource:
         self._gpu = gpu
 
     def read(self, now_s: float) -> SensorReading | None:
-        """Return the power now; raise `SourceError` if the tool failed or its words are torn or garbled."""
+        """Return the power now; raise `SourceError` if the tool failed or its output is truncated or garbled."""
         text = self._text(now_s)
         watts = None if text is None else self._watts(text)
         if text is None or watts is None:
@@ -68,7 +70,7 @@ class ToolSource:
         return SensorReading(now_s, watts=plausible_watts(self.info.name, watts), gpu=self._gpu(text))
 
     def self_test(self, now_s: float) -> SelfTest:
-        """Return whether the tool runs and is understood."""
+        """Return whether the tool runs and its output is understood."""
         return probe_by_reading(self, now_s)
 
     def close(self) -> None:
@@ -80,7 +82,7 @@ class ChildOutput:
     """A tool that prints one record after another, read without ever waiting for it."""
 
     def __init__(self, source: str, command: Sequence[str], record_end: str, stale_after_s: float) -> None:
-        """`record_end` is a regular expression that matches the end of a record, its newline included."""
+        """`record_end` is a regular expression that matches the end of a record, including its newline."""
         self._source = source
         self._command = tuple(command)
         self._end = re.compile(record_end.encode())
@@ -91,10 +93,10 @@ class ChildOutput:
         self._newest_s = 0.0
 
     def newest(self, now_s: float) -> str | None:
-        """Return the newest whole record, None before the first.
+        """Return the newest whole record; None before the first.
 
-        Starts the tool when it does not run. Raises `SourceError` when it has died, is missing, or has been
-        silent for longer than `stale_after_s`.
+        Starts the tool if it does not run. Raises `SourceError` if it has died, is missing, or has been silent for longer than
+        `stale_after_s`.
         """
         child = self._child or self._start(now_s)
         self._take(child, now_s)
@@ -107,7 +109,7 @@ class ChildOutput:
         return self._newest
 
     def fileno(self) -> int:
-        """Return the pipe's descriptor, to wait on; -1 while the tool does not run."""
+        """Return the pipe's descriptor for waiting; -1 while the tool does not run."""
         return self._child.stdout.fileno() if self._child and self._child.stdout else -1
 
     def _start(self, now_s: float) -> "subprocess.Popen[bytes]":

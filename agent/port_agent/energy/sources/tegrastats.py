@@ -19,20 +19,20 @@ _PERIOD_S = 1.0
 _MEMORY = re.compile(r"RAM \d+/\d+MB \(lfb ")
 _RAIL = re.compile(r"(?<![^ ])(?!RAM |SWAP |IRAM )([A-Z][A-Z0-9_]*) (\d+(?:mW)?/\S*)(?= |$)")
 _FIGURES = re.compile(r"(\d+)/\d+|(\d+)mW/\d+mW(?:/\d+mW)?")
-"""Figures of a rail: milliwatts now, on average, and (since R39) at most."""
+"""Pattern of a rail's figures: milliwatts now, on average, and (since R39) at most."""
 _REMEDY = "check that tegrastats still runs, and its L4T release"
 
 
 @dataclass(frozen=True, slots=True)
 class TegraLine:
-    """What one line says."""
+    """The contents of one line."""
 
     rails: Mapping[str, float]
     """Watts now, by name."""
 
     @property
     def total(self) -> BoardTotal:
-        """The board's power now; raises `SourceError` if its rails are not all there."""
+        """The board's power now; raises `SourceError` if rails are missing."""
         return board_total(NAME, self.rails)
 
 
@@ -58,7 +58,7 @@ def _watts(rail: str, figures: str) -> float:
 
 
 def tegrastats_source(output: ChildOutput) -> ToolSource:
-    """Return the newest line of a `tegrastats` that runs as a child process."""
+    """Return a source of the newest line from a `tegrastats` that runs as a child process."""
     info = SourceInfo(
         NAME,
         Kind.MEASURED,

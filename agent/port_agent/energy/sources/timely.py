@@ -1,4 +1,4 @@
-"""Query a source on a thread of its own, so that one that hangs (a dead bus, a busy controller) blocks nothing.
+"""Query a source on a separate thread, so that one that hangs (a dead bus, a busy controller) blocks nothing.
 
 The caller waits briefly, which is enough for kernel files and chips on I2C. A later answer is used at the next query; a
 source that is silent for longer counts as broken until it answers, and no second thread is started for it.
@@ -14,9 +14,9 @@ from port_agent.energy.sources.base import PowerSource, SelfTest, SensorReading,
 from port_agent.facts.reader_thread import ReaderThread
 
 WAIT_S = 0.05
-"""Time to wait for a reading: half of what stopping a worker may take."""
+"""Seconds to wait for a reading: half of what stopping a worker may take."""
 DEADLINE_S = 2.0
-"""Silence after which a source counts as broken, and the limit for opening and testing one."""
+"""Seconds of silence after which a source counts as broken; also the limit for opening and testing one."""
 
 T = TypeVar("T")
 _REMEDY = "check whether its bus or controller hangs (dmesg), or exclude the source with energy.disable"
@@ -31,9 +31,7 @@ class ReadThread:
         self._asked_s = 0.0
 
     def ask(self, question: Callable[[], T], wait_s: float) -> T:
-        """Return the answer; raises TimeoutError if it, or that to an earlier query, is late, and whatever `question`
-        raises.
-        """
+        """Return the answer. Raises TimeoutError if it, or that to an earlier query, is late; also raises whatever `question` raises."""
         if self._unanswered is not None and not self._unanswered.done():
             raise TimeoutError
         answer = self._reader.ask(question)
@@ -56,7 +54,7 @@ class ReadThread:
         return 0.0 if self._unanswered is None else time.monotonic() - self._asked_s
 
     def stop(self) -> None:
-        """End the thread, one that hangs once it returns; the next query starts another."""
+        """End the thread; one that hangs ends once its read returns. The next query starts another."""
         self._reader.stop()
 
 
@@ -67,7 +65,7 @@ class ReadThreads:
         self._threads: dict[str, ReadThread] = {}
 
     def open(self, name: str, opener: Callable[[], PowerSource]) -> PowerSource:
-        """Return the source that `opener` opens, to be queried on its thread; raises `SourceError`."""
+        """Open a source with `opener`, to be queried on its thread, and return it; raises `SourceError`."""
         thread = self._threads.setdefault(name, ReadThread(name))
         thread.late()
         try:
@@ -89,13 +87,11 @@ class TimelySource:
 
     @property
     def info(self) -> SourceInfo:
-        """What the source itself is."""
+        """The description of the source itself."""
         return self._inner.info
 
     def read(self, now_s: float) -> SensorReading | None:
-        """Return the reading at `now_s`, or the previous one if it is late; raise `SourceError` if it is broken or
-        silent.
-        """
+        """Return the reading at `now_s`, or the previous one if it is late; raise `SourceError` if the source is broken or silent."""
         late = self._thread.late()
         try:
             if late is None:

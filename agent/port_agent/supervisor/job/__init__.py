@@ -1,1 +1,1 @@
-"""One running job: choosing its plan, starting its worker, taking its events, noting how it ended."""
+"""One running job: choosing its plan, starting its worker, handling its events, and recording how it ended."""

@@ -1,9 +1,9 @@
 """Programs of users that attached themselves (`port-agent exec --opportunistic`).
 
-Steered as workers, started by their users.
+The supervisor controls them like workers, but their users start them.
 
-A program stays attached while it waits. To the Runner it is a worker that is there already: a run of it begins with
-`resume`, and ends when it has given its memory back. Nothing of it outlives its line but its number.
+A program stays attached while it waits. For the Runner it is a worker that already exists: its run begins with `resume`, and ends when it
+has released its memory. When its connection closes, only its number is kept.
 """
 
 import asyncio
@@ -44,14 +44,15 @@ from port_agent.worker.protocol import (
 from port_planner.base.errors import ExitCode
 
 ANSWER_PATIENCE_S = 60.0
-"""A program that was stopped by its user (Ctrl-Z) never answers; after this long others may run. Until then it may be
-writing what it had in memory: 600 MiB take 25 s on an SD card."""
+"""Seconds to wait for an answer. A program that its user stopped (Ctrl-Z) never answers; after this time others may run. Until then it
+may be writing its memory: 600 MiB take 25 s on an SD card.
+"""
 
 MAX_ATTACHED = 16
-"""Each permanently uses a connection of the control socket, which must have some left for commands."""
+"""Largest number of attached programs. Each keeps a connection of the control socket, which must have some left for commands."""
 
 _OWN_REPORTS = (StepDone, WorkerPaused, WorkerResumed, MemoryReleased, TrainingFinished, TrainingFailed)
-"""Events of an attached program, which has no plans, checkpoints or devices."""
+"""Events that an attached program does not send, because it has no plans, checkpoints or devices."""
 
 _WENT_AWAY = "it ended without a report: it was killed, or its native code crashed"
 
@@ -60,7 +61,7 @@ class AttachedProgram:
     """One attached program."""
 
     group: WorkerGroup | None = None
-    """Memory group of the program: none, because it stays in that of its user."""
+    """Memory group of the program: None, because it stays in its user's group."""
 
     def __init__(self, job_id: int, uid: int, pid: int, ram_bytes: int, writer: asyncio.StreamWriter) -> None:
         self.job_id, self.uid, self.pid = job_id, uid, pid
@@ -98,13 +99,13 @@ class AttachedProgram:
     # --- orders
 
     def pause(self) -> None:
-        """Ask it to stop between two operators and to keep its memory."""
+        """Ask it to stop between two operators; it keeps its memory."""
         if self.requested is RequestedState.TRAIN:
             self.requested = RequestedState.PAUSE
             self._send(PauseTraining())
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Continue after a pause."""
         if self.requested is RequestedState.PAUSE:
             self.requested = RequestedState.TRAIN
             self._send(ResumeTraining(cpu_percent=self._cpu_percent))
@@ -123,27 +124,27 @@ class AttachedProgram:
             self._send(ReleaseMemory(reason=reason))
 
     def cancel(self) -> None:
-        """Make it receive what Ctrl-C sends, whether it runs or waits."""
+        """Send it the signal of Ctrl-C, whether it runs or waits."""
         if not self._cancelled:
             self._cancelled = True
             self._await_release()
             self._send(LeaveNow())
 
     def kill(self) -> None:
-        """End its run, because nobody is left to watch it. It stops by itself when its connection closes."""
+        """End its run because the supervisor ends; the program stops by itself when its connection closes."""
         self._end(WorkerExit(ExitCode.LEFT))
 
     def checkpoint(self) -> None:
         """Do nothing: its state is in its process and its page file."""
 
     def switch_plan(self, index: int, reason: str) -> None:
-        """Do nothing: its budget is the one that its user chose."""
+        """Do nothing: its user chose its budget."""
 
     def widen_limit(self, data_limit_bytes: int) -> None:
-        """Do nothing: its limits are its user's."""
+        """Do nothing: its user sets its limits."""
 
     def tighten_limit(self, resident_bytes: int | None) -> None:
-        """Do nothing: its limits are its user's."""
+        """Do nothing: its user sets its limits."""
 
     # --- events of the worker
 
@@ -176,7 +177,7 @@ class AttachedProgram:
         return end
 
     def close(self) -> None:
-        """Close its line: the agent stops."""
+        """Close its connection, because the agent stops."""
         self._disarm()
         self._writer.close()
 
@@ -234,7 +235,7 @@ class Attachments:
         return self._programs.get(job_id)
 
     def answers(self, job_id: int) -> bool:
-        """Return whether a job's program exists and obeys its commands."""
+        """Return whether a job's program exists and answers commands."""
         program = self.get(job_id)
         return program is not None and not program.silent
 
@@ -262,7 +263,7 @@ class Attachments:
         reader: asyncio.StreamReader,
         writer: asyncio.StreamWriter,
     ) -> None:
-        """Hear a program until its line closes; only then it is forgotten."""
+        """Exchange messages with a program until its connection closes; only then is it forgotten."""
         program = AttachedProgram(job.id, peer.uid, peer.pid or request.pid, request.ram_bytes, writer)
         self._programs[job.id] = program
         self._on_change()
@@ -290,7 +291,7 @@ class Attachments:
             program.close()
 
     def _job(self, program: AttachedProgram) -> Job | None:
-        """Return its job; None if that ended long ago and is no longer in the history."""
+        """Return its job; None if the job ended long ago and is no longer in the history."""
         try:
             return self._store.get(program.job_id)
         except JobRequestError:
@@ -318,7 +319,7 @@ def process_cpu_s(pid: int) -> float:
 
 
 def user_name(uid: int) -> str:
-    """Return the name of a user, or the number if there is none."""
+    """Return the name of a user, or the number if the user has no name."""
     try:
         return pwd.getpwuid(uid).pw_name
     except KeyError:

@@ -1,4 +1,4 @@
-"""Where a job is trained: on this computer, or on which board; and whether a missing board may be back."""
+"""Where a job is trained (on this computer, or on which board), and whether a missing board may be back."""
 
 import itertools
 from pathlib import Path
@@ -14,11 +14,11 @@ _SERIAL_DEVICES = ("ttyACM*", "ttyUSB*", "cu.usb*")
 """Names of USB serial ports on Linux and on macOS."""
 _JOB_FILE = "job.json"
 _MAX_BYTES = 1 << 16
-"""Largest job.json that is read."""
+"""Largest size in bytes of a job.json that is read."""
 
 
 class _BoardNames(msgspec.Struct, frozen=True):
-    """What a job says about its board."""
+    """The part of a job that names its board."""
 
     port: str | None = None
     serial: str | None = None
@@ -28,8 +28,8 @@ class _BoardNames(msgspec.Struct, frozen=True):
 def place_of(job: Job, bundle: Path | None) -> str:
     """Return what trains a job: `THIS_COMPUTER`, or the board that its options or its job.json name.
 
-    Jobs with the same place run one after the other. A simulated board is its job's own. A job that names no board shares
-    one place with all that name none: each takes the only board that is there.
+    Jobs with the same place run one after the other. A simulated board belongs to its job. All jobs that name no board share one place:
+    each uses the only board that is present.
     """
     if job.spec.kind is not JobKind.MCU:
         return THIS_COMPUTER
@@ -43,13 +43,13 @@ def place_of(job: Job, bundle: Path | None) -> str:
 
 
 def plugged_in(place: str, dev: Path = _DEV) -> frozenset[str]:
-    """Return the serial devices that exist; a changed set means that a missing board may be back."""
+    """Return the serial devices that exist. If the set changes, a missing board may be back."""
     found = {str(path) for pattern in _SERIAL_DEVICES for path in dev.glob(pattern)}
     return frozenset(found | ({place} if place.startswith("/") and Path(place).exists() else set()))
 
 
 def _options(words: tuple[str, ...]) -> _BoardNames:
-    """Return the board options in a job's own arguments, which were checked at submission."""
+    """Return the board options among a job's arguments, which were checked at submission."""
     after = dict(itertools.pairwise(words))
     return _BoardNames(after.get("--port"), after.get("--serial"), "--simulate" in words)
 

@@ -1,4 +1,4 @@
-"""Record and report what becomes of a job when its worker has ended."""
+"""Record and report what happens to a job when its worker has ended."""
 
 from dataclasses import dataclass, replace
 
@@ -16,7 +16,7 @@ _SHOWN_A_WEEK_S = 7 * 86400.0
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """The run that ended: its plans, the memory of the current one, and its memory limit."""
+    """A run that ended: its plans, the memory of the current plan, and its memory limit."""
 
     plans: tuple[PlanFigures, ...] = ()
     all_bytes: int = 0
@@ -24,14 +24,14 @@ class RunEnd:
 
 
 class JobRecords:
-    """Keeps jobs, their history and logs, and the health items about them in step."""
+    """Keeps jobs, their history and logs, and the health items about them consistent."""
 
     def __init__(self, store: JobStore, health: HealthBoard, clock: Clock) -> None:
         self.log_bytes = 1 << 20
         self._store, self._health, self._clock = store, health, clock
 
     def note(self, job_id: int, kind: str, text: str) -> None:
-        """Add to the history and to the job's log."""
+        """Add an entry to the history and to the job's log."""
         wall_s = self._clock.wall_s()
         self._store.note(wall_s, job_id, kind, text)
         JobLog(self._store.job_dir(job_id), self.log_bytes).note(text, wall_s)
@@ -42,7 +42,7 @@ class JobRecords:
         self._health.report(code, now_s, wall_s, key=key, lasts_s=lasts_s, **values)
 
     def settle(self, job: Job, outcome: WorkerOutcome, detail: str, give_up_after: int, ended: RunEnd) -> None:
-        """Record and report what becomes of the job."""
+        """Record and report what happens to the job."""
         smaller = None
         if outcome is WorkerOutcome.OUT_OF_MEMORY:
             smaller = self._after_out_of_memory(job, ended)
@@ -59,7 +59,7 @@ class JobRecords:
         self._report_failures(job)
 
     def no_fit(self, job: Job, needed: int, limit: int | None) -> None:
-        """Report that a job needs at least `needed` bytes, and may not have them."""
+        """Report that a job needs at least `needed` bytes, which it may not have."""
         allowed = "below the plan that was killed" if limit is None else format_bytes(limit)
         self.report("job-does-not-fit", key=str(job.id), job=job.label, needed=format_bytes(needed), allowed=allowed)
 

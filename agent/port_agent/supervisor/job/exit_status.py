@@ -1,4 +1,4 @@
-"""Why did a worker end? One pure function over everything the supervisor saw."""
+"""Why a worker ended, as one pure function of everything that the supervisor saw."""
 
 import signal
 from dataclasses import dataclass
@@ -23,16 +23,16 @@ class WorkerExit:
     oom_kills: int = 0
     """Kills by the kernel in the worker's own group."""
     system_oom_kills: int = 0
-    """Kills for memory anywhere on the machine while the worker ran."""
+    """Kills for lack of memory anywhere on the machine while the worker ran."""
 
 
 LEFT = "left on request"
 LEFT_BECAUSE = "left: "
-"""Beginning of the message about a worker that was asked to leave, followed by the reason at that time."""
+"""Prefix of the message about a worker that was asked to leave, followed by the reason at that time."""
 
 
 def left_because(detail: str, reason: str) -> str:
-    """Return the message about a worker that left, with the reason why it was asked to; `detail` is that of `classify`."""
+    """Return the message about a worker that left, with the reason why it was asked to; `detail` comes from `classify`."""
     if not reason:
         return detail
     return f"{LEFT_BECAUSE}{reason}" if detail == LEFT else f"{detail} ({reason})"

@@ -1,4 +1,4 @@
-"""Data that arrives: `inbox/<job>/` grows, and each round of the job trains on what is new."""
+"""Incoming data: files are added to `inbox/<job>/`, and each round of the job trains on the new ones."""
 
 import contextlib
 import errno
@@ -18,7 +18,7 @@ from port_agent.system.directory_handle import DirectoryHandle
 _UNFINISHED = (".part", ".tmp", ".crdownload", "~")
 _CONSUMED = "consumed.json"
 _SEAL = ""
-"""No file has this name; its entry holds the checksum of the others, and agents that do not seal pass over it."""
+"""Key that no file can have. Its entry holds the checksum of the others, and agents that do not seal ignore it."""
 _DAMAGED = "{} is damaged: the record of trained data is lost, and that data is trained on again"
 
 Stamp = tuple[int, int]
@@ -27,7 +27,7 @@ Stamp = tuple[int, int]
 
 @dataclass(frozen=True, slots=True)
 class InboxState:
-    """What is new for one job; `error` when its inbox cannot be read."""
+    """The new files of one job; `error` if its inbox cannot be read."""
 
     new: tuple[str, ...] = ()
     error: str = ""
@@ -36,7 +36,7 @@ class InboxState:
 
 
 class Inboxes:
-    """The inboxes of all jobs. A file counts once it looked the same in two scans: copying has ended."""
+    """The inboxes of all jobs. A file counts once two scans saw it unchanged, which means that copying has ended."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -76,9 +76,9 @@ class Inboxes:
         return self._new.get(name, InboxState())
 
     def create(self, name: str) -> None:
-        """Make the inbox of a new job, open to the agent's group whatever the umask.
+        """Create the inbox of a new job, writable for the agent's group whatever the umask.
 
-        Each removes only its own files.
+        Each member can remove only its own files.
 
         Raises OSError.
         """
@@ -105,8 +105,8 @@ class Inboxes:
     def round_directory(self, name: str, job_dir: Path, number: int) -> Path:
         """Return the directory with the data of round `number`, created from new files if it does not exist yet.
 
-        Its files are links, so it takes no space, and it stays the same when the round is resumed. Sizes and
-        modification times are recorded next to it, so that later additions do not belong to this round. Raises OSError.
+        Its files are links, so it takes no space, and it does not change when the round is resumed. Sizes and modification times are
+        recorded next to it, so that later additions do not become part of this round. Raises OSError.
         """
         target = job_dir / "rounds" / str(number)
         if target.is_dir():
@@ -125,14 +125,14 @@ class Inboxes:
         return target
 
     def drop_round(self, job_dir: Path, number: int) -> None:
-        """Delete a round that failed for good, so that the next try uses the inbox as it is then."""
+        """Delete a round that failed for good, so that the next try uses the current inbox."""
         shutil.rmtree(job_dir / "rounds" / str(number), ignore_errors=True)
         _taken(job_dir, number).unlink(missing_ok=True)
 
     def finish_round(self, name: str, job_dir: Path, number: int) -> None:
-        """Record the files of a finished round as consumed, in the state in which it used them. Raises OSError.
+        """Record the files of a finished round, as it used them, as consumed. Raises OSError.
 
-        If that record is damaged, the files are new again, and the next scans report it.
+        If that record is damaged, the files count as new again, and the next scans report it.
         """
         directory = job_dir / "rounds" / str(number)
         if not directory.is_dir():
@@ -157,7 +157,7 @@ def _write_stamps(path: Path, stamps: Mapping[str, Stamp]) -> None:
 
 
 def _read_stamps(path: Path) -> tuple[dict[str, Stamp], str]:
-    """Return the recorded files, and what is wrong with the record; a damaged one is empty, and a round repeats data."""
+    """Return the recorded files, and what is wrong with the record. A damaged record is empty, so a round repeats data."""
     try:
         stamps = msgspec.json.decode(path.read_bytes(), type=dict[str, Stamp])
     except FileNotFoundError:

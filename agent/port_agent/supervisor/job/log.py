@@ -8,9 +8,9 @@ FILE_NAME = "job.log"
 
 
 class JobLog:
-    """Appends lines to `job.log`; at half the cap it becomes `job.log.1` and a new one begins.
+    """Appends lines to `job.log`; at half the cap, that file becomes `job.log.1` and a new one begins.
 
-    Nothing is fsynced: a lost line does not matter, but wear does.
+    There is no fsync: a lost line does not matter, but wear does.
     """
 
     def __init__(self, directory: Path, cap_bytes: int) -> None:
@@ -33,12 +33,12 @@ class JobLog:
             self._append(b"".join(stamp + b" worker: " + line + b"\n" for line in lines))
 
     def close(self, wall_s: float) -> None:
-        """Write a last line that has no end."""
+        """Write a last line that has no line end."""
         if self._partial:
             self.output(b"\n", wall_s)
 
     def _append(self, data: bytes) -> None:
-        """Write as much as the disk accepts: a full disk has its own health item."""
+        """Write as much as the disk accepts; a full disk has its own health item."""
         try:
             descriptor = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         except OSError:
@@ -62,7 +62,7 @@ def read_log(directory: Path, lines: int) -> tuple[str, int]:
 
 
 def read_more(directory: Path, position: int) -> tuple[str, int]:
-    """Return what was added since `position`, and the new position; after a rotation it starts at the beginning."""
+    """Return what was added since `position`, and the new position. After a rotation, reading starts at the beginning."""
     path = directory / FILE_NAME
     try:
         size = path.stat().st_size

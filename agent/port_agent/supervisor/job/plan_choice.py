@@ -1,4 +1,4 @@
-"""Which plan of the bundle's frontier, and how often to make a checkpoint: pure rules over figures."""
+"""Which plan of the bundle's frontier to run, and how often to make a checkpoint: pure rules over figures."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -9,13 +9,14 @@ MEMORY_MARGIN_BYTES = 16 * MIB
 """Bytes that the kernel charges to the group beyond the worker's resident set: page tables, sockets, page cache in
 flight."""
 DATA_MARGIN_BYTES = 256 * MIB
-"""RLIMIT_DATA counts address space: after `import torch` it is 35 MB above the resident anonymous memory, and each
-thread adds an 8 MB stack. Until the first step has shown how much of that is never touched."""
+"""Bytes added to RLIMIT_DATA, which counts address space. After `import torch` it is 35 MB above the resident anonymous memory, and each
+thread adds a stack of 8 MB. Used until the first step has shown how much is never touched.
+"""
 SMALLEST_WORKER_BYTES = 128 * MIB
-"""No process with torch is smaller, so a plan below this says nothing about the process."""
+"""Bytes of the smallest process with torch; a smaller plan does not describe the process."""
 
 DEADLINE_MARGIN = 1.15
-"""A job is behind its deadline if the time needed, plus this margin, exceeds the time left."""
+"""Share of time added to what a job needs; a job whose sum exceeds the time left is behind its deadline."""
 
 CHECKPOINT_SHARE = 0.02
 """Largest share of the time that checkpoints may take."""
@@ -24,14 +25,15 @@ CHECKPOINT_WEAR_SHARE = 0.5
 CHECKPOINT_EVERY_S = 600.0
 """Seconds between checkpoints if both shares allow it: a power cut then costs at most ten minutes."""
 CHECKPOINT_SOONEST_S = 10.0
-"""Least seconds between checkpoints: less work than this is not worth one."""
+"""Least seconds between checkpoints; less work than this does not justify one."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanFigures:
     """One plan of a bundle: resident peak, and time and energy of one step. None is unknown.
 
-    `device_bytes`: bytes of a device's own memory, besides the resident peak. `written_bytes`: bytes written to flash in a step; `wear_joules`: their wear, in joules that cost as much.
+    `device_bytes`: bytes of a device's own memory, besides the resident peak. `written_bytes`: bytes written to flash in a step.
+    `wear_joules`: the cost of their wear, as joules of the same price.
     """
 
     index: int
@@ -44,19 +46,19 @@ class PlanFigures:
 
     @property
     def all_bytes(self) -> int:
-        """Bytes of all memory, by which plans are compared when one of them ran out of memory."""
+        """Bytes of all memory, by which plans are compared after one ran out of memory."""
         return self.peak_bytes + self.device_bytes
 
 
 @dataclass(frozen=True, slots=True)
 class WriteAllowance:
-    """What may still be written to flash until the day is over."""
+    """Bytes that may still be written to flash on this day."""
 
     left_bytes: int
     left_s: float
 
     def lasts(self, plan: PlanFigures, steps_left: int | None) -> bool:
-        """Return whether a plan could run until then, or until it is done, and stay within."""
+        """Return whether a plan could run until the end of the day, or of its job, within the allowance."""
         if not plan.step_s or not plan.written_bytes:
             return True
         steps = self.left_s / plan.step_s
@@ -66,7 +68,7 @@ class WriteAllowance:
 
 
 def fitting(plans: Sequence[PlanFigures], limit_bytes: int | None, ceiling_bytes: int | None) -> list[PlanFigures]:
-    """Return the plans that may run: within the limit, and below the size that was killed before."""
+    """Return the plans that may run: within the limit, and smaller than the size that was killed before."""
     return [
         plan
         for plan in plans
@@ -78,7 +80,7 @@ def fitting(plans: Sequence[PlanFigures], limit_bytes: int | None, ceiling_bytes
 def at_measured_speed(
     plans: Sequence[PlanFigures], current: int | None, measured_step_s: float | None
 ) -> tuple[PlanFigures, ...]:
-    """Return the plans with their times scaled by how fast this device really runs the current one."""
+    """Return the plans with their times scaled by the measured speed of the current one on this device."""
     planned_s = next((plan.step_s for plan in plans if plan.index == current), None)
     if not planned_s or not measured_step_s:
         return tuple(plans)
@@ -98,9 +100,8 @@ def choose_plan(
 ) -> PlanFigures | None:
     """Return the plan to run, or None when none fits.
 
-    By default, the plan with the least energy and wear wins. If the job is late for its deadline, the fastest plan wins; if it
-    would use up the day's write allowance, the one that writes least; if the device is warm (`warm`), the one with the least
-    power.
+    By default, the plan with the least energy and wear wins. If the job is late for its deadline, the fastest plan wins; if it would use up
+    the day's write allowance, the plan that writes least; if the device is warm (`warm`), the plan with the least power.
     """
     candidates = fitting(plans, limit_bytes, ceiling_bytes)
     if not candidates:
@@ -119,7 +120,7 @@ def choose_plan(
 
 
 def smaller_plan(plans: Sequence[PlanFigures], than_bytes: int) -> PlanFigures | None:
-    """Return the largest plan below `than_bytes` of all memory, or None: the next to try after running out of memory."""
+    """Return the largest plan below `than_bytes` of all memory, the next to try after running out of memory; None if there is none."""
     below = [plan for plan in plans if plan.all_bytes < than_bytes]
     return max(below, key=lambda plan: plan.all_bytes, default=None)
 
@@ -132,15 +133,15 @@ def memory_max(peak_bytes: int) -> int:
 def data_limit(peak_bytes: int) -> int:
     """Return RLIMIT_DATA for a plan of this peak until its first step is done.
 
-    It is a second limit, above the first.
+    It is a second limit, above that of the group.
     """
     return memory_max(peak_bytes) + DATA_MARGIN_BYTES
 
 
 def resident_max(peak_bytes: int) -> int | None:
-    """Return how many bytes may be resident after the first step where no group limits them.
+    """Return how many bytes may be resident after the first step if no group limits them.
 
-    None if the plan does not say.
+    None if the plan does not specify it.
     """
     return int(peak_bytes * MEMORY_MARGIN) if peak_bytes >= SMALLEST_WORKER_BYTES else None
 

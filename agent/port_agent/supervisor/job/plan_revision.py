@@ -1,4 +1,4 @@
-"""Plan again while a job trains, if its steps keep taking different proportions of compute and paging than planned."""
+"""Plan again during training, if the proportion of compute to paging in a job's steps stays different from the plan."""
 
 import subprocess
 from pathlib import Path
@@ -13,27 +13,27 @@ from port_planner.ir.costs import Speeds
 
 SOLVER_MODULE = "port_agent.planning.revise"
 SOLVER_BYTES = 768 << 20
-"""Memory for planning again: the planning model of 2,000 stages takes 300 MB."""
+"""Bytes of memory for planning again: the planning model of 2,000 stages takes 300 MB."""
 MIN_SOLVER_BYTES = 256 << 20
-"""Smallest memory in which a new plan is searched."""
+"""Smallest memory in bytes with which a new plan is searched."""
 WATCHED_STEPS = 50
 WATCHED_S = 60.0
-"""Training observed first: in a shorter time, the machine's other work would count as the job's own pace."""
+"""Seconds of training that are observed first; in a shorter time, other work of the machine would count as the job's pace."""
 CHANGED_SHARE = 0.25
-"""Change of the figures since the last time that makes planning again worthwhile."""
+"""Relative change of the figures since the last planning that makes planning again worthwhile."""
 WORTH_A_RESTART = 0.02
-"""Share of energy and wear below which a new plan is not worth restarting the worker."""
+"""Share of energy and wear that a new plan must save to justify restarting the worker."""
 
 
 class PeerSolving(msgspec.Struct, frozen=True):
-    """The paired device (its name or `any`) that solves, and the runtime directory of the agent here, which asks it."""
+    """The paired device that solves (its name or `any`), and the runtime directory of the local agent, which asks it."""
 
     peer: str
     runtime_dir: str
 
 
 class RevisionRequest(msgspec.Struct, frozen=True):
-    """Request to plan a bundle again, of which `plan` is in use, and write the plans to `out`.
+    """Request to plan a bundle again whose `plan` is in use, and to write the plans to `out`.
 
     `solving`: None for this device.
     """
@@ -46,7 +46,7 @@ class RevisionRequest(msgspec.Struct, frozen=True):
 
 
 class RevisedPlans(msgspec.Struct, frozen=True):
-    """Plans made again: what the current one costs at the measured speeds, and what its successor costs."""
+    """The result of planning again: the costs of the current plan at the measured speeds, and of its successor."""
 
     old_joules: float
     new_joules: float
@@ -57,7 +57,7 @@ class RevisedPlans(msgspec.Struct, frozen=True):
 
     @property
     def saved(self) -> float:
-        """Share of energy and wear."""
+        """Share of energy and wear that is saved."""
         return 1 - self.new_joules / self.old_joules if self.old_joules > 0 else 0.0
 
     @property
@@ -74,12 +74,12 @@ class RevisedPlans(msgspec.Struct, frozen=True):
 
 
 class StepPace:
-    """Sums up the times of one run's steps, compute and paging separately."""
+    """Sums of the times of one run's steps, compute and paging separately."""
 
     def __init__(self, known: Speeds, *, one_thread: bool) -> None:
         """`known`: the speeds for which the plans of this run were made.
 
-        A single thread's CPU time is less disturbed than the clock.
+        The CPU time of a single thread is disturbed less than the wall clock.
         """
         self._known, self._one_thread = known, one_thread
         self._steps, self._wall_s = 0, 0.0
@@ -87,7 +87,7 @@ class StepPace:
         self._read, self._written = [0.0, 0.0], [0.0, 0.0]
 
     def add(self, step: StepDone) -> None:
-        """Add a step; one without a plan's figures is ignored."""
+        """Add a step; one without figures from a plan is ignored."""
         if not step.planned_compute_s:
             return
         taken_s = step.wall_s - step.phases_s.get("stall", 0.0)
@@ -109,14 +109,12 @@ class StepPace:
 
 
 class PlanRevision:
-    """Watches one run of a bundle, and has it planned again once by a process alongside it."""
+    """Watches one run of a bundle, and once has it planned again by a parallel process."""
 
     def __init__(
         self, bundle: Path, known: Speeds | None, *, one_thread: bool, solving: PeerSolving | None = None
     ) -> None:
-        """`known`: the speeds for which the plans were last made; None if they are the bundle's own. `solving`: None
-        for this device.
-        """
+        """`known`: the speeds for which the plans were last made; None if these are the bundle's own. `solving`: None for this device."""
         self._bundle, self._known, self._solving = bundle, known, solving
         self._pace: StepPace | None = StepPace(known or Speeds(), one_thread=one_thread)
         self._process: subprocess.Popen[bytes] | None = None

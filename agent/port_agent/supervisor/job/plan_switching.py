@@ -1,6 +1,4 @@
-"""Adapt a run to its conditions: which plan, which limits, when a checkpoint is written, and whether the deadline
-holds.
-"""
+"""Adapt a run to its conditions: the plan, the limits, the time of a checkpoint, and whether the deadline can be met."""
 
 from dataclasses import replace
 
@@ -25,15 +23,15 @@ from port_agent.system.clock import Clock, day_left_s
 from port_planner.base.units import format_bytes, format_seconds
 
 PLAN_SWITCH_PAUSE_S = 30.0
-"""Seconds that the figures need to settle after a switch of the plan."""
+"""Seconds that the figures need to settle after a change of plan."""
 PRESSURE_MEMORY_S = 900.0
-"""Seconds that the smaller plan stays after memory pressure, lest the plans swing with the system's load."""
+"""Seconds for which the smaller plan stays after memory pressure, so that plans do not alternate with the system's load."""
 CORRECTION_NOTE_S = 1800.0
-"""A noisy machine corrects its figures repeatedly; the history and the disk need not record each time."""
+"""Seconds between notes of a correction. A noisy machine corrects its figures repeatedly; history and disk need not record each time."""
 
 
 class PlanSwitcher:
-    """Chooses plans at the start of a run and again while it lasts."""
+    """Chooses plans at the start of a run and during it."""
 
     def __init__(self, records: JobRecords, health: HealthBoard, clock: Clock) -> None:
         self._records, self._health, self._clock = records, health, clock
@@ -52,7 +50,7 @@ class PlanSwitcher:
         )
 
     def adapt(self, run: WorkerRun, job: Job, conditions: RunConditions, pressure: bool) -> bool:
-        """Fit a training run to its surroundings; returns False when no plan fits any more."""
+        """Adapt a training run to its conditions; returns False if no plan fits any more."""
         now_s = self._clock.monotonic_s()
         self._watch_deadline(job)
         self._make_checkpoints(run, job, conditions, now_s)
@@ -73,12 +71,12 @@ class PlanSwitcher:
         return True
 
     def switched(self, run: WorkerRun, conditions: RunConditions) -> None:
-        """The worker has switched its plan: only that one's memory is granted from now on."""
+        """Handle the worker's change of plan: from now on, only the new plan's memory is granted."""
         run.granted = run.figures or run.granted
         self.set_limits(run, conditions)
 
     def set_limits(self, run: WorkerRun, conditions: RunConditions) -> None:
-        """Give the worker's cgroup the limits of the granted plan, unless it has them."""
+        """Set the limits of the worker's cgroup to those of the granted plan, unless they already are."""
         limits = conditions.worker_limits(run.granted)
         if limits == run.limits:
             return
@@ -95,7 +93,7 @@ class PlanSwitcher:
             self._records.report("no-memory-limit", reason=error.reason)
 
     def correct(self, run: WorkerRun, correction: Correction) -> None:
-        """Adopt the measured times of steps, so that the next look chooses again among the plans."""
+        """Adopt the measured times of steps, so that the next look chooses a plan again."""
         corrected = []
         for plan in run.plans:
             step_s, step_joules = correction.apply(plan.step_s, plan.step_joules)
@@ -143,5 +141,5 @@ class PlanSwitcher:
 
 
 def no_plan_fits(conditions: RunConditions) -> str:
-    """Return the reason for leaving that the user sees."""
+    """Return the reason for leaving, for the user."""
     return f"no plan fits into {format_bytes(conditions.memory_bytes or 0)}"

@@ -25,18 +25,18 @@ from port_agent.worker.protocol import (
 from port_planner.base.units import format_bytes, format_seconds
 
 PROGRESS_FLUSH_S = 60.0
-"""Progress goes to the database this often: the worker's own checkpoints are what counts after a power cut."""
+"""Seconds between writes of progress to the database; after a power cut, only the worker's own checkpoints matter."""
 _STEP_SMOOTHING = 0.2
 LONG_OPERATOR_S = 0.1
-"""An attached program stops between two operators; an operator that runs longer than this is named."""
+"""Seconds after which an operator of an attached program is named: the program stops only between two operators."""
 _LONG_OPERATOR_SHOWN_S = 3600.0
 _OVERFLOW_SHOWN_S = 3600.0
-"""Longer than any step: while tensors overflow in each, the condition stays."""
+"""Seconds for which the condition stays: longer than any step, so it stays while tensors overflow in each."""
 _DAMAGE_SHOWN_S = 7 * 86400.0
 
 
 class ProgressRecorder:
-    """Keeps a job's record in step with its worker's reports."""
+    """Keeps a job's record consistent with its worker's reports."""
 
     def __init__(self, store: JobStore, records: JobRecords, clock: Clock) -> None:
         self._store, self._records, self._clock = store, records, clock

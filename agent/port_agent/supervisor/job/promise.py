@@ -1,4 +1,4 @@
-"""What is promised for a job before it runs: memory, time, energy and flash of a step, and when it is done."""
+"""What is promised for a job before it runs: memory, time, energy and flash writes of a step, and when the job ends."""
 
 from port_agent.jobs.job import Job, JobPromise, JobRequestError, JobSpec
 from port_agent.policy.usual_times import UsualTimes
@@ -17,7 +17,7 @@ def left_s(job: Job) -> float:
 
 
 def total_steps(job: Job) -> int | None:
-    """Return how many steps a job has, as far as that is known."""
+    """Return the number of steps of a job, as far as it is known."""
     return job.total_steps or (job.promise.steps if job.promise else None)
 
 
@@ -43,8 +43,8 @@ def promise(
 ) -> JobPromise | None:
     """Return the promise for a job that runs `plan` after `before_s` seconds of training of other jobs.
 
-    None for a bundle that does not say how long its steps take. If a usual day's training would write more than the
-    flash may take in a day, training stops then, and the job takes correspondingly longer.
+    None for a bundle that does not say how long its steps take. If a usual day's training would exceed the daily budget of flash writes,
+    training stops then, and the job takes correspondingly longer.
     """
     steps = steps_of(spec, facts)
     if plan.step_s is None or plan.step_joules is None:
@@ -68,7 +68,7 @@ def promise(
 
 
 def check_known(spec: JobSpec, facts: BundleFacts) -> None:
-    """Raise JobRequestError if the job takes more batches than its bundle has the optimizer's numbers for, or has no epochs to judge."""
+    """Raise JobRequestError if the bundle lacks the optimizer's numbers for so many batches, or has no epochs to judge."""
     if facts.follows_losses and (spec.data is not None or spec.waits_for_data or spec.federated):
         raise JobRequestError(
             "the job's learning rates follow the losses of its own epochs (ReduceLROnPlateau); data from an inbox and rounds of a "
@@ -83,7 +83,7 @@ def check_known(spec: JobSpec, facts: BundleFacts) -> None:
 
 
 def steps_of(spec: JobSpec, facts: BundleFacts) -> int | None:
-    """Return the number of batches of the job; None if its data is not the bundle's."""
+    """Return the number of batches of the job; None if its data is not in the bundle."""
     if spec.steps is not None:
         return spec.steps
     if spec.data is not None or spec.waits_for_data or facts.steps_per_epoch is None:

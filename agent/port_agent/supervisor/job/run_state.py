@@ -19,16 +19,16 @@ from port_agent.worker.protocol import Event
 
 
 class Meter(Protocol):
-    """What the energy meter needs to know about a running job."""
+    """What the energy meter needs to learn about a running job."""
 
     def on_worker_start(self, job: str, now_s: float, label: str, cpu_s: Callable[[], float]) -> None:
-        """A worker was started; `cpu_s` returns its CPU seconds so far."""
+        """Record that a worker was started; `cpu_s` returns its CPU seconds so far."""
 
     def on_worker_stop(self, job: str, now_s: float) -> None:
-        """The worker has ended."""
+        """Record that the worker has ended."""
 
     def on_event(self, job: str, event: Event, now_s: float) -> None:
-        """The worker of a job reported something."""
+        """Record an event from the worker of a job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,26 +43,26 @@ class RunConditions:
     give_up_after: int = 6
     job_log_bytes: int = 1 << 20
     taken_bytes: int = 0
-    """Memory that the other workers have or may take."""
+    """Memory in bytes that the other workers have or may take."""
     cpu: CpuShare = field(default_factory=CpuShare)
     devices: frozenset[str] | None = None
     """Kinds of devices other than the CPU; None if unknown."""
     solving: PeerSolving | None = None
-    """The device that solves for plans made again; None: this device."""
+    """The device that solves when plans are made again; None: this device."""
 
     @property
     def memory_bytes(self) -> int | None:
-        """Memory for the worker alongside the others, or None without a limit."""
+        """Memory in bytes for the worker beside the others; None without a limit."""
         granted = self.limits.memory_limit(self.total_memory_bytes)
         return None if granted is None else max(0, granted - self.taken_bytes)
 
     @property
     def flash_left_bytes(self) -> int:
-        """What may still be written today."""
+        """Bytes that may still be written to flash today."""
         return max(0, self.flash_budget_bytes_per_day - self.flash_written_today_bytes)
 
     def worker_limits(self, plan: PlanFigures | None) -> WorkerLimits:
-        """Return the limits of a worker that runs `plan`; one without a plan may take everything that is allowed."""
+        """Return the limits of a worker that runs `plan`; a worker without a plan may take everything that is allowed."""
         memory, weight = memory_max(plan.peak_bytes) if plan else self.memory_bytes, 1 << self.cpu.rank
         return WorkerLimits(
             memory, self.limits.cpu_percent * self.cpu.share, LOWEST_CPU_WEIGHT * weight, LOW_IO_WEIGHT * weight
@@ -79,7 +79,7 @@ class WorkerRun:
     plans: tuple[PlanFigures, ...]
     plan: int | None
     granted: PlanFigures | None
-    """The plan whose memory its cgroup allows: the larger one while it switches."""
+    """The plan whose memory its cgroup allows; during a change of plan, the larger one."""
     limits: WorkerLimits
     """The limits of its cgroup, if it has one."""
     round: int | None
@@ -88,7 +88,7 @@ class WorkerRun:
     switched_at_s: float
     silence: SilenceMonitor
     revision: PlanRevision | None = None
-    """Plans again if costs differ from the plan; None if it has no plans, or cannot."""
+    """Plans again if costs differ from the plan; None if the run has no plans, or cannot plan again."""
     last_step_s: float | None = None
     """Time of the newest step's report; None after a pause, which is not part of a step."""
     pressed_until_s: float = 0.0
@@ -98,7 +98,7 @@ class WorkerRun:
     farewell_at_s: float | None = None
     """Time at which the worker was asked for a last checkpoint, after which it leaves."""
     waits_for: str | None = None
-    """Why its worker cannot continue although it may: its board is missing."""
+    """Why its worker cannot continue although it is allowed to, such as a missing board."""
     waits_since_s: float | None = None
     left_because: str = ""
     """Why it was asked to leave."""
@@ -107,22 +107,22 @@ class WorkerRun:
 
     @property
     def figures(self) -> PlanFigures | None:
-        """The plan that it runs, or None."""
+        """The plan that it runs; None if there is none."""
         return next((plan for plan in self.plans if plan.index == self.plan), None)
 
     @property
     def peak_bytes(self) -> int:
-        """The peak of its plan; 0 without one."""
+        """The peak of its plan in bytes; 0 without one."""
         return self.figures.peak_bytes if self.figures else 0
 
     @property
     def all_bytes(self) -> int:
-        """The same, plus a device's own memory."""
+        """The peak of its plan, plus a device's own memory, in bytes."""
         return self.figures.all_bytes if self.figures else 0
 
     @property
     def shown_phase(self) -> str:
-        """What the worker does, in a word for people."""
+        """The worker's activity, in a word for people."""
         return "stuck" if self.silence.stuck else self.worker.phase.value
 
     def status(self, job: Job) -> RunStatus:

@@ -1,4 +1,4 @@
-"""The running job of one place: its worker is started, steered, and what becomes of the job when it ends."""
+"""The running job of one place: starts and controls its worker, and settles the job when the worker ends."""
 
 import math
 import sys
@@ -46,14 +46,14 @@ from port_planner.ir.device_kinds import CPU
 
 _SHOWN_AN_HOUR_S = 3600.0
 LAST_COMMIT_S = 10.0
-"""Time for a worker to commit its work when it is asked to leave for any reason but memory."""
+"""Seconds for a worker to commit its work when it is asked to leave for any reason except memory."""
 
 FAREWELL_S = 10.0
-"""Time for the last checkpoint of a worker that may stay a little longer."""
+"""Seconds for the last checkpoint of a worker that may stay a little longer."""
 
 
 class Runner:
-    """Starts, steers and ends the worker of one job at a time, on this computer or on one board."""
+    """Starts, controls and ends the worker of one job at a time, on this computer or on one board."""
 
     def __init__(
         self,
@@ -85,17 +85,17 @@ class Runner:
 
     @property
     def phase(self) -> WorkerPhase | None:
-        """What the worker does, or None without one."""
+        """The worker's activity; None without a worker."""
         return None if self._run is None else self._run.worker.phase
 
     @property
     def requested(self) -> RequestedState | None:
-        """What was last asked of the worker, or None without one."""
+        """The last request to the worker; None without a worker."""
         return None if self._run is None else self._run.worker.requested
 
     @property
     def shown_phase(self) -> str | None:
-        """What the worker does, in a word for people; None without one."""
+        """The worker's activity, in a word for people; None without a worker."""
         return None if self._run is None else self._run.shown_phase
 
     @property
@@ -105,12 +105,12 @@ class Runner:
 
     @property
     def waits_for(self) -> str | None:
-        """Why the worker cannot continue although it may, such as a missing board; or None."""
+        """Why the worker cannot continue although it is allowed to, such as a missing board; or None."""
         return None if self._run is None else self._run.waits_for
 
     @property
     def waited_s(self) -> float:
-        """How long the worker could not continue because something is missing."""
+        """Seconds for which the worker could not continue because something is missing."""
         since_s = None if self._run is None else self._run.waits_since_s
         return 0.0 if since_s is None else self._clock.monotonic_s() - since_s
 
@@ -153,10 +153,9 @@ class Runner:
     # --- starting
 
     def fits(self, job: Job, conditions: RunConditions) -> bool:
-        """Return whether the device of `job` exists and a plan may run; otherwise a health item says why, as at
-        `start`.
+        """Return whether the device of `job` exists and a plan may run; otherwise report a health item, as `start` does.
 
-        Reads the bundle. `start` reports one that cannot be read.
+        Reads the bundle; if it cannot be read, `start` reports it.
         """
         if not self._has_device(job, self._facts(job), conditions):
             return False
@@ -167,7 +166,7 @@ class Runner:
         return False
 
     def least_bytes(self, job: Job) -> float:
-        """Return the memory without which `job` cannot start: 0 if only `start` can know, infinity if no amount helps.
+        """Return the least memory with which `job` can start: 0 if only `start` can know, infinity if no amount helps.
 
         Reads the bundle.
         """
@@ -180,7 +179,7 @@ class Runner:
         return min((memory_max(plan.peak_bytes) for plan in allowed), default=math.inf)
 
     def _smallest(self, job: Job) -> int:
-        """Return the memory of the smallest plan, even if one of that size was killed."""
+        """Return the memory of the smallest plan, even if a plan of that size was killed."""
         return min(memory_max(plan.peak_bytes) for plan in self._plans(job))
 
     def _plans(self, job: Job) -> tuple[PlanFigures, ...]:
@@ -189,7 +188,7 @@ class Runner:
         return self._facts(job).plans if program is None else program.plans
 
     def _facts(self, job: Job) -> BundleFacts:
-        """Return the facts in a job's bundle; empty if it has none, or it cannot be read."""
+        """Return the facts in a job's bundle; empty if there is no bundle, or it cannot be read."""
         if job.spec.kind is JobKind.ATTACHED:
             return BundleFacts()
         bundle = bundle_path(job, self._store.job_dir(job.id))
@@ -199,7 +198,7 @@ class Runner:
             return BundleFacts()
 
     def _has_device(self, job: Job, facts: BundleFacts, conditions: RunConditions) -> bool:
-        """Return whether the device that a job computes on exists, as far as known; otherwise a health item reports it."""
+        """Return whether the device that computes a job exists, as far as known; otherwise report a health item."""
         kind, devices = facts.device_kind, conditions.devices
         if kind not in LOOKED_FOR or devices is None or kind in devices:
             self._health.clear("device-absent", str(job.id))
@@ -208,8 +207,7 @@ class Runner:
         return False
 
     def start(self, job: Job, conditions: RunConditions) -> bool:
-        """Start the worker of `job`; return False if it cannot run now, for which a health item or its state gives the
-        reason.
+        """Start the worker of `job`; return False if it cannot run now. A health item or the job's state then gives the reason.
 
         Raises JobRequestError while another one runs.
         """
@@ -379,14 +377,14 @@ class Runner:
     # --- steering
 
     def pause(self) -> None:
-        """Stop between two instructions; the memory stays."""
+        """Stop between two instructions, keeping the memory."""
         if self._run is not None:
             self._stop_revising(self._run)
             self._run.worker.pause()
             self._run.last_step_s = None
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Continue after a pause."""
         if self._run is not None:
             self._run.worker.resume()
             self._run.farewell_at_s = None
@@ -408,7 +406,7 @@ class Runner:
                 worker.leave(within_s)
 
     def leave_after_checkpoint(self, reason: str) -> None:
-        """Leave when the next checkpoint is written, or after `FAREWELL_S`: for reasons that can wait so long."""
+        """Leave when the next checkpoint is written, or after `FAREWELL_S`; for reasons that allow waiting that long."""
         run, now_s = self._run, self._clock.monotonic_s()
         if run is None or run.worker.requested is RequestedState.LEAVE:
             return
@@ -429,7 +427,7 @@ class Runner:
             run.worker.checkpoint()
 
     def watch_silence(self) -> None:
-        """Notice a worker that may work and does not; kill it when that lasts. Called about once a second."""
+        """Detect a worker that may work but does not; kill it if that lasts. Called about once a second."""
         run = self._run
         if run is None or isinstance(run.worker, AttachedProgram):
             return
@@ -455,13 +453,13 @@ class Runner:
             self._run.worker.cancel()
 
     def kill(self) -> None:
-        """Kill the worker at once: the supervisor ends and nobody is left to watch it."""
+        """Kill the worker at once, because the supervisor ends."""
         if self._run is not None:
             self._stop_revising(self._run)
             self._run.worker.kill()
 
     def adapt(self, conditions: RunConditions, pressure: bool) -> None:
-        """Fit a training worker to new limits, memory pressure or its deadline; called about once a second."""
+        """Adapt a training worker to new limits, memory pressure or its deadline; called about once a second."""
         run = self._run
         if (
             run is None
@@ -477,7 +475,7 @@ class Runner:
         self._revise(run, conditions)
 
     def _revise(self, run: WorkerRun, conditions: RunConditions) -> None:
-        """Plan again if steps take different proportions than planned; restart the worker if the result is worth it."""
+        """Plan again if the proportions of steps differ from the plan; restart the worker if the result is worth it."""
         if run.revision is None:
             return
         held = memory_max(run.granted.peak_bytes) if run.granted is not None else 0
@@ -499,7 +497,7 @@ class Runner:
             run.revision.stop()
 
     def correct(self, correction: Correction) -> None:
-        """Adopt the measured times of steps, so that the next look chooses again among the plans."""
+        """Adopt the measured times of steps, so that the next look chooses a plan again."""
         if self._run is not None and str(self._run.job_id) == correction.job:
             self._plan_switcher.correct(self._run, correction)
 
@@ -577,7 +575,7 @@ class Runner:
         return replace(job, result=run.out, result_checksum=run.out_checksum)
 
     def _finish_round(self, run: WorkerRun, job: Job) -> tuple[Job, WorkerOutcome, str]:
-        """Record what a fine-tuning's worker wrote for a federation, whose directory it cannot access."""
+        """Record what the worker of a fine-tuning wrote for a federation, in a directory that it cannot access."""
         folder = self._store.job_dir(job.id) / FOLDER
         try:
             if has_round(folder):

@@ -1,4 +1,4 @@
-"""All that train at the same time: a runner for this computer, and one for each board that a job uses."""
+"""All simultaneous training: a runner for this computer, and one for each board that a job uses."""
 
 import os
 from collections.abc import Callable, Iterator
@@ -57,7 +57,7 @@ class Runners:
         return self._boards[place][1]
 
     def busy(self) -> dict[str, tuple[Runner, Job]]:
-        """Return the runners that have a worker, and its job, by place."""
+        """Return the runners that have a worker and its job, by place."""
         places = {THIS_COMPUTER: self.host, **{place: runner for place, (_, runner) in self._boards.items()}}
         return {place: (runner, job) for place, runner in places.items() if (job := runner.job) is not None}
 
@@ -67,13 +67,13 @@ class Runners:
 
     @property
     def shown(self) -> Runner:
-        """The runner that a line about the agent is about: this computer's, or while it rests a board's that trains."""
+        """The runner that represents the agent in a single line: this computer's, or, while that one rests, a board's that trains."""
         busy = [runner for runner, _ in self.busy().values()]
         return min(busy, key=lambda runner: (runner is not self.host, runner.waits_for is not None), default=self.host)
 
     @property
     def training(self) -> bool:
-        """Whether any worker trains, as it may."""
+        """Whether any worker trains, and is allowed to."""
         return any(runner.phase is WorkerPhase.TRAINING and runner.requested is RequestedState.TRAIN for runner in self)
 
     def statuses(self) -> tuple[RunStatus, ...]:
@@ -94,7 +94,7 @@ class Runners:
     # --- actions on all
 
     def set_meter(self, meter: Meter) -> None:
-        """Report to `meter` what runs from now on."""
+        """Report all running jobs to `meter` from now on."""
         self._meter = meter
         for runner in self:
             runner.meter = meter
@@ -121,7 +121,7 @@ class Runners:
             runner.correct(correction)
 
     def tidy(self) -> None:
-        """Forget the boards that have no job, and where jobs were trained that are over."""
+        """Forget boards without a job, and where ended jobs were trained."""
         for place, (_, runner) in list(self._boards.items()):
             if runner.job is None:
                 self._written_bytes += runner.take_written_bytes()

@@ -1,4 +1,4 @@
-"""How workers that run at the same time share what the policy grants: pure rules over figures."""
+"""How simultaneous workers share what the policy grants: pure rules over figures."""
 
 import math
 from collections.abc import Callable, Iterable, Mapping
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from port_agent.supervisor.job.board_places import THIS_COMPUTER
 
 BOARD_WORKER_BYTES = 96 << 20
-"""Assumed memory of a board's worker until it reports: interpreter, numpy and its samples."""
+"""Assumed memory in bytes of a board's worker until it reports: interpreter, numpy and its samples."""
 _BOARD_CPU_SHARE = 0.1
 """CPU share of a limited grant for each board, whose worker mostly waits for the serial line."""
 _ALL_BOARDS_CPU_SHARE = 0.5
@@ -17,7 +17,7 @@ _MAX_RANKS = 6
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A job that runs or could."""
+    """A job that runs or could run."""
 
     job_id: int
     place: str
@@ -33,9 +33,7 @@ class CpuShare:
 
 
 def admit(line: Iterable[Claim], least_bytes: Callable[[Claim], float], memory_bytes: int | None) -> dict[str, Claim]:
-    """Return which job gets which place: the first in order, as far as the memory suffices for the least that each
-    needs.
-    """
+    """Return which job gets which place: in order, as long as the memory suffices for the least that each needs."""
     left = math.inf if memory_bytes is None else float(memory_bytes)
     admitted: dict[str, Claim] = {}
     for claim in line:
@@ -49,7 +47,7 @@ def admit(line: Iterable[Claim], least_bytes: Callable[[Claim], float], memory_b
 
 
 def cpu_shares(admitted: Mapping[str, Claim], cpu_percent: float) -> dict[str, CpuShare]:
-    """Return the CPU share of each place; a grant without a limit is left to the weights."""
+    """Return the CPU share of each place; without a limit, the weights decide."""
     priorities = sorted({claim.priority for claim in admitted.values()})
     boards = sum(1 for place in admitted if place != THIS_COMPUTER)
     if cpu_percent >= 100 or len(admitted) < 2:

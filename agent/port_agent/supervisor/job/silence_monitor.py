@@ -1,27 +1,27 @@
-"""Detect a silent worker that no longer works, by its silence and the CPU time that it takes meanwhile.
+"""Detect a worker that no longer works, by its silence and by how little CPU time it takes.
 
-A working worker reports each step, and in between computes, or verifies what it pages in. One that is frozen,
-deadlocked or waiting for a medium that never answers does neither.
+A healthy worker reports each step, and in between it computes or verifies the pages that it reads. A worker that is frozen, deadlocked or
+waiting for a medium that never answers does none of this.
 """
 
 from dataclasses import dataclass
 
 LONGEST_STEPS = 10.0
 SHORTEST_S = 60.0
-"""Silence is suspicious after several of the worker's own steps, and never earlier than this."""
+"""Least seconds of suspicious silence. Otherwise, silence is suspicious after several of the worker's own steps."""
 WORKING_SHARE = 0.01
 """Share of one processor below which a worker does not compute."""
 RESTART_AFTER = 2.0
-"""A worker that is stuck for this multiple of the suspicious time is killed, and started again as after a crash."""
+"""Multiple of the suspicious time after which a stuck worker is killed, and started again as after a crash."""
 
 
 LONGEST_LOOK_S = 5.0
-"""A later look counts as only this much silence, because the supervisor itself was blocked."""
+"""Longest silence in seconds that one look adds; a later look means that the supervisor itself was blocked."""
 
 
 @dataclass(slots=True)
 class SilenceMonitor:
-    """How long a worker has shown no sign of life, by looks about once a second."""
+    """Measures how long a worker has shown no sign of life, in looks about once a second."""
 
     looked_s: float
     """Time of the last look, in monotonic seconds."""
@@ -31,11 +31,11 @@ class SilenceMonitor:
     stuck: bool = False
 
     def note(self) -> None:
-        """Record that the worker reported something, or was not meant to work."""
+        """Record that the worker reported something, or was not supposed to work."""
         self.silent_s, self.stuck = 0.0, False
 
     def look(self, now_s: float, cpu_s: float, step_s: float | None) -> bool:
-        """Judge by the total CPU time; return whether the worker must be killed."""
+        """Judge by the total CPU time, and return whether the worker must be killed."""
         self.silent_s += min(now_s - self.looked_s, LONGEST_LOOK_S)
         self.looked_s = now_s
         if cpu_s - self.cpu_s > WORKING_SHARE * max(self.silent_s, 1.0):

@@ -1,4 +1,4 @@
-"""How the worker of each kind of job is started, and what its bundle offers: the two seams of the supervisor."""
+"""How the worker of each kind of job is started, and what its bundle contains: the supervisor's two interfaces to jobs."""
 
 import contextlib
 from collections.abc import Callable, Mapping
@@ -25,27 +25,27 @@ from port_planner.ir.costs import Speeds
 from port_planner.ir.device_kinds import CPU, CUDA, MPS
 
 LOOKED_FOR = (CUDA, MPS)
-"""Kinds of devices that the sensors detect; for others, the worker itself reports whether they exist."""
+"""Kinds of devices that the sensors detect; the worker itself reports whether others exist."""
 
 CHECKPOINT_EVERY_STEPS = 50
-"""Steps between checkpoints until the cost of a step and of a checkpoint is known."""
+"""Steps between checkpoints until the costs of a step and of a checkpoint are known."""
 
 
 @dataclass(frozen=True, slots=True)
 class BundleFacts:
-    """What the supervisor needs to know of a bundle."""
+    """What the supervisor needs to know about a bundle."""
 
     plans: tuple[PlanFigures, ...] = ()
     threads: int = 1
-    """Fixed when the bundle was made: another number of threads sums in another order."""
+    """Number of threads, fixed when the bundle was made: another number sums in another order."""
     steps_per_epoch: int | None = None
     """Batches in one pass over the bundle's own samples."""
     deadline_at: float | None = None
     """Unix time of its planned end."""
     revised: Path | None = None
-    """File of the plans that were made again for this bundle; None: its own."""
+    """File of the plans that were made again for this bundle; None: the bundle's own plans."""
     revised_for: Speeds | None = None
-    """The speeds for which they were made."""
+    """The speeds for which those plans were made."""
     device_kind: str = CPU
     """Kind of device that computes the steps."""
     reads_files: tuple[str, ...] = ()
@@ -58,29 +58,29 @@ class BundleFacts:
 
 @dataclass(frozen=True, slots=True)
 class WorkerKind:
-    """A kind of worker: the start of its command, how to read its bundle, and what its environment needs."""
+    """A kind of worker: the beginning of its command, how to read its bundle, and what its environment needs."""
 
     program: tuple[str, ...]
     read_bundle: Callable[[Path], BundleFacts]
     environment: Callable[[BundleFacts, PlanFigures | None], Mapping[str, str]]
     lacks: Callable[[], str] = str
-    """Function that returns what the worker cannot have on this machine, and why; empty when nothing is missing."""
+    """Function that returns what the worker lacks on this machine, and why; empty if nothing is missing."""
     check: Callable[[Path], HelperCommand] | None = None
     """Reads a bundle completely, in a process that fails if it is damaged."""
 
 
 def no_facts(bundle: Path) -> BundleFacts:
-    """Return nothing: the worker needs no plans, or knows better."""
+    """Return no facts: the worker needs no plans, or knows better."""
     return BundleFacts()
 
 
 def no_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[str, str]:
-    """Return nothing beyond the agent's own environment."""
+    """Return no variables beyond the agent's own environment."""
     return {}
 
 
 def torch_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[str, str]:
-    """Return the environment of a torch worker: its allocator, which must be loaded at the start, and its threads."""
+    """Return the environment of a torch worker: its allocator, which must be loaded at the start, and its number of threads."""
     from port_agent.malloc import preload_environment
 
     allocator = preload_environment(plan.peak_bytes if plan else None)
@@ -88,7 +88,7 @@ def torch_environment(facts: BundleFacts, plan: PlanFigures | None) -> Mapping[s
 
 
 def torch_lacks() -> str:
-    """Return why the torch worker runs without its allocator here, or nothing."""
+    """Return why the torch worker runs without its allocator here, or an empty text."""
     from port_agent.malloc import preload_trouble
 
     return preload_trouble()
@@ -97,7 +97,7 @@ def torch_lacks() -> str:
 def read_training_bundle(bundle: Path) -> BundleFacts:
     """Return the frontier of a training bundle.
 
-    Raises PortError when it is broken, OSError when unreadable.
+    Raises PortError if it is broken, OSError if it is unreadable.
     """
     from port_planner.ir.bundle.bundle import read_manifest
     from port_planner.ir.bundle.revision import read_revised_choices, revision_path
@@ -144,7 +144,9 @@ def read_finetune_job(bundle: Path) -> BundleFacts:
 
 
 def proximal_mu(job: Job, bundle: Path | None) -> float:
-    """Return the factor of the proximal term that a job trains with; 0 for none. Raises PortError, OSError as the readers of facts."""
+    """Return the factor of the proximal term with which a job trains; 0 for none. Raises PortError and OSError as the readers of facts
+    do.
+    """
     if bundle is None:
         return 0.0
     if job.spec.kind is JobKind.FINETUNE:
@@ -166,7 +168,7 @@ DEFAULT_KINDS: Mapping[JobKind, WorkerKind] = {
 
 @dataclass(frozen=True, slots=True)
 class RunPaths:
-    """Where one run of a job finds its things."""
+    """The files and directories of one run of a job."""
 
     job_dir: Path
     bundle: Path | None
@@ -182,14 +184,12 @@ class RunPaths:
 
     @property
     def out(self) -> Path:
-        """Where the trained weights go."""
+        """File for the trained weights."""
         return self.job_dir / "out.safetensors" if self.federation is None else self.federation / RESULT_FILE
 
     @property
     def weights(self) -> Path | None:
-        """Initial weights instead of the bundle's; without a round to train, the average from which a fine-tuning makes
-        its result.
-        """
+        """Initial weights instead of the bundle's. Without a round to train, the average from which a fine-tuning makes its result."""
         if self.federation is None:
             return None
         return self.federation / (START_FILE if has_round(self.federation) else MODEL_FILE)
@@ -204,7 +204,7 @@ def worker_command(
     *,
     revised: Path | None = None,
 ) -> tuple[str, ...]:
-    """Return the worker's command line; `{control_fd}` is filled in when the process starts."""
+    """Return the worker's command line; `{control_fd}` is replaced when the process starts."""
     spec, number, out = job.spec, paths.round, paths.out
     if paths.federation is not None and has_round(paths.federation):
         number = job.rounds
@@ -228,7 +228,7 @@ def worker_command(
 
 
 def checkpoint_steps(job: Job, flash_budget_bytes_per_day: int) -> int | None:
-    """Return the number of steps between the worker's own checkpoints; None leaves it to the worker."""
+    """Return the number of steps between the worker's checkpoints; None leaves the choice to the worker."""
     if job.spec.checkpoint_every is not None or job.spec.kind is not JobKind.TRAIN:
         return job.spec.checkpoint_every
     measured = job.measured

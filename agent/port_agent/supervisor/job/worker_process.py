@@ -1,10 +1,10 @@
 """One worker process.
 
-Started with its limits, spoken to over a socket pair, obeyed within its deadlines.
+It starts with its limits, receives commands over a socket pair, and must obey within deadlines.
 
-Pause asks first; a worker that does not answer within `PAUSE_PATIENCE_S` is stopped by a signal, so that no training
-instruction starts 100 ms after the request. Leave asks first too, and kills `LEAVE_PATIENCE_S` after the time that the
-worker has for a last commit.
+To pause, the worker is asked first; if it does not answer within `PAUSE_PATIENCE_S`, a signal stops it, so that no training instruction
+starts more than 100 ms after the request. To leave, it is also asked first, and killed `LEAVE_PATIENCE_S` after the time for its last
+commit.
 """
 
 import asyncio
@@ -47,13 +47,13 @@ from port_agent.worker.protocol import (
 
 PAUSE_PATIENCE_S = 0.07
 LEAVE_PATIENCE_S = 0.93
-"""Killing and cleaning up takes up to 50 ms more, so that the memory is free within the second."""
+"""Seconds until a leaving worker is killed. Killing and cleaning up takes up to 50 ms more, so the memory is free within the second."""
 _EXIT_POLL_S = 0.1
-"""Seconds between checks for the end of the worker if the kernel has no pidfd (macOS)."""
+"""Seconds between checks whether the worker has ended, if the kernel has no pidfd (macOS)."""
 
 
 class WorkerPhase(Enum):
-    """What the worker does, as far as it has reported."""
+    """The worker's activity, as far as it has reported."""
 
     STARTING = "starting"
     TRAINING = "training"
@@ -62,7 +62,7 @@ class WorkerPhase(Enum):
 
 
 class RequestedState(Enum):
-    """What the supervisor last asked for."""
+    """The supervisor's last request."""
 
     TRAIN = "train"
     PAUSE = "pause"
@@ -71,7 +71,7 @@ class RequestedState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    """All that a worker process is started with."""
+    """Everything with which a worker process is started."""
 
     command: tuple[str, ...]
     """Command of the worker; `{control_fd}` in an argument stands for the control descriptor."""
@@ -112,7 +112,7 @@ class WorkerProcess:
         self._system_kills_before = system_oom_kills()
 
     def start(self, lock: LockFile) -> None:
-        """Start the process, which from then on holds `lock`; raises OSError when that fails."""
+        """Start the process, which from then on holds `lock`; raises OSError if that fails."""
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         with theirs:
             try:
@@ -141,7 +141,7 @@ class WorkerProcess:
     # --- orders
 
     def pause(self) -> None:
-        """Ask it to stop between two instructions and to keep its memory."""
+        """Ask it to stop between two instructions and keep its memory."""
         if self.requested is not RequestedState.TRAIN or self.phase is WorkerPhase.ENDED:
             return
         self.requested = RequestedState.PAUSE
@@ -149,7 +149,7 @@ class WorkerProcess:
         self._arm(PAUSE_PATIENCE_S, self._stop_by_signal)
 
     def resume(self) -> None:
-        """Go on after a pause."""
+        """Continue after a pause."""
         if self.requested is not RequestedState.PAUSE or self.phase is WorkerPhase.ENDED:
             return
         self.requested = RequestedState.TRAIN
@@ -173,7 +173,7 @@ class WorkerProcess:
         self._arm(within_s + LEAVE_PATIENCE_S, self._kill)
 
     def cancel(self) -> None:
-        """Leave, and never come back."""
+        """Ask it to leave for good."""
         self._cancelled = True
         self.leave()
 
@@ -182,7 +182,7 @@ class WorkerProcess:
         self.send(SwitchPlan(plan=index, reason=reason))
 
     def widen_limit(self, data_limit_bytes: int) -> None:
-        """Raise RLIMIT_DATA for a larger plan, before the worker changes to it."""
+        """Raise RLIMIT_DATA for a larger plan, before the worker switches to it."""
         before = self._launch.data_limit_bytes
         if before is None:
             return
@@ -192,7 +192,7 @@ class WorkerProcess:
             self._launch = replace(self._launch, data_limit_bytes=wide)
 
     def tighten_limit(self, resident_bytes: int | None) -> None:
-        """Keep its resident memory within this, if it is known, where no group bounds it."""
+        """Limit its resident memory to this, if it is known and no group limits it."""
         bounded = self.group is not None and self.group.limits_memory
         if resident_bytes is not None and not bounded and self._launch.data_limit_bytes is not None:
             with contextlib.suppress(OSError):  # it has just ended
@@ -203,12 +203,12 @@ class WorkerProcess:
         self.send(WriteCheckpoint())
 
     def send(self, command: Command) -> None:
-        """Send one command; a worker that no longer listens is about to be noticed as ended."""
+        """Send one command; the end of a worker that no longer listens is about to be noticed."""
         with contextlib.suppress(OSError):
             self._socket.send(encode_message(command))  # a few dozen bytes: they fit or the worker is stuck
 
     def kill(self) -> None:
-        """Kill at once (the supervisor itself must end)."""
+        """Kill it at once, because the supervisor itself must end."""
         if self.phase is not WorkerPhase.ENDED:
             self._process.kill()
 

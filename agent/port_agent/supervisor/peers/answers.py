@@ -1,4 +1,4 @@
-"""Answers to paired devices, as configuration and policy allow: nothing is shared or solved unless they say so."""
+"""Answers to paired devices; nothing is shared or solved unless configuration and policy allow it."""
 
 import asyncio
 import time
@@ -23,8 +23,8 @@ _WATCH_S = 1.0
 
 @dataclass(frozen=True, slots=True)
 class FederatedContext:
-    """What the surrounding agent decides: why nothing is trained now (or ""), ending a worker, another look at the
-    jobs.
+    """Decisions of the surrounding agent: why nothing is trained now (or ""), how to end a worker, and how to request another look at
+    the jobs.
     """
 
     objection: Callable[[], str]
@@ -64,7 +64,7 @@ class PeerAnswers:
         return content
 
     async def keep(self, topic: Topic, name: str, content: bytes) -> None:
-        """Share content from now on; raises NotAnsweredError if nothing is shared, SharedFileError, OSError."""
+        """Share content from now on. Raises NotAnsweredError if nothing is shared, SharedFileError, OSError."""
         from port_agent.peers.exchange.shared_files import SharedFiles
 
         if not self.options.share_with_peers:
@@ -72,15 +72,15 @@ class PeerAnswers:
         await asyncio.to_thread(SharedFiles(self._state_dir).keep, topic, name, content)
 
     async def federate(self, client: PeerClient, request: bytes) -> bytes:
-        """Return what this device answers to a request of the device `client` that leads a federation."""
+        """Return this device's answer to a request of the device `client`, which leads a federation."""
         return await self._federate(client, request)
 
     async def move(self, client: PeerClient, request: bytes) -> bytes:
-        """Return what this device answers to a request about a job of the device `client`."""
+        """Return this device's answer to a request of the device `client` about a job."""
         return await self._move(client, request)
 
     async def introduce(self, client: PeerClient) -> bytes:
-        """Return whom this device introduces to the device `client`; raises NotAnsweredError."""
+        """Return the devices that this device introduces to the device `client`; raises NotAnsweredError."""
         try:
             return self._introduce(client)
         except OSError as error:
@@ -134,7 +134,7 @@ class PeerAnswers:
             await asyncio.wait({solving})
 
     async def _watch(self, solving: "asyncio.Task[bytes]", patience_s: float) -> None:
-        """Wait for the end; raises NotAnsweredError if the policy or the time does not allow more."""
+        """Wait for the end; raises NotAnsweredError if the policy or the time limit stops it."""
         end_s = time.monotonic() + patience_s
         while not (await asyncio.wait({solving}, timeout=_WATCH_S))[0]:
             reason = self._objection()

@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 
 _RETRY_S = 60.0
 _STOP_PATIENCE_S = 2.0
-"""Saying goodbye takes 0.3 s."""
+"""Seconds to wait when stopping; announcing the end takes 0.3 s."""
 
 
 class PeerDiscovery:
-    """This agent in the list of others and theirs in ours, while the configuration wants it."""
+    """Announces this agent to others and lists them here, while the configuration allows it."""
 
     def __init__(self, state_dir: Path, health: HealthBoard, clock: Clock) -> None:
         self._state_dir, self._health, self._clock = state_dir, health, clock
@@ -35,14 +35,14 @@ class PeerDiscovery:
         self._wanted: tuple[bool, str] = (False, "")
         self._task: asyncio.Task[None] | None = None
         self._ending: asyncio.Task[None] | None = None
-        """A task that was asked to end and may still be announcing that."""
+        """A task that was asked to end, and may still be announcing that."""
         self._discovery: Discovery | None = None
         self._ports = (0, 0)
         self.on_received: Callable[[], None] = lambda: None
         """Called after announcements were received."""
 
     def apply(self, options: AgentOptions) -> None:
-        """Start, stop or restart, as the configuration says; needs a running event loop."""
+        """Start, stop or restart discovery according to the configuration; needs a running event loop."""
         wanted = (options.discover_peers, options.peer_name)
         if wanted == self._wanted:
             return
@@ -57,13 +57,13 @@ class PeerDiscovery:
             self._task.add_done_callback(self._on_end)
 
     def show(self, state: PublicState) -> None:
-        """Announce what this agent does."""
+        """Announce this agent's activity."""
         self._state = state
         if self._discovery is not None:
             self._discovery.show(state)
 
     def listens(self, port: int, pairing_port: int) -> None:
-        """Announce where this agent listens for paired devices and shows a code; 0 for nowhere."""
+        """Announce on which port this agent listens for paired devices or shows a code; 0 for none."""
         self._ports = port, pairing_port
         if self._discovery is not None:
             self._discovery.listens(port=port, pairing_port=pairing_port)
@@ -91,7 +91,7 @@ class PeerDiscovery:
         }
 
     async def stop(self) -> None:
-        """Say goodbye and close everything, in a few seconds at most."""
+        """Announce the end and close everything, in a few seconds at most."""
         tasks = {task for task in (self._task, self._ending) if task is not None}
         for task in tasks:
             task.cancel()
@@ -120,7 +120,7 @@ class PeerDiscovery:
             self._health.clear("no-discovery")
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """Make a fault of ours visible: it ends discovery, never the agent."""
+        """Report an internal error, which ends discovery but never the agent."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._report(f"{type(error).__name__}: {error}")
@@ -129,7 +129,7 @@ class PeerDiscovery:
 
 
 def _prepare(state_dir: Path, name: str, report: Callable[[str], None]) -> "Discovery":
-    """Return what announces this agent; it reads files and imports zeroconf, so not for the loop."""
+    """Return the announcer of this agent. It reads files and imports zeroconf, so it must not run on the event loop."""
     from port_agent.peers.announcement import Announcement
     from port_agent.peers.connection.messages import NEWEST_VERSION
     from port_agent.peers.discovery import Discovery
@@ -154,7 +154,7 @@ def default_name(short_id: str) -> str:
 
 
 def board_name() -> str:
-    """Return what this device is."""
+    """Return the kind of this device."""
     import platform
 
     from port_agent.energy.sources.power_models import machine_name

@@ -1,7 +1,7 @@
-"""What this device does in federations: a job that was submitted for them trains when their leader asks, as the policy allows.
+"""This device's part in federations: a job that was submitted for them trains when their leader asks, as the policy allows.
 
-Each such job has one message at a time, in the folder `federation` of its directory; how far it is, is read off the files there, so
-that training continues where it was after a restart of the agent or of the device. Flower runs in a process of seconds before and after training.
+Each such job has one message at a time, in the folder `federation` of its directory. Its progress is determined by the files there, so
+training continues after a restart of the agent or of the device. Flower runs in a short process before and after training.
 """
 
 import asyncio
@@ -60,22 +60,22 @@ from port_planner.base.units import format_bytes
 
 CLIENT_MODULE, TENSORS_MODULE = "port_agent.federate.client", "port_agent.federate.tensors"
 CLIENT_BYTES = 512 << 20
-"""Data that a client may hold besides ten copies of what it federates: masking holds several 64-bit copies of a change."""
+"""Bytes of data that a client may hold besides ten copies of what it federates: masking holds several 64-bit copies of a change."""
 _COPIES = 10
 _CLIENT_S = 600.0
-"""Time for a client, which reads and writes several copies of the weights; a slow card takes 10 MB/s."""
+"""Seconds for a client, which reads and writes several copies of the weights; a slow card writes 10 MB/s."""
 _TASK_FILE = "task.json"
 _RESTART_LEASE_S = 300.0
-"""Time after a start of this device in which its leader can connect again."""
+"""Seconds after a start of this device in which its leader can connect again."""
 _LEAVE_S = 20.0
-"""A worker that must leave at once is gone within a second."""
+"""Seconds in which a worker that must leave is gone."""
 THIS_DEVICE = PeerClient(OWN_NAME, "")
-"""The leader of a federation that is led from here."""
+"""Stands for the leader of a federation that this device leads."""
 NO_FLOWER = "Flower is not installed: pip install 'port-agent[federate]'"
 
 
 def has_flower() -> bool:
-    """Return whether this device can take part in federations; finds Flower without loading it."""
+    """Return whether this device can take part in federations, by finding Flower without loading it."""
     return importlib.util.find_spec("flwr") is not None
 
 
@@ -85,7 +85,7 @@ def flower_environment() -> dict[str, str]:
 
 
 class _Task(msgspec.Struct, frozen=True):
-    """The message that a job works on."""
+    """The message on which a job works."""
 
     run: str
     message: str
@@ -98,12 +98,12 @@ class _Task(msgspec.Struct, frozen=True):
     """Number of the round."""
     lease_s: float
     rounds: int = 0
-    """Number of rounds that the job has trained; a round counts once it is trained."""
+    """Number of rounds that the job has trained."""
     failed: str = ""
     refused: str = ""
-    """Reason for which the reply has nothing of this device."""
+    """Why the reply contains nothing from this device."""
     over: bool = False
-    """Nobody waits for the reply."""
+    """Whether nobody waits for the reply any more."""
 
 
 class FederatedJobs:
@@ -124,7 +124,7 @@ class FederatedJobs:
     def go_on(self) -> None:
         """Resume work for leaders after a restart; a leader that does not connect soon is given up.
 
-        Needs a running event loop.
+        It needs a running event loop.
         """
         for job in self._alive():
             task = self._task(job)
@@ -132,11 +132,11 @@ class FederatedJobs:
                 self._hold(job, min(task.lease_s, _RESTART_LEASE_S))
 
     def memberships(self) -> list[dict[str, object]]:
-        """Return the jobs that other devices lead, or may, as plain values."""
+        """Return the jobs that other devices lead or may lead, as plain values."""
         return [self.membership(job) for job in self._alive() if job.spec.terms.leader or self._task(job)]
 
     def membership(self, job: Job) -> dict[str, object]:
-        """Return who leads a job, its round, and what it waits for, as plain values."""
+        """Return a job's leader, its round, and what it waits for, as plain values."""
         task = self._task(job)
         is_led = task is not None and not task.over
         rests = "for its leader to begin a round"
@@ -184,7 +184,7 @@ class FederatedJobs:
         return f"to train: {self._context.objection() or job.reason}"
 
     async def leave(self, name: str) -> Job:
-        """Stop working for the device that leads a job, which may no longer lead it; return the job.
+        """Stop working for a job's leader, which may then no longer lead it; return the job.
 
         Raises JobRequestError.
         """
@@ -206,7 +206,7 @@ class FederatedJobs:
                 await self._free(job, f"{task.leader} is unpaired: it no longer leads job {job.label}")
 
     async def answer(self, leader: PeerClient, content: bytes) -> bytes:
-        """Return the answer to a request of a paired device, whatever it holds."""
+        """Return the answer to a request of a paired device, whatever the request contains."""
         try:
             request = FEDERATION_REQUESTS.decode(content)
         except FederationMessageError as error:
@@ -215,7 +215,7 @@ class FederatedJobs:
         return FEDERATION_ANSWERS.encode(await self.respond(leader, request))
 
     async def respond(self, leader: PeerClient, request: Request) -> TaskAnswer:
-        """Return the answer to a request of the device that its job's owner named, or of this one (`THIS_DEVICE`)."""
+        """Return the answer to a request of the device that the job's owner named, or of this one (`THIS_DEVICE`)."""
         if isinstance(request, MembershipRequest):
             jobs = [job.spec.name for job in self._alive() if job.spec.terms.leader == leader.id]
             return TaskAnswer(state=TaskState.READY, jobs=tuple(jobs[:MAX_MEMBERSHIPS]))
@@ -286,7 +286,7 @@ class FederatedJobs:
                 await self._give_up(job, task)
 
     async def _give_up(self, job: Job, task: _Task) -> None:
-        """Record that nobody waits for the reply of a job."""
+        """Record that nobody waits for the reply of a job any more."""
         self._drop_lease(job)
         self._note(job, msgspec.structs.replace(task, over=True))
         await self._rest(job)
@@ -401,7 +401,7 @@ class FederatedJobs:
         return not (self._folder(job) / REPLY_FILE).exists()
 
     async def _begin(self, job: Job, task: _Task) -> None:
-        """Abandon the job's current work, and begin with another message."""
+        """Abandon the job's current work, and begin work on another message."""
         await self._rest(job)
         before, folder = self._task(job), self._folder(job)
         kept = {MODEL_FILE, *([CONTEXT_FILE] if before is not None and before.run == task.run else [])}
@@ -418,7 +418,7 @@ class FederatedJobs:
         self._note(job, task)
 
     async def _rest(self, job: Job) -> None:
-        """Stop the job's work: no client, no worker."""
+        """Stop the job's work: neither client nor worker runs then."""
         client = self._clients.get(job.id)
         if client is not None:
             client.cancel()
@@ -434,7 +434,7 @@ class FederatedJobs:
             self._store.save(replace(now, state=JobState.WAITING_DATA, reason="waiting for the next round"))
 
     def _advance(self, job: Job) -> None:
-        """Do what the files say comes next: the client, training, the client again."""
+        """Take the next action according to the files: the client, training, or the client again."""
         state, folder = self._store.get(job.id).state, self._folder(job)
         if job.id in self._clients or state in (JobState.QUEUED, JobState.RUNNING, JobState.BACKOFF):
             return
@@ -487,7 +487,7 @@ class FederatedJobs:
         await self._note_result(job)
 
     def _audit_answer(self, job: Job, task: _Task, ended: ClientEnded) -> None:
-        """Record what left this device for a leader, or why nothing did."""
+        """Record what this device sent to a leader, or why it sent nothing."""
         which = f"{task.leader}: round {task.number} of job {job.label}"
         if ended.refused:
             self._note(job, msgspec.structs.replace(task, refused=ended.refused))
@@ -496,7 +496,7 @@ class FederatedJobs:
             self._audit(f"{which} received this device's weights, {ended.contributed}")
 
     async def _note_result(self, job: Job) -> None:
-        """Make the average the job's result; a fine-tuning's worker does that itself, when it may run."""
+        """Make the average the job's result; the worker of a fine-tuning does that itself when it may run."""
         model = self._folder(job) / MODEL_FILE
         if not model.exists():
             return

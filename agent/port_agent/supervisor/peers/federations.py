@@ -1,7 +1,7 @@
-"""Federations that this device leads: round after round until all are done, whatever restarts on the way.
+"""Federations that this device leads: round after round until all are done, across restarts.
 
-A round is a process (`port_agent.federate.round`) that says whom to send what; here messages are brought to the devices and replies
-fetched, over the connections that there are. What is done is in `leader/run.json` of the job's directory.
+A round is a process (`port_agent.federate.round`) that determines the messages and their recipients. This module delivers them and fetches
+replies over the existing connections. Finished work is recorded in `leader/run.json` of the job's directory.
 """
 
 import asyncio
@@ -68,17 +68,17 @@ ROUND_MODULE = "port_agent.federate.round"
 LOOK_S = 5.0
 """Seconds between checks whether enough devices would take part, and before the next attempt after an abandoned round."""
 RETRY_S = 2.0
-"""Wait after a device could not be reached; it may come back within the round."""
+"""Seconds to wait after a device could not be reached; it may come back within the round."""
 _FIRST_POLL_S, _SLOWEST_POLL_S = 0.2, 5.0
-"""Shortest and longest time between questions to a device for its reply, in seconds: training takes minutes."""
+"""Shortest and longest time in seconds between queries to a device for its reply; training takes minutes."""
 _SHORTEST_LEASE_S = 60.0
-"""A lost connection is restored within this time."""
+"""Least seconds of a lease; a lost connection is restored within this time."""
 _HISTORY = 200
-"""Rounds that are remembered."""
+"""Number of rounds that are remembered."""
 _MAX_FAULTS = 5
 """Consecutive rounds whose own process failed, after which the federation is abandoned."""
 _FINAL_S = 120.0
-"""Time for all devices to receive the final average; the others get it with the next federation."""
+"""Seconds in which all devices should receive the final average; the others get it with the next federation."""
 _RUN_FILE = "run.json"
 _ROUND_EVENTS: "msgspec.json.Decoder[RoundEvent]" = msgspec.json.Decoder(RoundEvent)
 
@@ -109,11 +109,11 @@ class FederationRun(msgspec.Struct, frozen=True, kw_only=True):
     abandoned: int = 0
     history: tuple[RoundRecord, ...] = ()
     without: tuple[str, ...] = ()
-    """Devices that took part and did not receive the final average."""
+    """Devices that took part but did not receive the final average."""
 
 
 class _LostError(PortError):
-    """A device gives no reply in this round."""
+    """A device will not reply in this round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +139,7 @@ class _LedFederation:
 
 
 class Federations:
-    """Federations that this device leads, by the number of their job."""
+    """All federations that this device leads, by the number of their job."""
 
     def __init__(
         self,
@@ -155,14 +155,14 @@ class Federations:
     # --- verbs
 
     def go_on(self) -> None:
-        """Take up the federations of an earlier life; needs a running loop."""
+        """Resume the federations of an earlier run of the agent; needs a running loop."""
         for job in self._store.all():
             run = self._run(job) if job.spec.federated and not job.state.is_over else None
             if run is not None and run.state == "running":
                 self._lead(job)
 
     def start(self, name: str, settings: FederationSettings) -> dict[str, object]:
-        """Begin to lead a federation of a job; raises JobRequestError."""
+        """Begin to lead a federation with a job; raises JobRequestError."""
         job = self._store.find(name)
         if not has_flower():
             raise JobRequestError(NO_FLOWER, job.id)
@@ -202,7 +202,7 @@ class Federations:
         return self.describe(name)
 
     def _check_proximal(self, job: Job, server: StrategySettings) -> None:
-        """Raise JobRequestError unless the strategy's proximal term is that of the job, which devices train with."""
+        """Raise JobRequestError unless the strategy's proximal term equals the job's, with which devices train."""
         try:
             own = proximal_mu(job, bundle_path(job, self._store.job_dir(job.id)))
         except (PortError, OSError) as error:
@@ -259,7 +259,7 @@ class Federations:
         return [self.describe(str(job.id)) for job in jobs]
 
     def overview(self) -> list[dict[str, object]]:
-        """Return the states of the federations in progress, a line each, as plain values."""
+        """Return the states of the federations in progress, one line each, as plain values."""
         return [
             {
                 "name": row["name"],
@@ -290,7 +290,7 @@ class Federations:
         task.add_done_callback(lambda _: self._led.pop(job.id, None))
 
     async def _conduct(self, job_id: int) -> None:
-        """Do round after round."""
+        """Run round after round."""
         faults = 0
         while True:
             job, led = self._store.get(job_id), self._led[job_id]
@@ -334,7 +334,7 @@ class Federations:
         self._audit(f"job {job.label}, round {record.number}: {how}")
 
     async def _finish(self, job: Job) -> None:
-        """Give all devices the average."""
+        """Send the average to all devices."""
         run = self._run(job)
         if run is None:
             return
@@ -371,8 +371,7 @@ class Federations:
         return tuple(ready), "; ".join([needed, *reasons])
 
     async def _invite(self, member: _Member, name: str, run: str, tensors: str) -> TaskAnswer:
-        """Return whether a device takes part now; one whose owner does not let this device lead does not learn of the
-        job.
+        """Return whether a device takes part now. A device whose owner does not allow this one to lead does not learn of the job.
 
         Raises NotAnsweredError, FederationMessageError.
         """
@@ -387,7 +386,7 @@ class Federations:
     async def _round(
         self, job: Job, run: FederationRun, members: tuple[_Member, ...], *, final: bool = False
     ) -> tuple[RoundRecord, bool]:
-        """Do one round; returns how it ended, and whether its own process failed."""
+        """Run one round; return how it ended, and whether its own process failed."""
         began_s, folder, settings, led = self._clock.monotonic_s(), self._folder(job), run.settings, self._led[job.id]
         bundle = bundle_path(job, self._store.job_dir(job.id))
         messages = folder / MESSAGES_FOLDER
@@ -447,9 +446,7 @@ class Federations:
 
 @dataclass(slots=True)
 class _Outbox:
-    """Delivers the messages of one round, which are files in a directory, to the devices, and fetches replies; `ask`
-    returns a device's answer.
-    """
+    """Delivers the messages of one round, which are files in a directory, and fetches replies; `ask` returns a device's answer."""
 
     job: str
     run: str
@@ -465,7 +462,7 @@ class _Outbox:
     _helper: AsyncHelper[RoundEvent] | None = None
 
     async def do_round(self) -> RoundEnded:
-        """Return how the round's process ended; raises PortError if it fails, OSError."""
+        """Run the round's process and return how it ended; raises PortError if it fails, OSError."""
         command = HelperCommand(ROUND_MODULE, environment=flower_environment())
         helper = self._helper = await start_helper(command, _ROUND_EVENTS, self.order)
         ended: RoundEnded | None = None
@@ -503,7 +500,7 @@ class _Outbox:
             self._helper.send(ReplyReport(node=member.node, file=file.name, reply=str(reply), failed=failed))
 
     async def _exchange(self, member: _Member, file: Path, digest: str, reply: Path) -> None:
-        """Deliver a message and fetch its reply, whenever the device comes back; raises _LostError if it refuses."""
+        """Deliver a message and fetch its reply, waiting for the device if needed; raises _LostError if the device refuses."""
         wait_s = _FIRST_POLL_S
         offset: int | None = 0  # offset of the next part of the message; None: it is delivered
         while True:
@@ -537,7 +534,7 @@ class _Outbox:
                     raise _LostError(answer.reason or answer.state.value)
 
     def _request(self, file: Path, digest: str, reply: Path, offset: int | None) -> Request:
-        """Return the next request: a part of a message, or for the next part of its reply."""
+        """Return the next request: a part of a message, or a request for the next part of the reply."""
         if offset is None:
             return ReplyRequest(job=self.job, run=self.run, message=digest, offset=file_bytes(reply))
         total = file_bytes(file)
@@ -555,7 +552,7 @@ class _Outbox:
         )
 
     async def _forget(self, nodes: Iterable[int]) -> None:
-        """Stop what is in progress with devices, and tell them, and those that replied, that nobody waits."""
+        """Stop exchanges in progress, and tell those devices, and the ones that replied, that nobody waits."""
         ends = []
         for node in nodes:
             digest, task = self._under_way.pop(node, ("", None))
@@ -571,7 +568,7 @@ class _Outbox:
 
 
 def _at_work(answer: TaskAnswer, *, is_delivered: bool) -> str:
-    """Return what a device that answers does, in words."""
+    """Return the activity of a device that answers, in words."""
     if answer.reason:
         return answer.reason
     if answer.state is TaskState.DONE:
@@ -582,8 +579,8 @@ def _at_work(answer: TaskAnswer, *, is_delivered: bool) -> str:
 def _take_reply(reply: Path, answer: TaskAnswer, message_bytes: int) -> bool:
     """Store a part of a reply, and return whether it is complete.
 
-    Raises _LostError for a reply that is longer than masking and names can make it, ends early, or has another hash than
-    the device said; OSError.
+    Raises OSError, and _LostError for a reply that is longer than masking and names can make it, ends early, or has a hash that differs
+    from the device's.
     """
     most = 4 * message_bytes + (8 << 20)
     if answer.size > min(most, MAX_MESSAGE_BYTES):

@@ -1,4 +1,4 @@
-"""The supervisor's fleet of paired devices: nothing runs and nothing is loaded before a device is paired."""
+"""The supervisor's fleet of paired devices: nothing runs or is loaded before a device is paired."""
 
 import asyncio
 import contextlib
@@ -29,10 +29,10 @@ if TYPE_CHECKING:
 
 PAIRED_FOLDER = "paired"
 ANY_PEER = "any"
-"""Stands for a device's name: any that answers, those with nothing to do first."""
+"""Stands for a device's name: any device that answers, idle ones first."""
 _RETRY_S = 60.0
 _STOP_PATIENCE_S = 2.0
-"""A goodbye to each device takes milliseconds."""
+"""Seconds to wait when stopping; a goodbye to each device takes milliseconds."""
 
 
 class FleetKeeper:
@@ -64,7 +64,7 @@ class FleetKeeper:
         return self._options.peer_port if self._options is not None and self._task is not None else 0
 
     def apply(self, options: AgentOptions) -> None:
-        """Start, or restart, as the configuration says; needs a running event loop."""
+        """Start or restart according to the configuration; needs a running event loop."""
         before, self._options = self._options, options
         if before is not None and _places(before) != _places(options):
             self._end()
@@ -81,9 +81,9 @@ class FleetKeeper:
         return self.trust(device_of(partner.certificate, partner.name, self.now(), partner.address))
 
     def trust(self, device: "PairedDevice", introduced_by: "DeviceId | None" = None) -> str:
-        """Trust a device from now on, as `paired` does, or because another introduced it; return its name.
+        """Trust a device from now on, either after pairing or because another device introduced it; return its name.
 
-        Raises likewise.
+        Raises as `paired` does.
         """
         known = self.devices().add(replace(device, introduced_by=introduced_by))
         if self._fleet is not None:
@@ -97,10 +97,9 @@ class FleetKeeper:
         return self._clock.wall_s()
 
     def unpair(self, name: str, *, for_good: bool = True) -> PeerClient:
-        """Stop trusting a device, whatever it is doing; return which it was. `for_good`: even if it is introduced
-        again.
+        """Stop trusting a device, whatever it is doing, and return it. `for_good`: also if it is introduced again.
 
-        Raises PairedDeviceError if there is none, OSError.
+        Raises PairedDeviceError if there is no such device, OSError.
         """
         devices = self.devices()
         device = devices.find(name)
@@ -122,7 +121,7 @@ class FleetKeeper:
     async def ask(
         self, whom: str, topic: Topic, name: str, problem: bytes = b"", seconds: float = 0.0
     ) -> "tuple[PairedDevice, bytes]":
-        """Return a paired device's answer, and the device; `whom` is its name or id, or `ANY_PEER`.
+        """Return a paired device's answer, and the device. `whom`: its name or id, or `ANY_PEER`.
 
         Raises NotAnsweredError with the reason of each, PairedDeviceError.
         """
@@ -140,13 +139,13 @@ class FleetKeeper:
         raise NotAnsweredError("; ".join(reasons) or "no paired device is connected")
 
     def cut(self, name: str, reason: str) -> None:
-        """Temporarily block a device whose answer was wrong; raises PairedDeviceError."""
+        """Temporarily block a device that gave a wrong answer; raises PairedDeviceError."""
         device = self.devices().find(name)
         if self._fleet is not None:
             self._fleet.cut(device, reason)
 
     def _is_busy(self, device: "PairedDevice") -> bool:
-        """Return whether a device last reported work or no external power, so that others are asked first."""
+        """Return whether a device last reported work or no external power, in which case others are asked first."""
         latest = self._fleet.roster.last_heartbeat(device.id) if self._fleet is not None else None
         return latest is None or latest[1].state != PublicState.IDLE.value or latest[1].charging is False
 
@@ -154,7 +153,7 @@ class FleetKeeper:
         self._audit(f"{name}: {what}")
 
     def announce(self) -> None:
-        """Report to the others soon what this device does now."""
+        """Report this device's activity to the others soon."""
         if self._fleet is not None:
             self._fleet.announce()
 
@@ -170,14 +169,14 @@ class FleetKeeper:
         return [self._row(device) for device in self._devices.all()]
 
     def device_called(self, name: str) -> PeerClient | None:
-        """Return the only paired device with a name, or an id in any spelling; None if there is none or several."""
+        """Return the only paired device with this name, or with this id in any spelling; None if there is none, or several."""
         with contextlib.suppress(DeviceIdError):
             name = str(read_device_id(name))
         found = [row for row in self.rows() if name in (row["name"], row["id"])]
         return PeerClient(str(found[0]["name"]), str(found[0]["id"])) if len(found) == 1 else None
 
     async def stop(self) -> None:
-        """Say goodbye and close everything."""
+        """Announce the end and close everything."""
         task = self._end()
         if task is not None:
             await asyncio.wait({task}, timeout=_STOP_PATIENCE_S)
@@ -275,7 +274,7 @@ class FleetKeeper:
         self._health.report("no-fleet", self._clock.monotonic_s(), self._clock.wall_s(), reason=reason)
 
     def _on_end(self, task: asyncio.Task[None]) -> None:
-        """Make a fault of ours visible: it ends the fleet, never the agent."""
+        """Report an internal error, which ends the fleet but never the agent."""
         error = None if task.cancelled() else task.exception()
         if error is not None:
             self._fleet = None

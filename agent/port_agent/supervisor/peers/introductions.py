@@ -1,7 +1,8 @@
-"""Devices that one device introduces to each other: each is paired with that one alone, and trusts the devices that it names.
+"""Devices that one device introduces to each other: each is paired only with that one, and trusts the devices that it names.
 
-An owner chooses the introducer (`introducer` under `[peers]`), and the introducer's owner says that it introduces (`introduces`). It names
-to each of those that chose it the others that did. A device that it no longer names is no longer trusted; once it is unpaired, none of the devices that it named is.
+An owner chooses the introducer (`introducer` under `[peers]`), and the introducer's owner says that it introduces (`introduces`). To each
+device that chose it, it names the others. A device that it no longer names is no longer trusted. Once the introducer is unpaired, none of
+the devices that it named is trusted.
 """
 
 import asyncio
@@ -14,20 +15,20 @@ from port_planner.base.errors import PortError
 
 ASK_EVERY_S = 60.0
 ASK_AGAIN_S = 10.0
-"""While the introducer does not answer."""
+"""Seconds between attempts while the introducer does not answer."""
 _NOTHING = "0" * 64
-"""Stands for the hash of a request that has only one answer."""
+"""Stands for the hash of a request that has only one possible answer."""
 
 
 class Introducing:
-    """Asks this device's introducer, and answers devices whose introducer this is; `audit` receives events."""
+    """Asks this device's introducer, and answers devices that this device introduces; `audit` receives events."""
 
     def __init__(self, fleet: FleetKeeper, audit: Callable[[str], None]) -> None:
         self._fleet, self._audit = fleet, audit
         self._options = AgentOptions()
         self._task: asyncio.Task[None] | None = None
         self.trouble = ""
-        """Why the introducer could not be reached last, or ""."""
+        """Why the introducer could not be reached the last time, or ""."""
 
     def apply(self, options: AgentOptions) -> None:
         """Start asking the introducer that the configuration names; needs a running loop."""
@@ -45,7 +46,9 @@ class Introducing:
             self._task = None
 
     def answer(self, client: PeerClient) -> bytes:
-        """Return the others that chose this device as their introducer, to one that does so by asking; raises NotAnsweredError, OSError."""
+        """Return the other devices that chose this one as their introducer. Asking is how a device chooses it. Raises NotAnsweredError,
+        OSError.
+        """
         from port_agent.peers.introductions import INTRODUCTIONS, Introduced, Introductions
 
         if not self._options.introduces:
@@ -70,7 +73,7 @@ class Introducing:
     async def ask(self, name: str) -> None:
         """Trust the devices that a paired device introduces, and stop trusting those that it no longer introduces.
 
-        Raises NotAnsweredError, IntroductionError, PairedDeviceError for too many, TlsError for an invalid certificate, OSError.
+        Raises NotAnsweredError, IntroductionError, PairedDeviceError for too many devices, TlsError for an invalid certificate, OSError.
         """
         from port_agent.peers.fleet.paired import device_of
         from port_agent.peers.introductions import INTRODUCTIONS

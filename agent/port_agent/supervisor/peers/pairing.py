@@ -1,4 +1,4 @@
-"""Pairing as the supervisor runs it: one at a time, in a process that lives for minutes, every outcome in the history."""
+"""Pairing in the supervisor: one at a time, in a process that lives for minutes; every outcome is recorded in the history."""
 
 import asyncio
 import contextlib
@@ -23,20 +23,20 @@ from port_planner.base.errors import ExitCode, PortError
 
 SHOW_MODULE, JOIN_MODULE = "port_agent.peers.pairing.show", "port_agent.peers.pairing.join"
 _START_S = 60.0
-"""Time until a code is shown: a slow board loads its libraries and generates its first key."""
+"""Seconds until a code is shown: a slow board loads its libraries and generates its first key."""
 _JOIN_S = 90.0
 _EVENTS: "msgspec.json.Decoder[PairingEvent]" = msgspec.json.Decoder(PairingEvent)
 _ENDED = PairingFailed("the pairing process ended")
 
 
 class PairingRefusedError(PortError):
-    """No pairing now, or it failed."""
+    """Pairing is not possible now, or it failed."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 class PairingDesk:
-    """Shows a code or enters one; `on_paired` receives the new device, `audit` events."""
+    """Shows a code or enters one. `on_paired` receives the new device, and `audit` receives events."""
 
     def __init__(self, on_paired: Callable[[NewPartner], str], audit: Callable[[str], None]) -> None:
         """`on_paired` returns the name of the new device."""
@@ -46,10 +46,10 @@ class PairingDesk:
         self._changed = asyncio.Event()
         self._outcome: dict[str, object] = {"state": "none"}
         self.on_end: Callable[[], None] = lambda: None
-        """Called when no code is shown any more."""
+        """Called when a code is no longer shown."""
 
     async def show(self, place: PairingPlace, port: int, lifetime_s: float) -> dict[str, object]:
-        """Return the code for the other device, and the address where this one waits.
+        """Return the code for the other device, and the address at which this device waits.
 
         Raises PairingRefusedError.
         """
@@ -75,7 +75,7 @@ class PairingDesk:
         return self._take(event), event.address[0]
 
     async def outcome(self, wait_s: float) -> dict[str, object]:
-        """Return how the code that is shown fares, at the latest after `wait_s`; earlier when that changes."""
+        """Return the state of the code that is shown, after at most `wait_s`; earlier if it changes."""
         if self.shows_code:
             self._changed.clear()
             with contextlib.suppress(TimeoutError):
@@ -94,7 +94,7 @@ class PairingDesk:
         return self._helper is not None and self._helper.runs
 
     def stop(self) -> None:
-        """Show no code any more."""
+        """Stop showing a code."""
         if self._helper is not None:
             self._helper.kill()
         if self.shows_code:
@@ -111,7 +111,7 @@ class PairingDesk:
             await self._helper.close()
 
     async def _begin(self, module: str, request: ShowCode | JoinDevice, within_s: float, late: str) -> PairingEvent:
-        """Return the first event of a process, or that it failed."""
+        """Return the first event of a process; raise if it failed."""
         if self.is_busy:
             raise PairingRefusedError(
                 "a pairing is in progress; wait for its end, or stop it with Ctrl-C where it was started"
@@ -124,7 +124,7 @@ class PairingDesk:
             return PairingFailed(late)
 
     async def _follow(self, helper: "AsyncHelper[PairingEvent]") -> None:
-        """Handle the process's events until a device is paired or it gives up."""
+        """Handle the process's events until a device is paired or the process gives up."""
         while self.shows_code:
             event = await helper.event() or _ENDED
             if not self.shows_code:
@@ -151,7 +151,7 @@ class PairingDesk:
                     self._end({"state": "failed", "reason": event.reason})
 
     def _paired(self, partner: NewPartner) -> dict[str, object]:
-        """Return the outcome for a device that proved that it knows the code."""
+        """Return the outcome for a device that proved to know the code."""
         try:
             return {"state": "paired", "name": self._take(partner)}
         except (PortError, OSError) as error:

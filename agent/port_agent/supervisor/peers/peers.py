@@ -1,4 +1,4 @@
-"""Everything about other devices behind one door: discovery, pairing, the fleet."""
+"""All dealings with other devices behind one interface: discovery, pairing and the fleet."""
 
 import asyncio
 from collections.abc import Awaitable, Callable
@@ -31,11 +31,11 @@ if TYPE_CHECKING:
 HISTORY_KIND = "peers"
 _HISTORY_SHOWN, _HISTORY_SEARCHED = 10, 1000
 _OUTCOME_WAIT_S = 15.0
-"""Within the patience of the control client."""
+"""Seconds to wait for the outcome of a pairing, within the patience of the control client."""
 
 
 class Peers:
-    """Other devices; `heartbeat` returns this device's report, given its name."""
+    """Dealings with other devices. `heartbeat` returns this device's report for a given name."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class Peers:
         training: FederatedContext,
         move: Callable[[PeerClient, bytes], Awaitable[bytes]],
     ) -> None:
-        """`objection` returns why nothing is solved for others now, or ""; `training` is for federations; `move`
-        answers owners of jobs that came here.
+        """`objection` returns why nothing is solved for others now, or "". `training` is for federations; `move` answers owners of jobs
+        that came here.
         """
         self._state_dir, self._clock, self._store = state_dir, clock, store
         self._options = AgentOptions()
@@ -75,7 +75,7 @@ class Peers:
         self._state = PublicState.IDLE
 
     def apply(self, options: AgentOptions) -> None:
-        """Start, stop or restart, as the configuration says; needs a running event loop."""
+        """Start, stop or restart according to the configuration; needs a running event loop."""
         self._options = options
         self._name = options.peer_name or self._name
         self.answers.options = options
@@ -85,14 +85,14 @@ class Peers:
         self._announce()
 
     def show(self, state: PublicState) -> None:
-        """Announce what this agent does."""
+        """Announce this agent's activity."""
         self.discovery.show(state)
         if state is not self._state:
             self._state = state
             self.fleet.announce()
 
     async def show_code(self, lifetime_s: float) -> dict[str, object]:
-        """Return the code that pairs another device with this one, for so long; raises PairingRefusedError."""
+        """Return a code that pairs another device with this one for a limited time; raises PairingRefusedError."""
         place = await self._place()
         shown = await self._pairing.show(place, self._options.pairing_port, lifetime_s)
         self._announce()
@@ -103,9 +103,9 @@ class Peers:
         }
 
     async def type_code(self, digits: str, host: str | None, port: int | None) -> tuple[str, str]:
-        """Pair with the device that shows this code; return its name and the address where it was reached.
+        """Pair with the device that shows this code; return its name and the address at which it was reached.
 
-        Without a host it is the one that announces a code. Raises PairingRefusedError.
+        Without a host, the device that announces a code is used. Raises PairingRefusedError.
         """
         hosts: tuple[str, ...] = (host or "",)
         if host is None:
@@ -113,11 +113,11 @@ class Peers:
         return await self._pairing.join(await self._place(), digits, hosts, port or self._options.pairing_port)
 
     async def pairing_outcome(self) -> dict[str, object]:
-        """Return how the code that is shown fares, after a while or when that changes."""
+        """Return the state of the code that is shown, after a while or when it changes."""
         return await self._pairing.outcome(_OUTCOME_WAIT_S)
 
     def stop_pairing(self) -> None:
-        """Show no code any more."""
+        """Stop showing a code."""
         self._pairing.stop()
         self._announce()
 
@@ -174,12 +174,12 @@ class Peers:
 
     @property
     def federated_jobs(self) -> "FederatedJobs":
-        """What this device does in federations."""
+        """This device's part in federations."""
         return self._federation_parts()[0]
 
     @property
     def memberships(self) -> list[dict[str, object]]:
-        """The jobs that other devices lead, or may, as plain values."""
+        """The jobs that other devices lead or may lead, as plain values."""
         return self.federated_jobs.memberships() if self._federates else []
 
     @property
@@ -187,13 +187,13 @@ class Peers:
         return any(job.spec.federated and not job.state.is_over for job in self._store.all())
 
     def go_on_federating(self) -> None:
-        """Take up the rounds and the federations of an earlier life; needs a running loop."""
+        """Resume the rounds and federations of an earlier run of the agent; needs a running loop."""
         if self._federates:
             self.federated_jobs.go_on()
             self.federations.go_on()
 
     async def stop(self) -> None:
-        """Say goodbye and close everything, in a few seconds at most."""
+        """Announce the end and close everything, in a few seconds at most."""
         self.introducing.stop()
         if self._federated is not None:
             jobs, led = self._federated
@@ -237,7 +237,7 @@ class Peers:
         self.discovery.listens(self.fleet.port, self._options.pairing_port if self._pairing.shows_code else 0)
 
     def _who_shows_a_code(self) -> tuple[tuple[str, ...], int]:
-        """Return the addresses of the only device around that shows a code, and its port; raises PairingRefusedError."""
+        """Return the addresses and the port of the only nearby device that shows a code; raises PairingRefusedError."""
         showing: list[Peer] = [
             peer for peer in self.discovery.seen() if peer.announcement.pairing_port and peer.addresses
         ]
@@ -250,5 +250,5 @@ class Peers:
         return elsewhere(showing[0].addresses), showing[0].announcement.pairing_port
 
     def audit(self, text: str) -> None:
-        """Record an event among devices."""
+        """Record an event that involves other devices."""
         self._store.note(self._clock.wall_s(), None, HISTORY_KIND, text)

@@ -6,6 +6,7 @@ As a program (`python -m tests.forked MODULE`) this module is the process that f
 """
 
 import atexit
+import gc
 import importlib
 import json
 import os
@@ -73,6 +74,8 @@ def _serve(name: str) -> int:
     import torch._dynamo  # noqa: F401  what forks begin with; optimizers import this at their first step
 
     module = importlib.import_module(name)
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write into all that it shares
     for line in sys.stdin:
         pid = os.fork()
         if pid == 0:

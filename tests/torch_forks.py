@@ -9,6 +9,8 @@ under another environment does so in the same fork.
 
 import atexit
 import ctypes
+import gc
+import importlib
 import inspect
 import json
 import os
@@ -43,6 +45,31 @@ _WORKERS = ("port_agent.training.", "port_agent.finetuning.")
 _FOLLOWED = ("PYTHONPATH", "PYTHONDONTWRITEBYTECODE")
 _INTERPRETER = {name: value for name, value in os.environ.items() if name.startswith("PYTHON")}
 """Variables for the interpreter, as they were where the process that forks begins; with others, a process is started."""
+_PRELOADED = (
+    "torch._dynamo",  # optimizers import this at their first step
+    "port_agent.cli.follow_job",
+    "port_agent.cli.plan.command",
+    "port_agent.cli.plan.train",
+    "port_agent.cli.progress",
+    "port_agent.control.peer_exchange",
+    "port_agent.energy.sources.registry",
+    "port_agent.finetuning.job.worker",
+    "port_agent.foreground.finetune",
+    "port_agent.foreground.train",
+    "port_agent.intercept.budget",
+    "port_agent.planning.making",
+    "port_agent.prepare.making.bundle",
+    "port_agent.prepare.measurement.within_budget",
+    "port_agent.prepare.measurement.worker",
+    "port_agent.prepare.peer_plans",
+    "port_agent.prepare.placement.device_watts",
+    "port_agent.prepare.referee.process",
+    "port_agent.prepare.reference",
+    "port_agent.prepare.tiling.choice",
+    "port_agent.training.run",
+    "port_planner.job_sources",
+)
+"""What commands and workers import, some of it only where they need it."""
 _SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER of prctl(2)."""
 _LENGTH = struct.Struct("<I")
@@ -215,17 +242,15 @@ def _serve(line: socket.socket) -> int:
 def _load() -> None:
     """Import what commands of ours import, and compute nothing."""
     import torch
-    import torch._dynamo  # optimizers import this at their first step
 
-    import port_agent.cli
-    import port_agent.finetuning.job.worker
-    import port_agent.intercept.budget
-    import port_agent.prepare.measurement.within_budget
-    import port_agent.training.run  # noqa: F401
+    for module in _PRELOADED:
+        importlib.import_module(module)
     from port_agent.malloc import preload_mode
 
     preload_mode()
     _Torch.threads = torch.get_num_threads()
+    gc.collect()
+    gc.freeze()  # a collection in a fork would write into all that it shares
 
 
 def _become(request: _Request, descriptors: Sequence[int]) -> NoReturn:

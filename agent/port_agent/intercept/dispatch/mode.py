@@ -6,7 +6,7 @@ import functools
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.overrides import enable_reentrant_dispatch
@@ -49,6 +49,23 @@ _LARGE_SHARE = 1 / 2
 """A mapped file of this share of the limit may evict tensors while it is read."""
 _KEPT_SHARE = 1 / 2
 """Largest share of the memory for tensors that is kept for a program that announces reuse."""
+
+
+class _OperatorCall(NamedTuple):
+    """One operator as the program calls it, with what is known before it runs.
+
+    `whole`: it does not run in tiles. `written`: storages that it changes.
+    """
+
+    way: TilingChoice | DevicePool
+    traits: OperatorTraits
+    args: Sequence[Any]
+    kwargs: dict[str, Any]
+    fingerprint: int
+    entry: Entry | None
+    inputs: list[Storage]
+    written: list[Storage]
+    whole: bool
 
 
 class Interceptor:
@@ -211,20 +228,17 @@ class Interceptor:
             residency.leave_to_files(inputs)
         seconds = time.perf_counter() - began
         mapped_bytes = 0 if mapped is None else mapped.mapped_bytes
-        self._after(
-            way, traits, args, kwargs, fingerprint, entry, inputs, written, first_made, result, seconds, mapped_bytes,
-            measured=measured, whole=op_tiling is None,
-        )  # fmt: skip
+        call = _OperatorCall(way, traits, args, kwargs, fingerprint, entry, inputs, written, op_tiling is None)
+        self._after(call, result, first_made, seconds, mapped_bytes, measured=measured)
         return result
 
     def _after(
-        self, way: TilingChoice | DevicePool, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], fingerprint: int, entry: Entry | None,
-        inputs: list[Storage], written: list[Storage], first_made: int, result: Any, seconds: float, mapped_bytes: int,
-        *, measured: bool, whole: bool,
-    ) -> None:  # fmt: skip
+        self, call: _OperatorCall, result: Any, first_made: int, seconds: float, mapped_bytes: int, *, measured: bool
+    ) -> None:
         """Record what an operator did; the result of a tiled operator is not recomputed, because that would run it
         whole.
         """
+        way, traits, entry, inputs = call.way, call.traits, call.entry, call.inputs
         residency, book, table = self.residency, self.book, self.table
         made: list[Storage] = []
         for tensor in tensors_in(result) if isinstance(result, (list, tuple)) else _alone(result):
@@ -246,15 +260,22 @@ class Interceptor:
             workspace_bytes = way.op_memory.end(sum(s.nbytes for s in made if s.resident)) + mapped_bytes
         else:  # the whole operator, which is elementwise, would need none of the tiles' buffers
             workspace_bytes = 0
-        again = len(made) == 1 and traits.repeatable and whole and self.recomputes and way is self._tiling
+        again = len(made) == 1 and traits.repeatable and call.whole and self.recomputes and way is self._tiling
         if residency.pressed and again and self._prefetcher.remade(entry, made[0], seconds):
             made[0].remat = remat_of(
-                traits.func, args, kwargs, inputs, made[0], result, residency.backing, workspace_bytes=workspace_bytes
+                traits.func,
+                call.args,
+                call.kwargs,
+                inputs,
+                made[0],
+                result,
+                residency.backing,
+                workspace_bytes=workspace_bytes,
             )
-        way.op_memory.took(traits, args, inputs, workspace_bytes, mapped_bytes)
+        way.op_memory.took(traits, call.args, inputs, workspace_bytes, mapped_bytes)
         if self.planner.recording is not None:
-            self.planner.recording.add(inputs, made, written, seconds, workspace_bytes, repeatable=again)
-        book.ran(fingerprint, inputs, made, workspace_bytes)
+            self.planner.recording.add(inputs, made, call.written, seconds, workspace_bytes, repeatable=again)
+        book.ran(call.fingerprint, inputs, made, workspace_bytes)
         if pressed and book.plan is None and not book.resting:
             self._prefetcher.learn(touched)
         if book.position >= LONGEST_SEGMENT:

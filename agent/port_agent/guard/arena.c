@@ -9,6 +9,7 @@
 #include <errno.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 
 #include "guard_internal.h"
@@ -40,11 +41,13 @@ void *arena_reserve(size_t bytes) {
     return address == MAP_FAILED ? NULL : address;
 }
 
+int arena_mprotect(void *address, size_t bytes, int protection) { return (int)syscall(SYS_mprotect, address, bytes, protection); }
+
 bool arena_grow(void *table, size_t *usable, size_t needed) {
     if (needed <= *usable)
         return true;
     size_t target = (needed + 4 * GRANULE - 1) & ~(4 * GRANULE - 1);
-    if (mprotect((char *)table + *usable, target - *usable, PROT_READ | PROT_WRITE))
+    if (arena_mprotect((char *)table + *usable, target - *usable, PROT_READ | PROT_WRITE))
         return false;
     *usable = target;
     return true;
@@ -226,6 +229,7 @@ static void divide(struct block *first, size_t bytes) {
         block->pins = 0;
         block->donor = 0;
         block->held = 0;
+        block->of_file = 0;
         block->offset = -1;
         block->older = block->newer = block->next = NOTHING;
     }
@@ -270,7 +274,7 @@ struct block *arena_adopt(uintptr_t address, size_t bytes) {
 }
 
 bool arena_protect(struct block *block, int protection) {
-    if (mprotect((void *)block->address, block->bytes, protection))
+    if (arena_mprotect((void *)block->address, block->bytes, protection))
         return false;
     block->protection = (uint8_t)protection;
     return true;

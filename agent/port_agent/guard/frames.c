@@ -65,7 +65,7 @@ static void shorten(struct block *block, struct span part) {
     last->bytes -= part.bytes;
     if (!last->bytes)
         block->span_count--;
-    if (block->protection != PROT_NONE && mprotect((void *)part.address, part.bytes, PROT_NONE))
+    if (block->protection != PROT_NONE && arena_mprotect((void *)part.address, part.bytes, PROT_NONE))
         guard_die("the protection of memory could not be changed: see vm.max_map_count", block);
     if (!block->span_count)
         block->protection = PROT_NONE;

@@ -18,6 +18,10 @@
 #include "guard_internal.h"
 #include "processes.h"
 
+#ifndef MADV_POPULATE_READ /* <sys/mman.h> before glibc 2.35 */
+#define MADV_POPULATE_READ 22
+#endif
+
 #define BLOCKS_IN_LIMIT 16             /* fewer, if it is too small for the smallest blocks */
 #define HUGE_PAGES_IN_LIMIT 64
 #define AT_HAND 6                      /* latest blocks of a thread, which stay: a loop needs its operands at once */
@@ -26,6 +30,10 @@
 #define NEAR_SHARE 2                   /* "near": this part of the limit is left, which an operator may need at once */
 #define MEASURE_BYTES ((size_t)4 << 20)
 #define MEASURE_NS 5000000u
+#define PAGES_AT_ONCE 512 /* of which the kernel is asked */
+#define PAGE_PRESENT ((uint64_t)1 << 63)
+#define PAGE_SWAPPED ((uint64_t)1 << 62)
+#define PAGE_OF_FILE ((uint64_t)1 << 61)
 #define EXPECTED_BYTES ((size_t)1 << 20)
 #define OTHERS_PATIENCE_MS 50
 #define OTHERS_RETRY_NS 1000000000u
@@ -59,7 +67,7 @@ static _Atomic size_t shared_bytes_; /* resident bytes counted in another proces
 static bool forked_;
 static size_t inherited_live_, inherited_read_; /* in a forked child: at the fork */
 static uint64_t others_failed_ns_;
-static uint64_t read_at_last_limit_; /* bytes read when the limit was last set, which happens between operators */
+static size_t coming_bytes_; /* of files' blocks brought in since the last measurement: their pages come as they are touched */
 static size_t (*give_up_)(size_t bytes);
 
 /* ---- waiting ------------------------------------------------------------------------------------------------------ */
@@ -157,7 +165,7 @@ static size_t beyond(size_t value, size_t taken) { return value > taken ? value 
 
 /* The limit is the requested one, or what the rest of the process and the budget's other processes leave, whichever is less. */
 static void set_limit(void) {
-    size_t left = process_limit_ ? beyond(process_limit_, rest_bytes_ + PROCESS_MARGIN) : SIZE_MAX;
+    size_t left = process_limit_ ? beyond(process_limit_, rest_bytes_ + coming_bytes_ + PROCESS_MARGIN) : SIZE_MAX;
     /* A forked child needs memory for what it created and what it brought in; inherited pages cost nothing until they
      * are written. */
     size_t own = beyond(counters_.live_bytes, inherited_live_) + at_most(counters_.read_bytes - inherited_read_, inherited_live_);
@@ -182,6 +190,7 @@ static void follow_process(size_t coming) {
     if (measured_at_bytes_ < MEASURE_BYTES && now - measured_at_ns_ < MEASURE_NS)
         return;
     measured_at_ns_ = now;
+    coming_bytes_ = 0;
     struct untouched untouched = untouched_now(); /* first, so that pages touched meanwhile count twice, not never */
     size_t all = processes_resident((uint32_t)getpid());
     use_.now_bytes = beyond(all, atomic_load(&shared_bytes_));
@@ -256,11 +265,59 @@ static void write_back(struct block *block) {
     become(block, CLEAN);
 }
 
+/* The kernel's memory of the process is now less by `given` bytes, which were not tensors. */
+static void rest_shrank(size_t given) {
+    rest_bytes_ -= at_most(given, rest_bytes_);
+    use_.now_bytes -= at_most(given, use_.now_bytes);
+    set_limit();
+}
+
+/* Return whether the kernel says that no page of a mapping was written, by whatever means; false if it does not say. The
+ * block is not writable. See Documentation/admin-guide/mm/pagemap.rst. */
+static bool equals_file(const struct block *block) {
+    static uint64_t entries[PAGES_AT_ONCE];
+    int file = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+    bool equal = file >= 0;
+    for (size_t page = 0, pages = block->bytes / guard_page; equal && page < pages; page += PAGES_AT_ONCE) {
+        size_t count = at_most(pages - page, PAGES_AT_ONCE);
+        off_t place = (off_t)((block->address / guard_page + page) * sizeof *entries);
+        equal = syscall(SYS_pread64, file, entries, count * sizeof *entries, place) == (long)(count * sizeof *entries);
+        for (size_t i = 0; equal && i < count; i++)
+            equal = !(entries[i] & (PAGE_PRESENT | PAGE_SWAPPED)) || entries[i] & PAGE_OF_FILE;
+    }
+    if (file >= 0)
+        syscall(SYS_close, file);
+    return equal;
+}
+
+/* Pages of a file are part of the process's other memory, as many as the kernel brought. */
+static void leave_to_file(struct block *block) {
+    protect(block, PROT_NONE);
+    list_remove(&resident_, block);
+    block->held = 0;
+    if (!equals_file(block)) { /* written past its protection: /proc/self/mem, mprotect */
+        protect(block, PROT_READ);
+        block->of_file = 0;
+        become(block, MAPPED);
+        return;
+    }
+    uint32_t own = (uint32_t)getpid();
+    size_t before = process_limit_ ? processes_resident(own) : 0;
+    madvise((void *)block->address, block->bytes, MADV_DONTNEED);
+    become(block, AWAY);
+    if (process_limit_)
+        rest_shrank(beyond(before, processes_resident(own)));
+}
+
 static void leave(struct block *block) {
     if (atomic_load(&block->state) == DIRTY)
         write_back(block);
     if (atomic_load(&block->state) != CLEAN || block->pins)
         return; /* its state changed while it was written */
+    if (block->of_file) {
+        leave_to_file(block);
+        return;
+    }
     protect(block, PROT_NONE);
     become(block, AWAY);
     list_remove(&resident_, block);
@@ -274,7 +331,8 @@ static struct block *choose(const struct block *except) {
     for (uint32_t index = resident_.oldest; index != NOTHING; index = arena_block(index)->newer) {
         struct block *block = arena_block(index);
         uint32_t state = atomic_load(&block->state);
-        if (block != except && !block->pins && (state == DIRTY || state == CLEAN) && !is_at_hand(block))
+        bool helps = !block->of_file || process_limit_; /* a limit of tensors alone does not count files */
+        if (block != except && helps && !block->pins && (state == DIRTY || state == CLEAN) && !is_at_hand(block))
             return block;
     }
     return NULL;
@@ -285,9 +343,7 @@ static bool give_up_unused(size_t bytes) {
     size_t given = process_limit_ && give_up_ ? give_up_(bytes) : 0;
     if (!given)
         return false;
-    rest_bytes_ -= at_most(given, rest_bytes_);
-    use_.now_bytes -= at_most(given, use_.now_bytes);
-    set_limit();
+    rest_shrank(given);
     return true;
 }
 
@@ -363,19 +419,6 @@ static struct block *next_used(uint32_t *index) {
     return NULL;
 }
 
-/* Something reads more than the limit without an end: pages of files go, which come back from them, so that blocks may stay. */
-static void drop_files_if_reading_in_vain(void) {
-    if (!process_limit_ || counters_.read_bytes - read_at_last_limit_ <= counters_.limit_bytes)
-        return;
-    read_at_last_limit_ = counters_.read_bytes;
-    uint32_t index = 0;
-    for (const struct block *block; (block = next_used(&index));)
-        if (atomic_load(&block->state) == MAPPED && block->of_file && !block->pins)
-            madvise((void *)block->address, block->bytes, MADV_DONTNEED);
-    measured_at_ns_ = 0;
-    rest_bytes_ = 0; /* measured next */
-}
-
 static void bring(struct block *block, bool write) {
     become(block, FILLING);
     busy_++;
@@ -398,7 +441,6 @@ static void bring(struct block *block, bool write) {
         store_read(block, 0, staging->address, block->bytes);
         lock();
         counters_.read_bytes += block->bytes;
-        drop_files_if_reading_in_vain();
         if (!write)
             protect(staging, PROT_READ);
         if (!frames_move(staging, block))
@@ -470,6 +512,8 @@ static void count_out(const struct block *block) {
 
 /* Give pages of a file that are about to be written, or already were, memory of their own at their addresses. */
 static void take_from_file(struct block *block) {
+    if (block->of_file)
+        list_remove(&resident_, block);
     become(block, FILLING);
     busy_++;
     struct block *staging = store_reserve(block->bytes) ? arena_take(block->bytes) : NULL;
@@ -486,9 +530,30 @@ static void take_from_file(struct block *block) {
         guard_die("pages could not be moved", block);
     arena_give(staging);
     count_in(block);
+    block->of_file = 0;
     busy_--;
     list_append(&resident_, block);
     open_for_writing(block);
+}
+
+/* Open a block of a file for reading; the kernel brings its pages as they are touched. */
+static void bring_from_file(struct block *block) {
+    become(block, FILLING);
+    busy_++;
+    follow_process(block->bytes);
+    coming_bytes_ += block->bytes;
+    set_limit();
+    find_room(0, block);
+    protect(block, PROT_READ);
+    busy_--;
+    list_append(&resident_, block);
+    become(block, CLEAN);
+}
+
+/* A mapping that was written past its protection is the program's own memory, as after any other write. */
+static void take_if_written(struct block *block) {
+    if (atomic_load(&block->state) == MAPPED && !block->pins)
+        take_from_file(block);
 }
 
 static bool must_wait(void) { return atomic_load(&paused_) && guard_now_ns() >= runs_until_ns_; }
@@ -523,7 +588,9 @@ static bool ensure(struct block *block, bool write, bool *brought) {
             return false;
         case DIRTY:
         case CLEAN:
-            if (write && !is_writable(block))
+            if (write && block->of_file)
+                take_from_file(block);
+            else if (write && !is_writable(block))
                 open_for_writing(block);
             return true;
         case MAPPED:
@@ -549,6 +616,10 @@ static bool ensure(struct block *block, bool write, bool *brought) {
                 break;
             }
             *brought = state == AWAY;
+            if (block->of_file) {
+                bring_from_file(block);
+                break;
+            }
             if (*brought)
                 bring(block, write);
             else
@@ -836,35 +907,36 @@ static bool all_are(const struct block *any, enum block_state state) {
     return true;
 }
 
+/* Return whether a block's addresses are still a mapping's. */
+static bool is_mapping(const struct block *block) { return block->of_file || atomic_load(&block->state) == MAPPED; }
+
+static bool all_of_file(const struct block *any) {
+    for (EACH_BLOCK(block, any))
+        if (!block->of_file)
+            return false;
+    return true;
+}
+
 enum mapping_kind guard_watch(void *address, size_t bytes) {
     if (!active_ || !bytes || ((uintptr_t)address | bytes) & (guard_page - 1))
         return NO_MAPPING;
     enum mapping_kind kind = NO_MAPPING;
     lock();
     struct block *first = arena_block_at((uintptr_t)address);
-    if (!first && (first = arena_adopt((uintptr_t)address, bytes)))
+    if (!first && (first = arena_adopt((uintptr_t)address, bytes))) {
         for (EACH_BLOCK(block, first)) {
-            protect(block, PROT_READ);
-            block->of_file = 0;
-            become(block, MAPPED);
+            block->of_file = 1;
+            list_append(&resident_, block);
+            become(block, CLEAN);
+            leave_to_file(block);
         }
+        for (EACH_BLOCK(block, first)) /* when all are closed: the lock is released meanwhile */
+            take_if_written(block);
+    }
     if (first && first->address == (uintptr_t)address && first == arena_first(first) && first->all_bytes == bytes)
-        kind = all_are(first, MAPPED) ? FILE_PAGES : OWN_MEMORY;
+        kind = all_of_file(first) ? FILE_PAGES : OWN_MEMORY;
     unlock();
     return kind;
-}
-
-bool guard_drop_pages(const void *address) {
-    struct block *any = block_at(address);
-    if (!any)
-        return false;
-    lock();
-    bool of_file = all_are(any, MAPPED);
-    for (EACH_BLOCK(block, any))
-        if (atomic_load(&block->state) == MAPPED && !block->pins)
-            madvise((void *)block->address, block->bytes, MADV_DONTNEED); /* they come back from the file */
-    unlock();
-    return of_file;
 }
 
 bool guard_take_from_file(const void *address) {
@@ -874,7 +946,7 @@ bool guard_take_from_file(const void *address) {
     bool there = true, brought;
     lock();
     for (EACH_BLOCK(block, any))
-        there = there && (atomic_load(&block->state) != MAPPED || ensure(block, true, &brought));
+        there = there && (!is_mapping(block) || ensure(block, true, &brought));
     there = there && atomic_load(&any->state) != FREE_BLOCK;
     unlock();
     return there;
@@ -885,9 +957,7 @@ bool guard_is_of_file(const void *address) {
     if (!any)
         return false;
     lock();
-    bool of_file = all_are(any, MAPPED);
-    for (EACH_BLOCK(block, any))
-        block->of_file = of_file;
+    bool of_file = all_of_file(any);
     unlock();
     return of_file;
 }
@@ -898,7 +968,7 @@ static void forget(struct block *first, uintptr_t begin, uintptr_t end) {
     for (EACH_BLOCK(block, first)) {
         bool gone = begin <= block->address && block->address + block->bytes <= end, brought;
         block->pins++;
-        if (!gone && atomic_load(&block->state) != MAPPED)
+        if (!gone && !is_mapping(block))
             ensure(block, true, &brought);
     }
     wait_for_all(first);
@@ -912,7 +982,7 @@ static void forget(struct block *first, uintptr_t begin, uintptr_t end) {
         frames_withdraw(block);
         resident_changed(0, frames_of(block));
         store_release(block);
-        if (state != MAPPED) {
+        if (!is_mapping(block)) {
             store_forgo(block->bytes);
             count_out(block);
         }
@@ -946,8 +1016,7 @@ bool guard_adopt(void *base, size_t bytes) {
     uintptr_t start = ((uintptr_t)base + guard_page - 1) & ~(guard_page - 1), end = ((uintptr_t)base + bytes) & ~(guard_page - 1);
     if (!active_ || end <= start || !may_be_kept(end - start))
         return false;
-    /* Read-only first, so that no thread's write is lost while its pages are copied. */
-    if (guard_watch((void *)start, end - start) != FILE_PAGES)
+    if (guard_watch((void *)start, end - start) == NO_MAPPING)
         return false;
     arena_block_at(start)->base = (uintptr_t)base;
     return guard_take_from_file((void *)start);
@@ -966,6 +1035,20 @@ void guard_disown(const void *base) {
     unlock();
 }
 
+void guard_reprotected(const void *address, size_t bytes) {
+    uintptr_t begin = (uintptr_t)address;
+    if (active_ && arena_holds(address)) {
+        errno = ENOTSUP;
+        guard_die("the program changes what may be done with a tensor's memory, which the budget decides", block_at(address));
+    }
+    for (struct block *block; active_ && (block = arena_adopted_from(begin)) && block->address < begin + bytes;) {
+        lock();
+        if (block == arena_adopted_from(begin))
+            forget(arena_first(block), 0, 0);
+        unlock();
+    }
+}
+
 void guard_end(void) {
     if (!active_)
         return;
@@ -977,8 +1060,7 @@ void guard_end(void) {
     bool brought;
     uint32_t index = 0;
     for (struct block *block; (block = next_used(&index));) {
-        uint32_t state = atomic_load(&block->state);
-        if (state != MAPPED && state != DROPPED)
+        if (!is_mapping(block) && atomic_load(&block->state) != DROPPED)
             ensure(block, true, &brought);
         store_release(block);
     }
@@ -1031,7 +1113,7 @@ bool guard_unwritten(const void *address, uint32_t writes) {
 static bool may_be_dropped(const struct block *any, uint32_t writes) {
     for (EACH_BLOCK(block, any)) {
         uint32_t state = atomic_load(&block->state);
-        if (block->pins || block->held || !(state == DIRTY || state == CLEAN || state == AWAY))
+        if (block->pins || block->held || block->of_file || !(state == DIRTY || state == CLEAN || state == AWAY))
             return false;
     }
     return all_unwritten(any, writes);
@@ -1119,6 +1201,15 @@ void guard_unpin(const void *address, size_t bytes) {
     errno = saved;
 }
 
+/* Read a file's pages at once instead of a fault each (Linux 5.14; otherwise they come as they are touched). */
+static void populate(struct block *block) {
+    block->pins++;
+    unlock();
+    madvise((void *)block->address, block->bytes, MADV_POPULATE_READ);
+    lock();
+    block->pins--;
+}
+
 bool guard_bring(const void *address) {
     struct block *any = block_at(address);
     if (!any)
@@ -1133,6 +1224,8 @@ bool guard_bring(const void *address) {
         if (atomic_load(&block->state) == UNTOUCHED)
             continue;
         there = there && ensure(block, false, &brought);
+        if (there && block->of_file)
+            populate(block);
         if (there && !brought && atomic_load(&block->state) != WRITING)
             used_again(block);
     }
@@ -1162,6 +1255,7 @@ bool guard_evict(const void *address) {
     bool away = true;
     lock();
     for (EACH_BLOCK(block, any)) {
+        take_if_written(block);
         uint32_t state = atomic_load(&block->state);
         if ((state == DIRTY || state == CLEAN) && !block->pins)
             leave(block);
@@ -1234,7 +1328,7 @@ static bool copy_within(struct block *block, size_t start, void *memory, size_t 
             wait_for_resume();
         else
             wait_for(block, FILLING);
-    if (atomic_load(&block->state) == AWAY && (!write || store_may_write(block, start, bytes)))
+    if (atomic_load(&block->state) == AWAY && !block->of_file && (!write || store_may_write(block, start, bytes)))
         transfer_part(block, start, memory, bytes, write);
     else if (ensure(block, write, &brought))
         copy_part(block, start, memory, bytes, write);
@@ -1284,7 +1378,6 @@ void guard_expect(void *address, size_t bytes) {
 void guard_set_limit(size_t bytes) {
     lock();
     asked_limit_ = bytes;
-    read_at_last_limit_ = counters_.read_bytes;
     set_limit();
     find_room(0, NULL);
     unlock();

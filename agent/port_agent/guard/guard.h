@@ -18,7 +18,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define GUARD_INTERFACE_VERSION 6u
+#define GUARD_INTERFACE_VERSION 7u
 
 /* Counted since the start; `_bytes` are multiples of the page size. The order is part of the binary interface. */
 struct guard_counters {
@@ -89,26 +89,26 @@ void guard_trim(void);
 size_t guard_measure_live_bytes(void);
 size_t guard_peak_live_bytes(void);
 
-/* Whole pages of a private mapping of a file: read-only from here on, and blocks like others from their first write on. */
+/* Whole pages of a private mapping of a file: blocks whose place is the file, and blocks like others from their first write on. */
 enum mapping_kind {
     NO_MAPPING, /* another block lies there, or no more can be watched */
     FILE_PAGES,
     OWN_MEMORY,
 };
-/* Watch such pages; pages already watched are reported. */
+/* Watch such pages; pages already watched are reported. OWN_MEMORY: some were written, before or since. */
 enum mapping_kind guard_watch(void *address, size_t bytes);
 /* Turn them into blocks like others: they are about to be written, or were before they were watched. */
 bool guard_take_from_file(const void *address);
-/* From then on, pages of the file may leave without a call. */
+/* Return whether all of them still equal the file. */
 bool guard_is_of_file(const void *address);
-/* Drop pages that their file still holds; false if the block is not, or no longer, one of a file. */
-bool guard_drop_pages(const void *address);
 /* Guard the whole pages of memory that torch allocated by other means and will free by `base`; false if that is impossible. */
 bool guard_adopt(void *base, size_t bytes);
 /* Torch is about to free memory: if it was adopted, its pages become ordinary ones, with undefined contents. */
 void guard_disown(const void *base);
 /* Another mapping is about to take these addresses. */
 void guard_unmapped(const void *address, size_t bytes);
+/* The program is about to decide itself what may be done at these addresses: a mapping there becomes ordinary memory. */
+void guard_reprotected(const void *address, size_t bytes);
 
 /* For tensors that are recomputed instead of written. Make a block read-only and report how often it was opened for
  * writing so far; false if that is impossible. While `guard_unwritten` is true for that count, nothing has written it. */

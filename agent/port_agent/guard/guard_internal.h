@@ -20,7 +20,7 @@ enum block_state {
     AWAY,
     FILLING,   /* a thread reads its bytes: others wait */
     WRITING,   /* a thread writes its bytes: readers continue, writers wait */
-    MAPPED,    /* pages of a file, which the kernel brings in: read-only, and a block like others from its first write on */
+    MAPPED,    /* pages of a mapping that turned out to be written: resident and read-only until they are taken */
     DROPPED,   /* no copy exists: its contents are computed again by whoever dropped it */
     UNTOUCHED, /* not touched since its allocation: no pages, and nothing to keep */
 };
@@ -48,7 +48,7 @@ struct block {
     uint8_t donor;                 /* its pages may be taken: which list it is in, +1 */
     uint8_t file;                  /* which page file, in forked children */
     uint8_t held;                  /* resident, and closed until the end of a pause */
-    uint8_t of_file;               /* a mapping whose pages are known to equal the file's: they may go at any time */
+    uint8_t of_file;               /* its place is a mapped file: only clean or away, and its pages are not counted as resident */
     uint8_t unseen;                /* some of its pages may never have been touched */
     struct span spans[MAX_SPANS];
     off_t offset;                  /* in the page file; -1: none */
@@ -80,6 +80,8 @@ struct block *arena_adopt(uintptr_t address, size_t bytes);
 struct block *arena_adopted_from(uintptr_t address);
 /* The number of records: `arena_block` returns those with lower indices, in use or not. */
 uint32_t arena_records(void);
+/* As mprotect, which for the program tells the guard. */
+int arena_mprotect(void *address, size_t bytes, int protection);
 /* Change what may be done at a block's addresses; false if the kernel refuses. */
 bool arena_protect(struct block *block, int protection);
 void arena_give(struct block *first);         /* frees an allocation without pages */

@@ -14,7 +14,7 @@ from typing import Self
 from port_agent.malloc import PreloadMode, preload_environment, preload_mode, preload_path, preload_trouble
 from port_planner.base.errors import ExitCode, PortError
 
-INTERFACE_VERSION = 6
+INTERFACE_VERSION = 7
 """GUARD_INTERFACE_VERSION in guard.h."""
 SMALLEST_BLOCK_BYTES = 64 << 10
 """Tensors of this size and larger are guarded, unless the budget is tiny."""
@@ -116,15 +116,14 @@ class GuardedMemory:
         process.port_guard_watch.argtypes = [address, size]
         process.port_guard_seal.argtypes, process.port_guard_seal.restype = [address], ctypes.c_int64
         process.port_guard_fill.argtypes = [address, address, size]
-        for name in ("take_from_file", "is_of_file", "drop_pages", "unwritten", "drop", "fill"):
+        for name in ("take_from_file", "is_of_file", "unwritten", "drop", "fill"):
             getattr(process, f"port_guard_{name}").restype = ctypes.c_bool
-        for name in ("take_from_file", "is_of_file", "drop_pages"):
+        for name in ("take_from_file", "is_of_file"):
             getattr(process, f"port_guard_{name}").argtypes = [address]
         for name in ("unwritten", "drop"):
             getattr(process, f"port_guard_{name}").argtypes = [address, ctypes.c_uint32]
         process.port_guard_copy.argtypes = [address, size, address, size, ctypes.c_bool]
         process.port_guard_copy.restype = ctypes.c_bool
-        process.port_guard_make_way.argtypes = [size]
         process.port_guard_begin.argtypes = [ctypes.c_char_p, size, size]
         process.port_guard_adopt.argtypes, process.port_guard_adopt.restype = [address, size], ctypes.c_bool
         for name in ("set_limit", "set_process_limit"):
@@ -187,10 +186,6 @@ class GuardedMemory:
         """
         self._process.port_guard_set_process_limit(limit_bytes)
 
-    def make_way(self, nbytes: int) -> None:
-        """Evict tensors for `nbytes` of other memory that is about to come in, such as pages of files."""
-        self._process.port_guard_make_way(nbytes)
-
     def lift_limits(self) -> None:
         """Keep all tensors resident from now on, until another limit is set."""
         self.set_process_limit(0)
@@ -213,7 +208,7 @@ class GuardedMemory:
         return int(self._process.port_guard_usable(address))
 
     def watch(self, address: int, nbytes: int) -> MappingKind:
-        """Watch whole pages of a private mapping of a file: after their next write they are a block like any other."""
+        """Guard whole pages of a private mapping of a file: their place is the file until their next write."""
         return MappingKind(self._process.port_guard_watch(address, nbytes))
 
     def take_from_file(self, address: int) -> bool:
@@ -225,10 +220,6 @@ class GuardedMemory:
     def is_of_file(self, address: int) -> bool:
         """Return whether watched pages at `address` still equal their file."""
         return bool(self._process.port_guard_is_of_file(address))
-
-    def drop_pages(self, address: int) -> bool:
-        """Release watched pages that equal their file; return whether they do."""
-        return bool(self._process.port_guard_drop_pages(address))
 
     def adopt(self, address: int, nbytes: int) -> bool:
         """Guard the whole pages of memory that torch allocated before; return whether they are guarded now."""

@@ -365,10 +365,6 @@ EXPORT bool port_guard_take_from_file(const void *address) { return guard_take_f
 
 EXPORT bool port_guard_is_of_file(const void *address) { return guard_is_of_file(address); }
 
-EXPORT void port_guard_make_way(size_t bytes) { guard_make_way(bytes); }
-
-EXPORT bool port_guard_drop_pages(const void *address) { return guard_drop_pages(address); }
-
 EXPORT int64_t port_guard_seal(const void *address) {
     uint32_t writes;
     return guard_seal(address, &writes) ? (int64_t)writes : -1;

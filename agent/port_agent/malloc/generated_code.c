@@ -41,7 +41,8 @@ static void forget(uintptr_t address, size_t bytes) {
     count = kept;
 }
 
-EXPORT int mprotect(void *address, size_t bytes, int protection) {
+STANDS_IN int mprotect(void *address, size_t bytes, int protection) {
+    guard_reprotected(address, bytes);
     pthread_mutex_lock(&lock);
     int failed = (int)syscall(SYS_mprotect, address, bytes, protection);
     if (!failed) {

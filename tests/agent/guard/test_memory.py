@@ -447,6 +447,29 @@ print([weight[::99991].tolist() for weight in weights])
     assert float(re.search(r"peak ([\d.]+) MiB", done.ours[-1])[1]) <= peak_mib - 96, done.ours  # type: ignore[index]
 
 
+def test_a_mapping_whose_protection_the_program_changes_keeps_its_bytes(tmp_path: Path) -> None:
+    """Its written pages may be away, and the kernel would show zeros there."""
+    program = """
+import ctypes, mmap, torch
+libc = ctypes.CDLL(None)
+weights = torch.tensor([], dtype=torch.int32).set_(torch.UntypedStorage.from_file("weights", False, 8 << 20))
+others = [torch.ones(1 << 18) for _ in range(12)]
+fill = lambda: [float((tensor * 2).sum()) for tensor in others]
+weights[:4] += 1
+fill()
+address, half = ctypes.c_void_p(weights.data_ptr()), ctypes.c_size_t(4 << 20)
+assert libc.mprotect(address, half, mmap.PROT_READ) == 0 and libc.mprotect(address, half, mmap.PROT_READ | mmap.PROT_WRITE) == 0
+ctypes.memset(weights.data_ptr() + 64, 7, 64)
+print(fill(), [int(weights[k].item()) for k in (0, 3, 16, 31, 32, 1 << 20, -1)], int(weights.sum()))
+"""
+    written(tmp_path, program)
+    (tmp_path / "weights").write_bytes(bytes(range(256)) * (8 << 12))
+    free = followed("train.py", folder=tmp_path, bound=("--ram", "4G"))
+    for bound in (("--tensors", "4M"), ("--tensors", "4M", "--guard-only")):
+        done = followed("train.py", folder=tmp_path, bound=bound)
+        assert (done.code, done.output) == (0, free.output), done.said
+
+
 def test_a_budget_that_the_process_itself_passes_is_said(tmp_path: Path) -> None:
     written(tmp_path, "import torch\nprint(sum(torch.ones(1 << 20).sum().item() for _ in range(4)))")
     done = followed("train.py", folder=tmp_path, bound=("--ram", "100M", "--guard-only"))

@@ -5,6 +5,7 @@ import mmap
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from port_agent import budget
-from port_agent.guard import active_guard, begin_guard, end_guard
+from port_agent.guard import GuardedMemory, active_guard, begin_guard, end_guard
 from port_agent.guard.memory import MappingKind
 from port_agent.intercept.residency.refusals import UnsupportedError
 from port_agent.malloc import preload_path
@@ -104,23 +105,72 @@ def test_operators_are_intercepted_before_a_mapped_file_may_fill_the_budget(tmp_
     assert counted[0] == 0 and counted[1] > 0
 
 
-def test_written_pages_of_a_file_stay_when_blocks_are_read_in_vain(tmp_path: Path) -> None:
-    """They may have been written before they were watched: only pages known to equal the file may leave."""
-    (tmp_path / "file").write_bytes(b"f" * 2 * MIB)
+@pytest.fixture
+def mapped(tmp_path: Path) -> Iterator[tuple[mmap.mmap, int, GuardedMemory]]:
+    """Four MiB of a file, the address of its private mapping, and guarded memory with a limit of two."""
+    (tmp_path / "file").write_bytes(b"f" * 4 * MIB)
+    with (tmp_path / "file").open("r+b") as file:
+        pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
     begin_guard(tmp_path, 2 * MIB)
     try:
-        with (tmp_path / "file").open("r+b") as file:
-            pages = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
-        address = ctypes.addressof(ctypes.c_char.from_buffer(pages))
-        pages[:5] = b"kept!"
         guard = active_guard()
-        assert guard is not None and guard.watch(address, 2 * MIB) is MappingKind.FILE_PAGES
+        assert guard is not None
         guard.set_process_limit(64 << 30)
-        made = [torch.full((MIB // 4,), float(number)) for number in range(8)]
-        for number, tensor in enumerate(made * 3):
-            assert tensor.numpy().max() == number % 8
-        assert guard.counters().read_bytes > 8 * MIB and pages[:6] == b"kept!f"
-        assert guard.take_from_file(address) and pages[:6] == b"kept!f"
-        del made
+        yield pages, ctypes.addressof(ctypes.c_char.from_buffer(pages)), guard
     finally:
         end_guard()
+    assert (tmp_path / "file").read_bytes() == b"f" * 4 * MIB
+
+
+def _pass_through(guard: GuardedMemory) -> None:
+    """Bring in more than the limit, twice, so that what may leave does."""
+    made = [torch.full((MIB // 4,), float(number)) for number in range(8)]
+    for number, tensor in enumerate(made * 2):
+        assert tensor.numpy().max() == number % 8
+    assert guard.counters().read_bytes > 4 * MIB
+
+
+def test_a_mapping_that_was_written_before_it_was_watched_keeps_its_bytes(
+    mapped: tuple[mmap.mmap, int, GuardedMemory],
+) -> None:
+    pages, address, guard = mapped
+    pages[:5] = b"kept!"
+    assert guard.watch(address, 4 * MIB) is MappingKind.OWN_MEMORY
+    _pass_through(guard)
+    assert guard.evict(address) and pages[:6] == b"kept!f"
+    assert guard.take_from_file(address) and not guard.is_of_file(address)
+    _pass_through(guard)
+    assert guard.evict(address) and pages[:6] == b"kept!f"
+
+
+def test_what_is_written_past_the_protection_of_a_files_pages_is_kept(
+    mapped: tuple[mmap.mmap, int, GuardedMemory],
+) -> None:
+    """As a debugger does, or the kernel: no access faults."""
+    pages, address, guard = mapped
+    assert guard.watch(address, 4 * MIB) is MappingKind.FILE_PAGES and guard.bring(address)
+    with Path("/proc/self/mem").open("r+b", buffering=0) as memory:
+        memory.seek(address + 7)
+        memory.write(b"kept!")
+    _pass_through(guard)
+    assert pages[:13] == b"fffffffkept!f" and not guard.is_of_file(address)
+    assert guard.evict(address) and pages[:13] == b"fffffffkept!f"
+    pages[0:1] = b"k"
+    assert guard.evict(address) and pages[:13] == b"kffffffkept!f"
+
+
+def test_pages_that_equal_their_file_leave_and_come_as_blocks_do(mapped: tuple[mmap.mmap, int, GuardedMemory]) -> None:
+    pages, address, guard = mapped
+    assert guard.watch(address, 4 * MIB) is MappingKind.FILE_PAGES and guard.is_of_file(address)
+    written, faults = guard.counters().written_bytes, guard.counters().read_faults
+    assert set(pages[:: 1 << 16]) == set(b"f")
+    assert guard.counters().read_faults > faults, "they were evicted when they were known"
+    assert guard.evict(address) and guard.bring(address) and guard.is_of_file(address)
+    assert guard.counters().written_bytes == written, "their place is the file"
+    pages[MIB : MIB + 5] = b"kept!"  # read before: a clean block
+    assert guard.evict(address)
+    pages[3 * MIB : 3 * MIB + 5] = b"again"  # one that is away
+    assert not guard.is_of_file(address)
+    _pass_through(guard)
+    assert guard.evict(address) and guard.counters().written_bytes > written
+    assert (pages[MIB - 1 : MIB + 6], pages[3 * MIB - 1 : 3 * MIB + 6]) == (b"fkept!f", b"fagainf")

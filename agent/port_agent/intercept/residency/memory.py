@@ -213,9 +213,7 @@ class ProcessBudget:
             self._before_products = max(self._rest_found)
 
     def make_way(self, nbytes: int) -> None:
-        """Make the allocator release what it keeps, and tensors leave, if `nbytes` of a file's pages are about to come in."""
-        if self._guard is not None:
-            self._guard.make_way(nbytes)
+        """Make the allocator release what it keeps if `nbytes` of a file's pages are about to come in."""
         if self._allocator is not None:
             mapped_bytes = self._table.mapped_bytes + nbytes
             kept_bytes = self._cache_limit - self._coming_bytes - mapped_bytes

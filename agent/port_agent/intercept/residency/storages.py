@@ -350,9 +350,7 @@ class StorageTable:
         kind = guard.watch(start, page_bytes)
         if kind is MappingKind.NONE:
             return None
-        if kind is MappingKind.FILE_PAGES and _pages_written(start, page_bytes):  # before: they are write-protected now
-            guard.take_from_file(start)
-        made = self._add(storage, nbytes, mapped=guard.is_of_file(start))
+        made = self._add(storage, nbytes, mapped=kind is MappingKind.FILE_PAGES)
         made.block_offset, made.beside_bytes = start - data_ptr(storage), nbytes - page_bytes
         return made
 
@@ -532,18 +530,22 @@ def _pages_written(start: int, nbytes: int) -> bool:
 def drop_mapping(storage: torch.UntypedStorage) -> None:
     """Release the whole pages of a mapped storage; unwritten ones come back from the file on access.
 
-    Guarded memory never releases written pages.
+    Guarded memory pages written ones out.
     """
     guard = active_guard()
     if guard is None:
         _madvise(*whole_pages(storage), _MADV_DONTNEED)
     else:
-        guard.drop_pages(whole_pages(storage)[0])
+        guard.evict(whole_pages(storage)[0])
 
 
 def populate_mapping(storage: torch.UntypedStorage) -> None:
     """Bring in the pages of a mapped storage, in large reads instead of a fault each."""
-    _madvise(*whole_pages(storage), _MADV_POPULATE_READ)
+    guard = active_guard()
+    if guard is None:
+        _madvise(*whole_pages(storage), _MADV_POPULATE_READ)
+    else:
+        guard.bring(whole_pages(storage)[0])
 
 
 def read_mapping_ahead(storage: torch.UntypedStorage) -> None:

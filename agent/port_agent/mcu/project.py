@@ -294,27 +294,33 @@ def rate_project(project: Project, progress: Callable[[int, int], None]) -> tupl
 
 
 def project_figures(project: Project) -> tuple["LayerFigures", ...]:
-    """Return what each layer takes, on every core whose instructions were counted, and what it loses on the project's
-    `test_x`, or on `train_x` if there are no test samples.
-    """
+    """Return what each layer takes, on every core whose instructions were counted, and what it loses on `report_samples`."""
     from port_planner.mcu.core_costs import core_costs, counted_boards
     from port_planner.mcu.report import layer_figures
 
-    samples = project.test_x if len(project.test_x) else project.train_x
-    return layer_figures(project.model, samples[:REPORT_SAMPLES], [core_costs(name) for name in counted_boards()])
+    return layer_figures(project.model, report_samples(project), [core_costs(name) for name in counted_boards()])
 
 
 def int8_error(project: Project) -> float:
-    """Return how far the logits of int8 are from those of float on the project's `test_x`, of what these differ among samples."""
+    """Return how far the logits of int8 are from those of float on the project's test samples, of what these differ among samples.
+
+    The larger one of two measures: of all samples, and of a typical one. Without test samples, `train_x` is taken.
+    """
     import torch
 
-    from port_planner.mcu.quantize import logits_error, rounded_logits, run_float
+    from port_planner.mcu.quantize import logits_error, rounded_logits, run_float, typical_error
 
     quantized = project.model.quantized
-    samples = np.ascontiguousarray(project.test_x[:REPORT_SAMPLES], np.float32)
+    samples = np.ascontiguousarray(report_samples(project), np.float32)
     with torch.no_grad():
         exact = run_float(quantized.graph, torch.from_numpy(samples))[quantized.graph.ops[-1].name].flatten(1).numpy()
-    return logits_error(rounded_logits(quantized, samples), exact)
+    found = rounded_logits(quantized, samples)
+    return max(logits_error(found, exact), typical_error(found, exact))
+
+
+def report_samples(project: Project) -> NDArray[np.float32]:
+    """Return the samples that reports measure: the first of `test_x`, or of `train_x` if there are no test samples."""
+    return (project.test_x if len(project.test_x) else project.train_x)[:REPORT_SAMPLES]
 
 
 def refuse_wear(project: Project, fitted: "FittedMemory") -> None:

@@ -432,6 +432,16 @@ def logits_error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> flo
     return float(np.sqrt(np.mean((found - exact) ** 2) / max(float(np.mean(centred**2)), 1e-12)))
 
 
+def typical_error(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> float:
+    """Return the median distance of logits [N, classes] from the wanted ones, relative to these ones' median distance from their medians.
+
+    Unlike `logits_error`, it shows what a single sample far from all others does to these: it makes the steps of int8 too large.
+    """
+    exact = wanted.astype(np.float64)
+    differences, distances = (np.linalg.norm(exact - other, axis=1) for other in (found, np.median(exact, axis=0)))
+    return float(np.median(differences) / max(float(np.median(distances)), 1e-6))
+
+
 __all__ = [
     "HEADROOM",
     "WEIGHTED",
@@ -448,5 +458,6 @@ __all__ = [
     "rounded_logits",
     "run_float",
     "torch_weight",
+    "typical_error",
     "weights_of",
 ]

@@ -19,6 +19,7 @@ from port_planner.mcu.quantize import (
     requantisation,
     rounded_logits,
     run_float,
+    typical_error,
     weights_of,
 )
 from tests.planner.mcu.networks import every_layer, hidden_linear, joins, stream
@@ -114,6 +115,23 @@ def test_an_error_of_logits_is_none_of_their_bias() -> None:
     wanted = np.array([[100.0, 1.0], [100.0, -1.0]], np.float32)
     assert logits_error(wanted, wanted) == 0
     assert logits_error(np.array([[100.0, 0.0], [100.0, 0.0]], np.float32), wanted) == pytest.approx(1)
+
+
+def test_a_single_distant_sample_hides_no_error_of_the_others() -> None:
+    """A glitch in the calibration data stretches the range of the input, and int8 has one code for all other samples."""
+    torch.manual_seed(0)
+    data = np.random.default_rng(0).normal(size=(40, 6)).astype(np.float32)
+    errors = []
+    for value in (1.0, 1e4):
+        data[0, 0] = value
+        module = nn.Sequential(nn.Linear(6, 8), nn.ReLU(), nn.Linear(8, 3)).eval()
+        model = quantize(import_module(module, (6,)), data)
+        with torch.no_grad():
+            wanted = module(torch.from_numpy(data)).numpy()
+        found = rounded_logits(model, data)
+        errors.append((logits_error(found, wanted), typical_error(found, wanted)))
+    (all_usual, usual), (all_distant, distant) = errors
+    assert max(all_usual, usual) < 0.1 and all_distant < 0.1 and distant > 0.5
 
 
 def test_the_bias_of_a_channel_without_weights_is_not_clipped() -> None:

@@ -68,7 +68,7 @@ def run_compile(arguments: argparse.Namespace) -> int:
     project, choices = _choose(load_project(arguments.project), arguments)
     job = write_project(project, out)
     model = read_model(out)
-    error = int8_error(project) if len(project.test_x) else None
+    error = int8_error(project)
     is_guess = "learning_rate" not in project.settings and model.parameter_bytes > 0
     figures_of_layers = project_figures(project) if arguments.report else ()
     notes, clipped = project.model.quantized.graph.notes, count_clipped(project)
@@ -91,10 +91,10 @@ def run_compile(arguments: argparse.Namespace) -> int:
     _show_choices(choices)
     for note in notes:
         print(note)
-    if error is not None and error > MAX_INT8_ERROR:
+    if error > MAX_INT8_ERROR:
         print(
-            f"warning: in int8 the logits are off by {error:.0%} of their spread over the test samples, so this is a "
-            "different model; --report shows which layer loses the accuracy"
+            f"warning: in int8 the logits are off by {error:.0%} of their spread over the samples, so this is a different model; "
+            "look for outliers in the calibration data; --report shows which layer loses the accuracy"
         )
     if clipped:
         print(

@@ -7,6 +7,7 @@ under the name `codes` are int8 as the device takes them, and the file's `scale`
 Files of a directory are taken in the order of their names, so that a resumed job sees the same data.
 """
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load
 
 from port_agent.mcu.board.errors import BoardJobError
-from port_agent.mcu.protocol.board_model import ModelDirectory
+from port_agent.mcu.protocol.board_model import InputFormat, ModelDirectory
 from port_agent.system.atomic_file import write_atomically
 from port_agent.system.checksum import bytes_checksum
 from port_agent.system.directory_handle import read_sample_file
@@ -45,6 +46,8 @@ class BoardSamples:
     """Values of the files, all samples together, outside of the range that the model was calibrated to."""
     targets: int = 0
     """Targets at the end of each row."""
+    reach: float = math.inf
+    """The largest absolute value of a file in real units; infinite for codes."""
 
     def __len__(self) -> int:
         return len(self.labels)
@@ -72,8 +75,13 @@ def data_files(path: Path) -> tuple[Path, ...]:
 
 
 def load_samples(path: Path, model: ModelDirectory) -> BoardSamples:
-    """Return all samples at `path`, quantised for `model`."""
+    """Return all samples at `path`, quantised for `model`.
+
+    Raises BoardJobError, with the file, for what the model cannot learn from.
+    """
     parts = [_load_file(file, model) for file in data_files(path)]
+    if model.input is not None:
+        model.input.refuse_faint(max(part.reach for part in parts), str(path))
     return BoardSamples(
         np.concatenate([part.rows for part in parts]),
         np.concatenate([part.labels for part in parts]),
@@ -130,8 +138,13 @@ def keep_shard(folder: Path, shard: Shard, part: BoardSamples) -> None:
 
 
 def load_rows(path: Path, model: ModelDirectory) -> tuple[NDArray[np.int8], int]:
-    """Return all samples at `path` without their labels, quantised for `model`, and how many values were clipped."""
+    """Return all samples at `path` without their labels, quantised for `model`, and how many values were clipped.
+
+    Raises BoardJobError for files that cannot be read or do not fit, or that have no samples.
+    """
     parts = [_rows(_arrays(file), file, model) for file in data_files(path)]
+    if not sum(len(rows) for rows, _ in parts):
+        raise BoardJobError(f"{path} has no samples; give at least one")
     return np.concatenate([rows for rows, _ in parts]), sum(clipped for _, clipped in parts)
 
 
@@ -142,8 +155,12 @@ def _arrays(path: Path) -> dict[str, NDArray[Any]]:
             if path.suffix == ".safetensors":
                 arrays = load(stream.read())
             else:
-                with np.load(stream, allow_pickle=False) as archive:
-                    arrays = {name: archive[name] for name in archive.files}
+                archive = np.load(stream, allow_pickle=False)
+                if isinstance(archive, np.ndarray):
+                    raise ValueError("it is one array without a name")
+                arrays = {name: archive[name] for name in archive.files}
+    except KeyError as error:
+        raise BoardJobError(f"cannot read {path}: it has an array of type {error}; write it in float32") from error
     except (OSError, ValueError, EOFError, BadZipFile, SafetensorError) as error:
         raise BoardJobError(f"cannot read {path}: {error}; write it again with numpy.savez") from error
     return arrays
@@ -159,6 +176,7 @@ def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:
             np.zeros(len(quantized), np.int64),
             clipped,
             model.target_count,
+            _reach(arrays, quantized, model),
         )
     labels = class_numbers(answers, str(path))
     if not rows.ndim or len(rows) != len(labels) or not len(labels):
@@ -170,7 +188,7 @@ def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:
             "check that data and model belong together"
         )
     quantized, clipped = _rows(arrays, path, model)
-    return BoardSamples(quantized, labels, clipped)
+    return BoardSamples(quantized, labels, clipped, reach=_reach(arrays, quantized, model))
 
 
 def _rows(arrays: Mapping[str, NDArray[Any]], path: Path, model: ModelDirectory) -> tuple[NDArray[np.int8], int]:
@@ -183,6 +201,16 @@ def _rows(arrays: Mapping[str, NDArray[Any]], path: Path, model: ModelDirectory)
     if model.input is not None:
         model.input.refuse_clipped(clipped, rows.size, str(path))
     return model.quantize(rows), clipped
+
+
+def _reach(arrays: Mapping[str, NDArray[Any]], rows: NDArray[np.int8], model: ModelDirectory) -> float:
+    return math.inf if CODES in arrays or model.input is None else reach(rows, model.input)
+
+
+def reach(rows: NDArray[np.int8], form: InputFormat) -> float:
+    """Return the largest absolute value of rows [N, bytes] in real units."""
+    steps = np.abs(rows.astype(np.int16) - form.zero).max(initial=0)
+    return float(steps) * form.scale
 
 
 def _refuse_other_scale(arrays: Mapping[str, NDArray[Any]], path: Path, model: ModelDirectory) -> None:

@@ -107,6 +107,8 @@ def check_project(project: Project) -> None:
         if not np.isfinite(x).all():
             raise BoardJobError(f"{name}_x has values that are NaN or infinite; leave those samples out")
         form.refuse_clipped(form.clipped(x), x.size, f"{name}_x")
+        if x.size:
+            form.refuse_faint(float(np.abs(x.astype(np.float64)).max()), f"{name}_x")
         if graph.targets and len(x):
             with_targets(np.zeros((len(x), 0), np.int8), y, graph.targets)
         elif not graph.targets:

@@ -5,7 +5,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
+from safetensors.torch import save_file as save_torch
 
 from port_agent.mcu.board.errors import BoardJobError
 from port_agent.mcu.data import BoardSamples, keep_shard, load_rows, load_samples, split_held_out, take_shard
@@ -110,6 +112,36 @@ def test_clipped_values_are_counted(floating: ModelDirectory, tmp_path: Path) ->
     assert samples.clipped == 4 and samples.labels.tolist() == [0, 1, 2]
     rows, clipped = load_rows(tmp_path, floating)
     assert (rows == samples.rows).all() and clipped == 4
+
+
+def test_values_of_smaller_units_are_refused_like_those_of_larger_ones(
+    floating: ModelDirectory, tmp_path: Path
+) -> None:
+    """Within the calibrated range -62.5 to 65, steps of 0.5: in other units all samples would become nearly one code."""
+    reals = np.random.default_rng(0).uniform(-60, 60, (8, 2, 3, 4))
+    for factor in (1.0, 0.1):
+        np.savez(tmp_path / "d.npz", x=factor * reals, y=np.arange(8) % 4)
+        assert len(load_samples(tmp_path, floating)) == 8
+    np.savez(tmp_path / "d.npz", x=0.001 * reals, y=np.arange(8) % 4)
+    with pytest.raises(
+        BoardJobError, match=r"but the model was calibrated for -62\.5 to 65, which leaves them 0 steps"
+    ):
+        load_samples(tmp_path, floating)
+    assert len(load_rows(tmp_path, floating)[0]) == 8  # one quiet sample may well be classified
+    np.savez(tmp_path / "e.npz", x=reals, y=np.arange(8) % 4)
+    assert len(load_samples(tmp_path, floating)) == 16  # quiet samples among others
+
+
+def test_files_that_are_no_samples_are_refused(floating: ModelDirectory, tmp_path: Path) -> None:
+    np.save(tmp_path / "one.npy", np.zeros((2, 2, 3, 4)))
+    with pytest.raises(BoardJobError, match="it is one array without a name"):
+        load_samples(tmp_path / "one.npy", floating)
+    save_torch({"x": torch.zeros(2, 2, 3, 4).bfloat16(), "y": torch.zeros(2)}, tmp_path / "d.safetensors")
+    with pytest.raises(BoardJobError, match="an array of type 'BF16'; write it in float32"):
+        load_samples(tmp_path / "d.safetensors", floating)
+    np.savez(tmp_path / "d.npz", x=np.zeros((0, 2, 3, 4)))
+    with pytest.raises(BoardJobError, match="has no samples"):
+        load_rows(tmp_path / "d.npz", floating)
 
 
 def test_a_stream_and_features_may_lack_axes(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ def floating(tmp_path: Path) -> ModelDirectory:
 
 
 def lines(count: int) -> list[bytes]:
-    return [json.dumps({"x": [0.5 * i] * 24, "y": i % 4}).encode() + b"\n" for i in range(count)]
+    return [json.dumps({"x": [2.0 * i] * 24, "y": i % 4}).encode() + b"\n" for i in range(count)]
 
 
 def test_stream_becomes_files_of_an_inbox(floating: ModelDirectory, tmp_path: Path) -> None:
@@ -40,9 +40,9 @@ def test_stream_becomes_files_of_an_inbox(floating: ModelDirectory, tmp_path: Pa
     assert (seen.samples, seen.files, seen.bad_lines) == (10, 3, 4) and reports == [4, 8, 10]
     samples = load_samples(tmp_path / "inbox", floating)
     assert samples.labels.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 1, 2]
-    assert samples.rows[1].tolist() == [-2] * 24
+    assert samples.rows[1].tolist() == [1] * 24
     write_manifest(floating.path, InputFormat(2, 3, 4, 0.25, 5), ())  # compiled again with other ranges
-    assert load_samples(tmp_path / "inbox", read_model(floating.path)).rows[1].tolist() == [7] * 24
+    assert load_samples(tmp_path / "inbox", read_model(floating.path)).rows[1].tolist() == [13] * 24
 
 
 def test_stream_over_tcp(floating: ModelDirectory, tmp_path: Path) -> None:
@@ -65,7 +65,7 @@ def test_stream_over_tcp(floating: ModelDirectory, tmp_path: Path) -> None:
 
 def test_lines_with_targets_are_recorded_as_such(floating: ModelDirectory, tmp_path: Path) -> None:
     model = replace(floating, target_count=2)
-    good = [json.dumps({"x": [0.5] * 24, "y": [i, -0.25]}).encode() for i in range(3)]
+    good = [json.dumps({"x": [5.0] * 24, "y": [i, -0.25]}).encode() for i in range(3)]
     bad = [json.dumps({"x": [0.5] * 24, "y": y}).encode() for y in ([1.0], 1, [1, 2, 3], [1, 1e39])]
     seen = record([*good, *bad], tmp_path / "inbox", model, 4, lambda _: None)
     assert (seen.samples, seen.bad_lines) == (3, 4)

@@ -16,7 +16,7 @@ from port_agent.mcu.board.catalogue import find_board
 from port_agent.mcu.board.errors import McuError
 from port_agent.mcu.board.firmware import build_firmware
 from port_agent.mcu.board.simulate import Simulator
-from port_agent.mcu.data import keep_shard, load_rows
+from port_agent.mcu.data import keep_shard, load_rows, reach
 from port_agent.mcu.job import DEFAULT_SIMULATED, BoardJobSpec, load_data, make_link, read_job, with_settings
 from port_agent.mcu.protocol.board_model import read_model
 from port_agent.mcu.protocol.effects import INFER_MAX, Rule
@@ -126,6 +126,8 @@ def run_infer(arguments: argparse.Namespace) -> int:
     model = read_model(arguments.model)
     rows, clipped = load_rows(arguments.data, model)
     _warn_of_clipped(clipped, model.name)
+    if model.input is not None and (faint := model.input.faint(reach(rows, model.input))):
+        print(f"{arguments.data}: {faint}", file=sys.stderr)
     link = make_link(replace(read_job(arguments.model), port=arguments.port, serial=arguments.serial), model, None)
     device = link.connect()
     if model.target_count:

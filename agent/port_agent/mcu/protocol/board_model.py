@@ -19,6 +19,8 @@ from port_agent.system.atomic_file import write_atomically
 
 MANIFEST_VERSION = 1
 MANIFEST = "model.json"
+MIN_CODES = 8
+"""The least codes from zero that data reach; with fewer, they have other units than the model."""
 MAX_CLIPPED_SHARE = 0.5
 """Largest share of values outside of the calibrated range; with more, data have other units than the model."""
 
@@ -61,6 +63,21 @@ class InputFormat:
                 "was calibrated for, and would be clipped; scale the data like the calibration data"
             )
 
+    def faint(self, largest: float) -> str | None:
+        """Return what is wrong with data whose largest value is below MIN_CODES steps: int8 hardly tells samples apart."""
+        if largest >= MIN_CODES * self.scale:
+            return None
+        low, high = self.limits
+        return (
+            f"all values are between {-largest:.3g} and {largest:.3g}, but the model was calibrated for {low:.3g} to {high:.3g}, "
+            f"which leaves them {int(largest / self.scale)} steps of int8; scale the data like the calibration data"
+        )
+
+    def refuse_faint(self, largest: float, place: str) -> None:
+        """Raise BoardJobError if int8 hardly tells samples apart whose largest value is this."""
+        if note := self.faint(largest):
+            raise BoardJobError(f"{place}: {note}")
+
 
 class _Version(msgspec.Struct):
     v: int | None = None
@@ -102,7 +119,7 @@ class ModelDirectory:
         form, reals = self._real_samples(samples)
         # the rule of port_planner.mcu.quantize: half up, in float32
         quantized = np.floor(reals.transpose(0, 2, 3, 1) / np.float32(form.scale) + np.float32(0.5)) + form.zero
-        rows: NDArray[np.int8] = np.clip(quantized, -128, 127).astype(np.int8).reshape(len(samples), -1)
+        rows: NDArray[np.int8] = np.clip(quantized, -128, 127).astype(np.int8).reshape(len(samples), self.input_bytes)
         return rows
 
     def count_clipped(self, samples: NDArray[Any]) -> int:

@@ -23,7 +23,7 @@ class BaseRecord(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, options: FinetuneOptions) -> "BaseRecord":
-        """Return the record of the base that a fine-tuning begins with. Raises FinetuneError and OSError."""
+        """Return the record of the base from which a fine-tuning begins. Raises FinetuneError and OSError."""
         return cls(options.model, options.base, fingerprints(Path(options.model)))
 
     @classmethod

@@ -1,8 +1,7 @@
-"""Borders between texts of one sequence: whether a model keeps them, tested by comparing its output for a text after
-another one.
+"""Borders between texts in one sequence. Whether a model keeps them is tested by its output for a text that follows another one.
 
-Positions that restart tell transformers where a text begins, and it masks what is before. Not every model supports
-this: one that carries a state from token to token (Mamba), or takes no positions, reads across the border.
+Positions that restart show transformers where a text begins, and it masks the tokens before. Not every model supports this: one that
+carries a state from token to token (Mamba), or takes no positions, reads across the border.
 """
 
 import inspect
@@ -15,7 +14,7 @@ from port_agent.finetuning.inputs.options import FinetuneError
 from port_planner.base.tensor_bytes import same_bits
 
 BORDER_TOKENS = 32
-"""Tokens of the text that is tested, and of the one before it."""
+"""Number of tokens of the tested text, and of the one before it."""
 
 
 def check_borders(model: Any, text: Sequence[int]) -> None:

@@ -16,8 +16,9 @@ from port_planner.base.process_memory import peak_resident_bytes
 from port_planner.base.units import format_bytes
 
 WORKING_BYTES = 64 << 20
-"""Bytes by which the process grows once kernels run, after all code pages were released: their code, workspaces, and
-the trace of the steps. 65 MiB for Qwen2.5-0.5B."""
+"""Bytes by which the process grows once kernels run, after all code pages were released: their code, workspaces, and the trace of the
+steps. Qwen2.5-0.5B takes 65 MiB.
+"""
 
 MOMENTS = 2
 """AdamW's moments for each trained number, in 32 bits."""
@@ -26,9 +27,7 @@ _FEW_ROWS = 64
 """Rows of the head at a time that are suggested if logits take most."""
 
 _HARDLY = 0.01
-"""Share of the budget by which the process may exceed it and continue: code pages come in as they run, between two
-checks.
-"""
+"""Share of the budget that the process may exceed and still continue, because code pages are loaded as they run, between two checks."""
 
 _STEP_BYTES = 10 << 20
 """Suggested budgets are rounded up to multiples of this."""
@@ -57,12 +56,11 @@ class BudgetCheck:
         rows: int,
         met: Callable[[], Collection[int]] = tuple,
     ) -> str | None:
-        """Check that batches of `rows` rows can be trained, after the model is loaded and before training; `tokens`:
-        some of a batch.
+        """Check that batches of `rows` rows can be trained, after the model is loaded and before training. `tokens`: some of a batch.
 
-        If only the head on all rows at once is too large, it runs on fewer at a time, and the note to print is
-        returned; each of the numbers of rows in `met` is compared then. Raises FinetuneError if that is still too much,
-        or if no blocks of one of those numbers have the same bits.
+        If only the head on all rows at once is too large, it runs on fewer at a time. Each number of rows in `met` is then compared, and a
+        note to print is returned. Raises FinetuneError if that is still too much, or if no blocks of one of those numbers have the same
+        bits.
         """
         process = self._process
         if process is None:
@@ -81,8 +79,7 @@ class BudgetCheck:
         raise _too_little(process.ram_bytes, held, small, loss, rows, at_once)
 
     def check_least(self, loss: LearnedLoss, rows: int) -> None:
-        """Raise FinetuneError if the budget is too small whatever is trained and however few rows the head runs on at a
-        time.
+        """Raise FinetuneError if the budget is too small regardless of what is trained and of how many rows the head runs on at a time.
 
         This is called before anything slow; `check` does the rest once the model is complete.
         """
@@ -109,16 +106,14 @@ class BudgetCheck:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Raise FinetuneError with remedies if the block meets something that does not fit."""
+        """Raise FinetuneError with remedies if something in the block does not fit."""
         try:
             yield
         except BudgetTooSmallError as error:
             raise FinetuneError(f"{error}, {self._remedies()}") from error
 
     def check_peak(self) -> str | None:
-        """Return a note, once, if the process took slightly more than the budget; raise FinetuneError if it took more
-        than that.
-        """
+        """Return a note, once, if the process took slightly more than the budget; raise FinetuneError if it took much more."""
         process = self._process
         if process is None or (peak := peak_resident_bytes()) <= process.ram_bytes:
             return None
@@ -137,10 +132,9 @@ class BudgetCheck:
 def rows_that_fit(
     loss: LearnedLoss | LabelLoss | PreferenceLoss, rows: int, beside_bytes: int, ram_bytes: int
 ) -> int | None:
-    """Return the number of rows on which the head runs at a time, in a budget of which `beside_bytes` are taken by
-    others.
+    """Return the number of rows on which the head runs at a time, in a budget of which `beside_bytes` are used otherwise.
 
-    None means all rows, as it would anyway. If no number fits, the smallest is returned.
+    None means all rows, the usual case. If no number fits, the smallest is returned.
     """
     for at_once in (None, *(most for most in AT_ONCE if most < rows)):
         if min_ram_for(beside_bytes + loss.bytes_at_once(rows, at_once)) <= ram_bytes:

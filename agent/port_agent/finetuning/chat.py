@@ -52,9 +52,7 @@ class Chat:
         torch.manual_seed(options.seed)
 
     def answer(self, said: str, write: Callable[[str], object]) -> ChatAnswer:
-        """Return the answer to a text; `write` gets it as it is written. Raises FinetuneError if the conversation has
-        become too long.
-        """
+        """Return the answer to a text; `write` receives it as it is generated. Raises FinetuneError if the conversation is too long."""
         begin = time.monotonic()
         asked = [*self._turns, {"role": "user", "content": said}]
         tokens = self._tokens(asked)
@@ -94,7 +92,7 @@ class Chat:
 
 
 class _Streamer(transformers.TextStreamer):
-    """Passes on the written text a word at a time."""
+    """Passes on the generated text one word at a time."""
 
     def __init__(self, tokenizer: Any, write: Callable[[str], object]) -> None:
         super().__init__(tokenizer, skip_prompt=True, skip_special_tokens=True)

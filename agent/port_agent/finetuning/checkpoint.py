@@ -1,4 +1,4 @@
-"""Checkpoints of a fine-tuning: an interruption loses little and changes no bit of what follows."""
+"""Checkpoints of a fine-tuning: an interruption loses little, and changes no bit of what follows."""
 
 import hashlib
 import zipfile
@@ -28,12 +28,12 @@ _LATER_SETTINGS = (
 )  # fmt: skip
 
 _DAMAGED = (RuntimeError, ValueError, KeyError, EOFError, OSError, NotImplementedError, zipfile.BadZipFile)
-"""Exceptions raised for a damaged file of torch's."""
+"""Exceptions that torch raises for a damaged file."""
 
 
 @dataclass(frozen=True, slots=True)
 class FinetuneProgress:
-    """What is done: the number of `updates`, the held-out loss before the first, and the losses so far."""
+    """The progress so far: the number of `updates`, the held-out loss before the first, and all losses."""
 
     updates: int
     loss_before: float | None
@@ -72,7 +72,7 @@ class Checkpoint:
         self._id = made_of.hexdigest()
         self._best = self.path.with_suffix(_BEST_SUFFIX)
         self.losses = HeldOutLosses(self.path.with_suffix(_LOSSES_SUFFIX), self._id)
-        """Losses of held-out texts, as far as an interrupted evaluation got."""
+        """Losses of held-out texts that an interrupted evaluation has computed."""
 
     def write(
         self,
@@ -83,7 +83,7 @@ class Checkpoint:
     ) -> None:
         """Write the checkpoint; the old one stays until the new one is complete.
 
-        `generator`: state of torch's. Raises OSError.
+        `generator`: state of torch's generator. Raises OSError.
         """
         self.path.parent.mkdir(parents=True, exist_ok=True)
         keep_for_resuming(self._out, self._date, self._answer_tokens)
@@ -108,8 +108,8 @@ class Checkpoint:
     def read(self, trained: Sequence[torch.Tensor], parts: dict[str, Any]) -> FinetuneProgress | None:
         """Restore everything from the checkpoint; return None if there is none, or if it belongs to another round.
 
-        Raises FinetuneError for a checkpoint of different settings, data or weights, or a damaged one, and
-        UnavailableArithmeticError if torch cannot compute as it did then.
+        Raises FinetuneError for a checkpoint with different settings, data or weights, or a damaged one. Raises UnavailableArithmeticError
+        if torch can no longer compute as it did then.
         """
         if not self.path.is_file():
             return None
@@ -170,7 +170,7 @@ def _copy(kept: Sequence[torch.Tensor], trained: Sequence[torch.Tensor]) -> None
 
 
 def checkpoint_path(options: FinetuneOptions, round: str | None = None) -> Path:
-    """Return the path of a fine-tuning's checkpoint; `round`: of a federation."""
+    """Return the path of a fine-tuning's checkpoint; `round`: name of a federation's round."""
     return state_folder(Path(options.out)) / (_NAME if round is None else _ROUND_NAME)
 
 

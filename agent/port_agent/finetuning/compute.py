@@ -1,6 +1,4 @@
-"""The data type in which a fine-tuning computes over frozen 16-bit weights: as stored, or 32 bits if that is faster
-here.
-"""
+"""The data type in which a fine-tuning computes over frozen 16-bit weights: as stored, or 32 bits if that is faster on this machine."""
 
 import zipfile
 from dataclasses import dataclass, replace
@@ -17,12 +15,12 @@ from port_agent.finetuning.trained_model import outline
 from port_planner.exactness.half_products import in_software, slowdown
 
 _WORTH = 3.0
-"""A product must take this many times as long in 16 bits to switch to 32: the bits differ, and noise must not decide. In
-software it takes 8 to 21 times as long; 1.8 were measured alongside other work on a processor that multiplies 16 bits.
+"""Ratio by which a product must be slower in 16 bits to switch to 32: the bits differ, so noise must not decide. In software the ratio
+is 8 to 21; 1.8 was measured beside other work on a processor that multiplies 16 bits.
 """
 
 _MAX_ROWS, _MIN_SIDE, _MAX_SIDE = 64, 256, 1024
-"""Bounds of the product that is measured, which has the model's own shape within them: a smaller one is mostly a call."""
+"""Bounds of the measured product, which has the model's own shape within them; a smaller product is mostly call overhead."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +34,8 @@ class ComputeChoice:
 def choose_compute(options: FinetuneOptions, task: Task, round: str | None = None) -> tuple[FinetuneOptions, str]:
     """Return the options with the type to compute in, and the reason, which is "" if there was nothing to choose.
 
-    The type is the one asked for, else that of the checkpoint, else the one in which a product of the model's own shape
-    was measured faster. `round`: of a federation. Raises FinetuneError if the type asked for is impossible.
+    The type is the requested one, or else that of the checkpoint, or else the one in which a product of the model's shape was measured
+    faster. `round`: name of a federation's round. Raises FinetuneError if the requested type is impossible.
     """
     choice = _choice(options, task, round)
     return replace(options, compute=choice.compute), choice.why
@@ -82,9 +80,7 @@ def _shape(model: Any, tokens: int) -> tuple[int, int, int]:
 
 
 def _kept(options: FinetuneOptions, round: str | None) -> Compute | None:
-    """Return the type in which the existing checkpoint computes; None if there is none, or it is unreadable, which is
-    reported later.
-    """
+    """Return the type in which the existing checkpoint computes; None if there is none, or if it is unreadable, which is reported later."""
     path = checkpoint_path(options, round)
     try:
         found = torch.load(path, weights_only=True, mmap=True)

@@ -1,4 +1,4 @@
-"""The losses over the course of a fine-tuning: of each update, and of held-out data now and then. Torch-free."""
+"""The losses over the course of a fine-tuning: of each update, and of held-out data at intervals. Does not import torch."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ class Curve:
 
     @property
     def best(self) -> CurvePoint | None:
-        """The evaluation with the lowest loss, the first of several; None where there is none."""
+        """The evaluation with the lowest loss, the first of several equal ones; None if there is none."""
         return min(self.evaluations, key=lambda one: (one.loss, one.updates), default=None)
 
     def at(self, updates: int) -> CurvePoint | None:
@@ -35,7 +35,7 @@ class Curve:
         return next((one for one in self.evaluations if one.updates == updates), None)
 
     def is_over(self, patience: int | None) -> bool:
-        """Return whether the last `patience` evaluations were all no better than the best before them."""
+        """Return whether none of the last `patience` evaluations was better than the best before them."""
         if patience is None or self.best is None:
             return False
         return len(self.evaluations) - 1 - self.evaluations.index(self.best) >= patience
@@ -49,7 +49,7 @@ class Curve:
 
 
 def bars(losses: Sequence[float]) -> str:
-    """Return numbers as bars between the lowest and the highest; long lists are thinned out."""
+    """Return numbers as bars between the lowest and the highest; long lists are thinned."""
     shown = (
         [losses[place * len(losses) // _MAX_BARS] for place in range(_MAX_BARS)] if len(losses) > _MAX_BARS else losses
     )

@@ -11,7 +11,7 @@ from port_planner.base.cache import read_sealed, sealed
 
 
 def perplexity(loss: float) -> float:
-    """Return the perplexity of a mean loss, infinite where that is beyond the range of numbers."""
+    """Return the perplexity of a mean loss; infinity if it is beyond the range of numbers."""
     try:
         return math.exp(loss)
     except OverflowError:
@@ -19,7 +19,7 @@ def perplexity(loss: float) -> float:
 
 
 class _EvaluationRecord(msgspec.Struct, frozen=True):
-    """`made_of`: settings, data and round; `updates`: updates of the weights that the losses belong to."""
+    """`made_of`: settings, data and round. `updates`: number of updates of the weights to which the losses belong."""
 
     made_of: str
     updates: int
@@ -29,7 +29,7 @@ class _EvaluationRecord(msgspec.Struct, frozen=True):
 class HeldOutLosses:
     """The file of the losses, next to the checkpoint.
 
-    It only saves time: a damaged one, or another training's, is ignored.
+    It only saves time, so a damaged file, or one of another training, is ignored.
     """
 
     def __init__(self, path: Path, made_of: str) -> None:

@@ -1,4 +1,4 @@
-"""Losses in TensorBoard's format: a file of records, each a length and a message with their checksums. Torch-free.
+"""Losses in TensorBoard's format: a file of records, each with a length, a message and their checksums. Does not import torch.
 
 Messages are `Event` of tensorflow/core/util/event.proto, encoded as protocol buffers: a time, a step, and a named
 number.
@@ -19,7 +19,7 @@ _POLYNOMIAL, _MASK = 0x82F63B78, 0xA282EAD8
 
 
 class EventFile:
-    """A file in a directory that TensorBoard reads, one for each run; each record is complete once it is added."""
+    """A file for one run in a directory that TensorBoard reads; each record is complete once it is added."""
 
     def __init__(self, folder: Path) -> None:
         """Raise OSError if no file can be created there."""

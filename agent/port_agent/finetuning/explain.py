@@ -1,7 +1,7 @@
 """What a fine-tuning will do, computed from the files, the model's shapes and this process before any weight is read.
 
-The model is laid out without memory and run forward once on the meta device, and the bytes that autograd keeps for the
-backward pass are counted.
+The model is created without memory and run forward once on the meta device, which shows the bytes that autograd keeps for the backward
+pass.
 """
 
 from collections.abc import Iterable
@@ -37,8 +37,8 @@ _HOW = (
     "operator by operator as PyTorch calls them, within the budget from the first update on; not as a bundle: planning one takes minutes, and "
     "its steps took 1.3 times plain PyTorch's time where these took 1.1 to 1.2 (1.1 billion weights)"
 )
-"""Measured: a bundle of TinyLlama's shape took 4.6 s per step in 600 MiB and 5.0 in 365, plain PyTorch 3.6; planning it
-took three and a half minutes.
+"""Hint about the two ways. Measured: a bundle of TinyLlama's shape took 4.6 s per step in 600 MiB and 5.0 in 365, plain PyTorch 3.6;
+planning it took three and a half minutes.
 """
 
 
@@ -54,7 +54,7 @@ class Explanation:
     model: str
     kind: str
     learns: str
-    """Training target of the model."""
+    """What the model learns."""
     how: str
     """Description of how the steps run, and why."""
     parameters: int
@@ -92,21 +92,21 @@ class Explanation:
     """Whether there is a checkpoint to resume from."""
     ram_bytes: int
     process_bytes: int
-    """Python, the libraries and the sequences: this process as measured."""
+    """Bytes of Python, the libraries and the sequences, as measured in this process."""
     working_bytes: int
-    """Growth once kernels run."""
+    """Bytes by which the process grows once kernels run."""
     trained_bytes: int
-    """Trained weights, their gradients and the optimizer's moments."""
+    """Bytes of trained weights, their gradients and the optimizer's moments."""
     saved_bytes: int
-    """Kept for the backward pass of a batch; layer by layer, the inputs of each layer for all batches and the tensors
-    of one layer of a batch.
+    """Bytes kept for the backward pass of a batch. Layer by layer: the inputs of each layer for all batches, and the tensors of one
+    layer of a batch.
     """
     logits_bytes: int
-    """Logits of the rows that the head runs on at a time."""
+    """Bytes of the logits of the rows on which the head runs at a time."""
     head_rows: int
     head_why: str
     frozen_bytes: int
-    """Frozen weights that a step multiplies by: all but the table of embeddings, of which only rows are read."""
+    """Bytes of frozen weights that a step multiplies by: all except the table of embeddings, of which only rows are read."""
     resident_frozen_bytes: int
     read_bytes: int
     written_bytes: int
@@ -117,7 +117,7 @@ class Explanation:
 
 
 def explain(options: FinetuneOptions, ram_bytes: int, tokenizer: TokenizerProtocol | None = None) -> Explanation:
-    """Return what `finetune` would do within a budget. Raises FinetuneError as it would, and OSError."""
+    """Return what `finetune` would do within a budget. Raises FinetuneError as `finetune` would, and OSError."""
     folder = Path(options.model)
     data = (tokenizer or TokenizerHere(options)).tokenized()
     task, split = data.task, data.split
@@ -191,7 +191,7 @@ class _Head:
 
 
 def _head(model: Any, options: FinetuneOptions, task: Task, length: int, beside_bytes: int, ram_bytes: int) -> _Head:
-    """Return the number of rows on which the head will run at a time; `beside_bytes`: what else the process takes then."""
+    """Return the number of rows on which the head will run at a time; `beside_bytes`: other memory of the process at that time."""
     rows = options.sequences_at_once * length
     if task.labels:
         return _Head(0, "a text has only as many logits as there are labels")
@@ -223,7 +223,7 @@ def _quantized_bytes(layers: Iterable[Any], base: Quantization) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Traffic:
-    """Traffic of an update: frozen weights that stay, and bytes that are read and written, by sizes alone."""
+    """Traffic of an update by sizes alone: frozen weights that stay, and bytes that are read and written."""
 
     resident_bytes: int
     read_bytes: int
@@ -231,7 +231,9 @@ class _Traffic:
 
 
 def _traffic(frozen_bytes: int, free_bytes: int, head_bytes: int, batches: int, by_layers: bool) -> _Traffic:
-    """Return the traffic of an update of that many batches, with that many bytes free for frozen weights; below 0: what must be paged."""
+    """Return the traffic of an update of `batches` batches. A negative number of free bytes for frozen weights is the amount that must
+    be paged.
+    """
     resident = max(0, min(frozen_bytes, free_bytes))
     paged, passes = max(0, -free_bytes), 1 if by_layers else batches
     weights = passes * (frozen_bytes - resident)
@@ -241,7 +243,7 @@ def _traffic(frozen_bytes: int, free_bytes: int, head_bytes: int, batches: int, 
 
 
 def _merged_bytes(model: Any, files: Iterable[Path]) -> int:
-    """Return the bytes of a model's weights whose shapes no tensor in its files has."""
+    """Return the bytes of those weights of a model whose shapes no tensor in its files has."""
     shapes = {tuple(entry.shape) for path in files for entry in tensor_entries(path)[1].values()}
     return sum(p.nbytes for p in model.parameters() if tuple(p.shape) not in shapes)
 
@@ -259,9 +261,7 @@ def _saved_by_layers(model: Any, options: FinetuneOptions, length: int, saved_by
 
 
 class _GroupedProducts(OperatorMode):
-    """Products of a mixture's experts on this processor for any float type; the shapes that torch computes are for
-    bfloat16 alone.
-    """
+    """Products of a mixture's experts on this processor, for any float type; the shapes that torch computes are only for bfloat16."""
 
     def __init__(self) -> None:
         initialise: Any = super().__init__
@@ -275,7 +275,7 @@ class _GroupedProducts(OperatorMode):
 
 
 def _one_forward(model: Any, options: FinetuneOptions, task: Task, length: int, source: int) -> tuple[int, int]:
-    """Return the bytes that autograd keeps of a forward pass, without the weights, and those of all logits."""
+    """Return the bytes that autograd keeps of a forward pass, without the weights, and the bytes of all logits."""
     weights: set[int] = set()
     kept: dict[int, int] = {}
 

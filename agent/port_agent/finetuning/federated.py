@@ -27,8 +27,7 @@ class FederatedRound:
     """The input of a round: `adapter`, the content of a safetensors file, and the number of rounds that this job
     trained before.
 
-    `result`: the descriptor for the trained adapter. Without `number` and `result` nothing is trained, and the adapter
-    is the result.
+    `result`: the descriptor for the trained adapter. Without `number` and `result`, nothing is trained, and the adapter is the result.
     """
 
     adapter: bytes
@@ -86,7 +85,7 @@ def give_adapter(model: Any, content: bytes, what: str) -> None:
 def give_adapter_of(model: Any, folder: Path) -> None:
     """Initialize a model's adapters from a directory.
 
-    Raises FinetuneError if it holds none, and as `give_adapter`.
+    Raises FinetuneError if it contains none, and as `give_adapter` does.
     """
     path = folder / ADAPTER_WEIGHTS
     try:
@@ -114,7 +113,7 @@ def federated_job(job: FinetuneJob) -> Iterator[bytes]:
 
 
 def _initial_adapter(folder: Path, options: FinetuneOptions, task: Task) -> Mapping[str, torch.Tensor]:
-    """Return adapters as peft makes them, for a model whose weights are not read."""
+    """Return adapters as peft creates them, for a model whose weights are not read."""
     torch.manual_seed(options.seed)
     model = with_adapters(outline(folder, task), options, task)
     layer: Any

@@ -21,13 +21,13 @@ from port_agent.finetuning.text.sources import files_of
 from port_planner.base.units import shown
 
 _LARGEST_BYTES = 1 << 20
-"""Largest job: it has options and a line for each of the model's files."""
+"""Largest size in bytes of a job, which contains options and a line for each of the model's files."""
 
 _Positive = Annotated[int, msgspec.Meta(gt=0)]
 
 
 class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What is trained, the memory and threads for it, and the state of its files when it was submitted.
+    """What is trained, with which memory and threads, and the state of the files at submission.
 
     `threads` is fixed, because another number may sum in another order. `weights`: fingerprints by file name;
     `data_sha256`: of the data's bytes. `sequences`: number to train on; None if the job does not federate.
@@ -82,7 +82,7 @@ class FinetuneJob(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def places(self) -> tuple[str, ...]:
-        """The model's directory, the data, and the directories of the result and of pages."""
+        """The model's directory, the data, and the directories of the result and of the pages."""
         return self.options.model, *self.options.data, *self.options.valid, self.options.out, self.page_dir
 
     def encoded(self) -> bytes:

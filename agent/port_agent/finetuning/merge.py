@@ -1,7 +1,7 @@
 """Merge an adapter into the weights that it was trained on: a model directory like the base's, written as a stream.
 
-Everything but layers with an adapter is copied unchanged. A layer's weight has the bits of peft's `merge_and_unload` in
-the same data type: the product of its two adapter matrices is computed whole, scaled, and added some rows at a time.
+Everything but layers with an adapter is copied unchanged. A layer's weight has the bits of peft's `merge_and_unload` in the same data type.
+The product of its two adapter matrices is computed whole, scaled, and added some rows at a time.
 """
 
 import json
@@ -51,7 +51,7 @@ _KNOWN_SETTINGS = frozenset(
 )  # fmt: skip
 """Settings of an adapter that do not affect merging, or are taken into account."""
 _WANTED_SETTINGS = {"peft_type": "LORA", "bias": "none", "init_lora_weights": True}
-"""Required values of some settings; all others named in neither set must be off, as they are in adapters of `finetune`."""
+"""Required values of some settings; all others named in neither set must be off, as in adapters of `finetune`."""
 
 _COPY_BYTES = 1 << 20
 
@@ -95,8 +95,8 @@ def merge_adapter(
 ) -> MergeOutcome:
     """Write the base model with an adapter merged into it to `out`, completely or not at all.
 
-    `base`: its directory if that has moved. `progress` receives the share that is written, `note` what a person should
-    know. Raises FinetuneError for an adapter that cannot be merged to the same bits, and OSError.
+    `base`: its directory, if that has moved. `progress` receives the share that is written, `note` receives remarks for people. Raises
+    FinetuneError for an adapter that cannot be merged to the same bits, and OSError.
     """
     check_not_there(out)
     record = BaseRecord.read(folder)
@@ -288,7 +288,7 @@ def _write(
     deltas: _Deltas,
     on_bytes: Callable[[int], None],
 ) -> None:
-    """Write a safetensors file again with some of its weights changed; `begin`: where its tensors begin."""
+    """Write a safetensors file again with some of its weights changed; `begin`: offset of its tensors."""
     for entry, change in sorted(changes.values(), key=lambda found: found[0].data_offsets):
         _copy(given, made, begin + entry.data_offsets[0] - given.tell(), on_bytes)
         delta, (rows, columns) = deltas.of(change), entry.shape

@@ -7,15 +7,15 @@ from collections.abc import Iterator
 from types import FrameType
 
 CHECKPOINT_S = 300.0
-"""Time between two checkpoints: the most that an interruption loses, apart from the current update."""
+"""Seconds between two checkpoints: the most that an interruption loses, apart from the current update."""
 
 
 class TrainingExit(BaseException):
-    """A fine-tuning must end at once, wherever it is; like Ctrl-C, it is not an error that a library may catch."""
+    """A fine-tuning must end at once, wherever it is. Like Ctrl-C, it is not an error that a library may catch."""
 
 
 class Steering:
-    """Decides when a fine-tuning writes checkpoints and ends; this class by a clock, SIGINT and SIGTERM."""
+    """Decides when a fine-tuning writes checkpoints and ends; this class decides by a clock, SIGINT and SIGTERM."""
 
     def __init__(self) -> None:
         self.leaving = False
@@ -23,11 +23,11 @@ class Steering:
         self._written = time.monotonic()
 
     def began(self, done: int, of: int) -> None:
-        """Called when it begins or resumes, with the updates done and their total."""
+        """Record that training begins or resumes, with the finished updates and their total."""
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Active while updates are made; a second signal ends the process as usual."""
+        """Active while updates are made; a second signal ends the process in the usual way."""
         before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
 
         def stop(number: int, frame: FrameType | None) -> None:
@@ -45,7 +45,7 @@ class Steering:
 
     @contextlib.contextmanager
     def updating(self) -> Iterator[None]:
-        """Active while weights and optimizer state are inconsistent: TrainingExit is raised before or after."""
+        """Active while weights and optimizer state are inconsistent; TrainingExit is raised before or after this block."""
         yield
 
     def finish(self) -> None:

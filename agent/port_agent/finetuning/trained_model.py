@@ -34,11 +34,11 @@ _POSITIONS = re.compile(r"position|\bwpe$")
 """Names of tables with a row for each position of a sequence."""
 
 _ALL_LINEAR = "all-linear"
-"""Value of --targets, as in peft: all linear layers but the head."""
+"""Value of --targets, as in peft, for all linear layers except the head."""
 
 _REFUSING_KINDS = frozenset(("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h"))
 _REFUSED_TARGETS = {"out_proj", "conv1d"}
-"""Layers on which peft puts no adapters in such models, whose kernels bypass the layers and read the weights."""
+"""Layers to which peft adds no adapters in such models, because their kernels bypass the layers and read the weights."""
 
 _PEFTS_HEADS = ("classifier", "score")
 """Names of heads for labels that peft trains and saves itself."""
@@ -103,7 +103,7 @@ def load_model(
 
 
 class _EmptyOnMeta(TorchFunctionMode):
-    """Gives tensors that are created without contents no memory; those made by other functions have theirs."""
+    """Gives no memory to tensors that are created without contents; tensors made by other functions have their memory."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
@@ -111,7 +111,7 @@ class _EmptyOnMeta(TorchFunctionMode):
 
 
 def _without_weights(model: Any) -> Any:
-    """Return the same model made in float32, with parameters that take no memory; torch's generator is unchanged."""
+    """Return the same model created in float32, with parameters that take no memory; torch's generator is unchanged."""
 
     def made() -> Any:
         return type(model)._from_config(copy.deepcopy(model.config), dtype=torch.float32)
@@ -123,7 +123,7 @@ def _without_weights(model: Any) -> Any:
 
 
 def _check_found(model: Any, found: dict[str, Any], folder: Path, task: Task) -> None:
-    """Raise FinetuneError, naming the weight, if files have weights of different shapes than the model, or lack some."""
+    """Raise FinetuneError, naming the weight, if the files lack weights or their shapes differ from the model's."""
     if found["mismatched_keys"] and task.kind is not TaskKind.CLASSIFICATION:
         name, stored, described = min(found["mismatched_keys"])
         raise FinetuneError(
@@ -138,8 +138,8 @@ def _check_found(model: Any, found: dict[str, Any], folder: Path, task: Task) ->
 
 
 def _is_needed(key: str, prefix: str, task: Task) -> bool:
-    """Return whether a weight must be in the files: all of a model that writes, and of an encoder those below its head
-    and pooler.
+    """Return whether a weight must be in the files: all weights of a model that writes, and in an encoder those below its head and
+    pooler.
     """
     if not task.encoder_alone:
         return True
@@ -161,9 +161,7 @@ def check_takes(model: Any, longest: int, largest_token: int) -> None:
 
 
 def _take_small_out_of_files(model: Any) -> None:
-    """Copy weights that a budget never moves out of their files, because each use would bring in up to 2 MiB of the
-    pages around them.
-    """
+    """Copy weights that a budget never moves out of their files, because each use would load up to 2 MiB of the surrounding pages."""
     for tensor in (*model.parameters(), *model.buffers()):
         if tensor.nbytes < SMALLEST_MAPPING_BYTES and not tensor.untyped_storage().resizable():
             tensor.data = tensor.data.clone()
@@ -195,7 +193,7 @@ def with_adapters(model: Any, options: FinetuneOptions, task: Task, new: Sequenc
 
 
 def model_class(task: Task) -> Any:
-    """Return the transformers class that makes models for a task."""
+    """Return the transformers class that creates models for a task."""
     return {
         TaskKind.CAUSAL_LM: transformers.AutoModelForCausalLM,
         TaskKind.SEQ2SEQ_LM: transformers.AutoModelForSeq2SeqLM,
@@ -248,8 +246,8 @@ def is_transposed(layer: nn.Module) -> bool:
 
 
 def _check_head(model: Any, targets: Collection[str]) -> None:
-    """Raise FinetuneError if adapters would go on a head that shares its weight with the embeddings, because they could
-    not be merged.
+    """Raise FinetuneError if adapters would be added to a head that shares its weight with the embeddings, because they could not be
+    merged.
     """
     head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
     if head is None or head.weight is not embeddings.weight:
@@ -263,7 +261,7 @@ def _check_head(model: Any, targets: Collection[str]) -> None:
 
 
 def _targets(model: Any, wanted: tuple[str, ...]) -> list[str] | str:
-    """Return the layers that get adapters: those asked for, otherwise those of attention in this kind of model."""
+    """Return the layers that get adapters: the requested ones, otherwise those of attention in this kind of model."""
     kinds = (nn.Linear, Conv1D)
     here = sorted({name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, kinds)})
     every = wanted == (_ALL_LINEAR,)

@@ -1,6 +1,4 @@
-"""The training loop of a fine-tuning: plain PyTorch, which `exec` runs in a budget; the loop only asks whether the
-budget suffices.
-"""
+"""The training loop of a fine-tuning: plain PyTorch, which `exec` runs in a budget; the loop only checks whether the budget suffices."""
 
 import contextlib
 import itertools
@@ -68,8 +66,8 @@ class Update:
 class FinetuneOutcome:
     """The outcome. Losses are means over the held-out tokens or texts, None without held-out data.
 
-    `left`: it was asked to stop, and the same command continues. `labels`: those that the model chooses from, () if it
-    predicts tokens.
+    `left`: whether it was asked to stop, in which case the same command continues. `labels`: the labels from which the model chooses, () if
+    it predicts tokens.
     """
 
     updates: int
@@ -103,8 +101,8 @@ def finetune(
     """Fine-tune, from a checkpoint if there is one; write the adapter or model to `options.out`, or the result of a
     `given` round to its file.
 
-    `note` receives what else a person should know. `tokenizer`: None for one in this process. Raises FinetuneError, and
-    TrainingExit when `steering` does.
+    `note` receives remarks for people. `tokenizer`: None for one in this process. Raises FinetuneError, and TrainingExit if `steering`
+    does.
     """
     if given is None:
         check_result_place(options)
@@ -222,7 +220,7 @@ def count_updates(options: FinetuneOptions, sequences: int) -> int:
 
 
 def _uneven(options: FinetuneOptions, sequences: int) -> str:
-    """Return a note if whole updates do not take each sequence once per epoch; "" if they do, or their number is given."""
+    """Return a note if whole updates do not use each sequence once per epoch; "" if they do, or if their number is given."""
     together, asked = options.batch * options.accumulate, options.epochs * sequences
     taken = count_updates(options, sequences) * together
     if options.updates is not None or taken == asked:
@@ -236,8 +234,8 @@ def _uneven(options: FinetuneOptions, sequences: int) -> str:
 
 
 def _loss_of(model: Any, options: FinetuneOptions, task: Task) -> LearnedLoss | LabelLoss | PreferenceLoss:
-    """Return the loss of a batch. Raises FinetuneError if it must compare answers with a model that does not exist, or
-    in a way that the other options exclude.
+    """Return the loss of a batch. Raises FinetuneError if it needs a model for comparison that does not exist, or one that other options
+    exclude.
     """
     if task.labels:
         return LabelLoss(model, autocast=options.autocast)
@@ -259,7 +257,7 @@ def _loss_of(model: Any, options: FinetuneOptions, task: Task) -> LearnedLoss | 
 
 
 def _events_of(options: FinetuneOptions) -> EventFile | None:
-    """Return the file that losses are added to, if one is asked for. Raises FinetuneError if it cannot be created."""
+    """Return the file to which losses are added, if one is requested. Raises FinetuneError if it cannot be created."""
     try:
         return None if options.events is None else EventFile(Path(options.events))
     except OSError as error:
@@ -288,7 +286,7 @@ class _Finetuning:
         self.train_on, self.held_out = split.train, split.held_out
         self.updates = count_updates(options, len(split.train)) if given is None or given.trains else 0
         self._first = 0 if given is None else self.updates * (given.number or 0)
-        """Updates of earlier rounds: this one continues in the data where they ended."""
+        """Number of updates of earlier rounds; this round continues in the data where they ended."""
         self.trained = [p for p in model.parameters() if p.requires_grad]
         self._starts = [] if options.proximal_mu is None else [p.detach().clone() for p in self.trained]
         """Weights near which the proximal term keeps the trained ones."""
@@ -299,7 +297,7 @@ class _Finetuning:
         self.parts = {"optimizer": self.optimizer, "schedule": self.schedule}
         self.checkpoint = Checkpoint(options, split.train, base, None if given is None else given.name)
         self._orders: dict[int, array[int]] = {}
-        """Orders of the sequences, by epoch; only the last one asked for."""
+        """Orders of the sequences by epoch; only the last requested one is kept."""
         self.done = 0
         self.curve = Curve()
         self._events = _events_of(options)
@@ -355,7 +353,7 @@ class _Finetuning:
     def begin(self) -> bool:
         """Restore the checkpoint and return True; or evaluate held-out data if there is none.
 
-        Raises FinetuneError, also if the disk has no room for one.
+        Raises FinetuneError, also if the disk has no space for a checkpoint.
         """
         progress = self.checkpoint.read(self.trained, self.parts)
         self.done = self._kept = 0 if progress is None else progress.updates
@@ -371,7 +369,7 @@ class _Finetuning:
         return progress is not None
 
     def train(self, report: ReportUpdate) -> None:
-        """Train until all updates are done or it is asked to leave, when a checkpoint is written."""
+        """Train until all updates are done, or until it is asked to leave; then write a checkpoint."""
         steering = self._steering
         with steering.watching():
             self._evaluate_if_due()
@@ -399,7 +397,7 @@ class _Finetuning:
                     self._choose_order(written_bytes)
 
     def _tell(self, name: str, value: float) -> None:
-        """Add a number to TensorBoard's file, if there is one; a failure to write is only reported, once."""
+        """Add a number to TensorBoard's file, if there is one. A failure to write is reported once and does not stop the training."""
         if self._events is None:
             return
         try:
@@ -434,8 +432,8 @@ class _Finetuning:
         )
 
     def last_evaluation(self) -> tuple[float | None, int | None]:
-        """Return the held-out loss of the result, and the update of its weights if they are not the last: the best
-        weights are restored.
+        """Return the held-out loss of the result, and the update of its weights if they are not the last; in that case, restore these
+        best weights.
         """
         if not self.updates:
             return self.loss_before, None
@@ -453,18 +451,17 @@ class _Finetuning:
         return best.loss, best.updates
 
     def finish(self) -> None:
-        """Called before complete results are written; raises TrainingExit before that."""
+        """Prepare to write complete results; raises TrainingExit if the run must end before that."""
         self._steering.finish()
 
     def finished(self, out: str) -> None:
-        """Called when results are in `out`: the checkpoint is no longer needed."""
+        """Remove the checkpoint, which is not needed once the results are in `out`."""
         self._steering.finished(self.done, out)
         forget_writing(self.options)
         self.checkpoint.remove()
 
     def check_peak(self, written: str | None = None) -> None:
-        """Raise FinetuneError if the process exceeded the budget, naming the checkpoint, and `written` if it is
-        complete.
+        """Raise FinetuneError if the process exceeded the budget. The error names the checkpoint, and `written` if that is complete.
 
         A slight excess is only reported.
         """
@@ -481,14 +478,14 @@ class _Finetuning:
     def keep_if_time(self) -> None:
         """Write a checkpoint of the last finished update during the next one, if there is time and need.
 
-        The next one has only changed the gradients and the random generator so far.
+        So far, the next update has changed only the gradients and the random generator.
         """
         if self.done > self._kept and self._steering.has_time_to_write(self._checkpoint_bytes):
             self._keep()
 
     def check_weights(self) -> None:
-        """Raise FinetuneError, naming the file, if files of frozen weights have changed since the start: the result
-        would belong to neither version.
+        """Raise FinetuneError, naming the file, if files of frozen weights have changed since the start, because the result would belong
+        to neither version.
         """
         if self.options.lora_rank is not None:
             self.base.check(Path(self.options.model))
@@ -599,9 +596,7 @@ class _Finetuning:
         return [self._asked(self.train_on[self._order(place // count)[place % count]], str(place)) for place in places]
 
     def _asked(self, sequence: TokenSequence, place: str) -> TokenSequence:
-        """Return a sequence as it is learned at a place of the whole training: with different tokens masked at each, or
-        unchanged.
-        """
+        """Return a sequence as it is learned at one position of the whole training: with different tokens masked at each, or unchanged."""
         if self.task.kind is not TaskKind.MASKED_LM:
             return sequence
         return masked(sequence, self._vocabulary, f"{self.options.seed} {place}")
@@ -637,7 +632,7 @@ class _Finetuning:
                 kept_s = time.monotonic()
 
     def _keep_losses(self, losses: list[float]) -> None:
-        """Store the losses that an evaluation found so far; a failure to write is only reported."""
+        """Store the losses that an evaluation has computed so far; a failure to write is only reported."""
         try:
             self.checkpoint.losses.write(self.done, losses)
         except OSError as error:
@@ -679,7 +674,7 @@ def _as_tensors(batch: Sequence[TokenSequence]) -> tuple[torch.Tensor, torch.Ten
 def _as_encoder_tensors(batch: Sequence[TokenSequence], most: int) -> tuple[torch.Tensor, torch.Tensor, EncoderInput]:
     """Return tokens and labels as `_as_tensors`, or a label for each text, [batch, 1], and the mask of tokens.
 
-    Padded to whole buckets, but not to more than `most` tokens.
+    They are padded to whole buckets, but not to more than `most` tokens.
     """
     longest = max(len(sequence.tokens) for sequence in batch)
     longest = max(longest, min(most, -(-longest // BUCKET_TOKENS) * BUCKET_TOKENS))
@@ -694,7 +689,7 @@ def _as_encoder_tensors(batch: Sequence[TokenSequence], most: int) -> tuple[torc
 
 
 def _encoder_input(sources: "list[array[int]]") -> EncoderInput | None:
-    """Return sources padded to whole buckets, as completions are: each length is a separate step to a planner."""
+    """Return sources padded to whole buckets, as completions are, because each length is a separate step to a planner."""
     if not sources:
         return None
     longest = -(-max(map(len, sources)) // BUCKET_TOKENS) * BUCKET_TOKENS
@@ -704,7 +699,7 @@ def _encoder_input(sources: "list[array[int]]") -> EncoderInput | None:
 
 
 def _sample(model: Any, tokenizer: TokenizerProtocol, prompt: Sequence[int]) -> str:
-    """Return what the model writes after a prompt, choosing the likeliest token each time."""
+    """Return what the model writes after a prompt when it always chooses the likeliest token."""
     tokens = torch.tensor([list(prompt)])
     model.eval()
     with torch.no_grad(), without_prefetch():  # each token's step is another: a trace of them all only grows

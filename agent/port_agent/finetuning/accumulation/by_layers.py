@@ -1,5 +1,4 @@
-"""Run the micro-batches of an update together, layer by layer, so that each layer's weights are read once per direction
-and update.
+"""Run the micro-batches of an update together, layer by layer, so that each layer's weights are read once per direction and update.
 
 Run one at a time, each micro-batch goes through all layers and back, and weights that do not fit into the budget are
 read for each of them. Here all micro-batches go through the first layer, then through the second, and so on. The hidden
@@ -47,7 +46,7 @@ class NotByLayersError(Exception):
 def why_not_by_layers(model: Any) -> str | None:
     """Return why a causal language model's micro-batches cannot run layer by layer, or None if they can.
 
-    Only the model's outline is examined. `model`: without adapters, or the result of `get_base_model`.
+    Only the model's structure is examined. `model`: a model without adapters, or the result of `get_base_model`.
     """
     config = model.config
     if config.is_encoder_decoder or not hasattr(config, "num_hidden_layers"):
@@ -156,7 +155,7 @@ class ByLayers:
         return first[0], seen
 
     def forward_pass(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context that a forward pass runs in."""
+        """Return the context for a forward pass."""
         return self._loss.forward_pass()
 
     def loss_behind(
@@ -187,7 +186,7 @@ class ByLayers:
     def head_loss(
         self, run: "_MicroBatch", last: torch.Tensor, gradient_of: int, head: TrainedHead
     ) -> tuple[float, HeadTile]:
-        """Return the loss of the last layer's output, and what it leaves for the head.
+        """Return the loss from the last layer's output, and what the head's gradient needs of it.
 
         Gradients go to `last` and to the parameters behind it.
         """
@@ -226,7 +225,7 @@ class ByLayers:
 
     @contextlib.contextmanager
     def _instead(self, forward: Callable[..., torch.Tensor]) -> Iterator[None]:
-        """Replace the forward method of the layers."""
+        """Replace the layers' forward method within the block."""
         for layer in self._layers:
             layer.forward = forward
         try:
@@ -332,7 +331,7 @@ class _MicroBatch:
 
     @property
     def head_tile(self) -> HeadTile:
-        """What it leaves for a head that runs for all micro-batches together.
+        """The part of this micro-batch for a head that runs for all micro-batches together.
 
         Raises NotByLayersError before the head has run.
         """
@@ -394,9 +393,7 @@ class _MicroBatch:
 
 
 class _Bridge(torch.autograd.Function):
-    """Stands for all layers: forward it returns the last layer's output, backward the gradient of the first layer's
-    input.
-    """
+    """Stands for all layers: forward, it returns the last layer's output; backward, the gradient of the first layer's input."""
 
     @staticmethod
     def forward(ctx: Any, hidden: torch.Tensor, last: torch.Tensor, gradient: torch.Tensor | None) -> torch.Tensor:
@@ -414,16 +411,14 @@ def _check_nothing_drawn(before: torch.Tensor) -> None:
 
 
 def _cut(hidden: torch.Tensor) -> torch.Tensor:
-    """Return hidden rows detached, as the start of a new graph."""
+    """Return hidden rows detached, as the beginning of a new graph."""
     return hidden.detach().requires_grad_(hidden.requires_grad)
 
 
 def _kept(
     layer: nn.Module | None, following: nn.Module | None, most: float | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """Keep resident what all micro-batches use one after another, and start reading what follows; `most`: see
-    `keeping`.
-    """
+    """Keep resident what all micro-batches use in turn, and begin to read what comes next. `most`: see `keeping`."""
     return keeping(_weights(layer), _weights(following), most)
 
 

@@ -43,29 +43,29 @@ _CAPPED = 1024
 """Factor on the head's input used to test whether it caps its logits."""
 
 _ODD_ROWS = slice(3, 8)
-"""Rows of those SEEN_TOKENS used to test that whatever follows a head's product does the same to some rows as to all."""
+"""Number of SEEN_TOKENS on which a test shows that the functions after a head's product treat some rows as they treat all."""
 
 _BEHIND_PRODUCT = 3
-"""Most tensors of the logits' size that exist besides, if a cap or a scale follows the head's product: what tanh saves,
-and two gradients.
+"""Largest number of additional tensors of the logits' size if a cap or a scale follows the head's product: what tanh saves, and two
+gradients.
 """
 
 EncoderInput = tuple[torch.Tensor, torch.Tensor]
 """Tokens, [batch, length], and a mask of the same shape that is 1 for tokens and 0 for padding.
 
-A plain encoder learns these same tokens.
+A plain encoder also learns these tokens.
 """
 
 
 Beside = EncoderInput | torch.Tensor | None
-"""A model's inputs besides tokens: the input of an encoder, or the position of each token in its text, [batch, length],
-if texts are masked from each other.
+"""A model's inputs besides tokens: an encoder's input, or, if texts are masked from each other, each token's position in its text,
+[batch, length].
 """
 
 
 def model_inputs(tokens: torch.Tensor, source: Beside) -> dict[str, torch.Tensor]:
-    """Return a model's inputs by name: tokens alone, tokens with positions, a decoder's tokens with its encoder's
-    input, or an encoder's.
+    """Return a model's inputs by name: tokens alone, tokens with positions, a decoder's tokens with its encoder's input, or only an
+    encoder's input.
     """
     if source is None:
         return {"input_ids": tokens}
@@ -94,7 +94,7 @@ class LearnedLoss:
         self._plain: Any = plain_model(model)
         self._keeps_rows = "logits_to_keep" in inspect.signature(self._plain.forward).parameters
         self._stands_alone: bool | None = None
-        """None: not tested yet."""
+        """Result of the test whether the head stands alone; None before the test."""
         self._is_product = False
         """Whether a test showed that the head is only a product, without a cap or a scale after it."""
         self._scales = False
@@ -130,27 +130,21 @@ class LearnedLoss:
         return self._of_rows(hidden[:, -kept:], following, gradient_of, of)
 
     def forward_pass(self) -> contextlib.AbstractContextManager[object]:
-        """Return the context that a forward pass runs in."""
+        """Return the context for a forward pass."""
         return forward_pass(autocast=self._autocast)
 
     def stands_alone(self, tokens: torch.Tensor) -> bool:
-        """Return whether the head, given hidden rows, returns what the whole model returns; tested once, on the first
-        of some tokens.
-        """
+        """Return whether the head, given hidden rows, returns what the whole model returns. Tested once, on the first of some tokens."""
         if self._stands_alone is None:
             self._stands_alone = self.separable and self._gives_the_same(tokens)
         return self._stands_alone
 
     def is_product(self, tokens: torch.Tensor) -> bool:
-        """Return whether the head, frozen or trained, is only a product of the backbone's output; tested on some
-        tokens.
-        """
+        """Return whether the head, frozen or trained, is only a product of the backbone's output. Tested on some tokens."""
         return self._is_apart and self._gives_the_same(tokens) and self._is_product
 
     def may_run_in_blocks(self, tokens: torch.Tensor) -> bool:
-        """Return whether the head may run on some rows at a time without being asked to; tested on the first of some
-        tokens.
-        """
+        """Return whether the head may run on some rows at a time unasked. Tested on the first of some tokens."""
         return self._head_rows is None and self.stands_alone(tokens) and (self._is_product or self._scales)
 
     def run_in_blocks(self, most: int) -> HeadRows:
@@ -231,7 +225,7 @@ class LearnedLoss:
         return summed_loss(chosen, labels)
 
     def _blocks(self, rows: int) -> Sequence[tuple[int, int]]:
-        """Return where the blocks of rows that the head runs on begin and end."""
+        """Return where the blocks of rows begin and end on which the head runs."""
         if self._in_blocks is not None:
             return self._in_blocks.blocks(rows)
         return list(column_blocks(rows, self._head_rows or rows))
@@ -313,14 +307,14 @@ class LearnedLoss:
 
 
 def _input_gradient(head: Any, gradient: torch.Tensor) -> torch.Tensor:
-    """Return the gradient of the input of a head that is a product, [rows, width], from the gradient of its logits."""
+    """Return the gradient of the input, [rows, width], of a head that is a product, from the gradient of its logits."""
     if isinstance(head, WidenedLinear):
         return head.input_gradient(gradient)
     return torch.mm(gradient, head.weight)
 
 
 class LabelLoss:
-    """The summed loss of the labels that a model is to choose, and the gradient of everything trained."""
+    """The summed loss of the labels that a model must choose, and the gradient of everything trained."""
 
     def __init__(self, model: Any, *, autocast: bool = False) -> None:
         self._model, self._autocast = model, autocast
@@ -357,7 +351,7 @@ class LabelLoss:
 
 
 def forward_pass(*, autocast: bool) -> contextlib.AbstractContextManager[object]:
-    """Return the context that a forward pass runs in.
+    """Return the context for a forward pass.
 
     Casts of weights are not cached, because they would stay in memory until the end of the pass.
     """
@@ -376,7 +370,7 @@ class _BackboneOutput(nn.Module):
 
 
 def learned_places(labels: torch.Tensor, *, own_token: bool = False) -> tuple[int, torch.Tensor]:
-    """Return how many of the last places have logits, and what each predicts, [batch * places].
+    """Return how many of the last places have logits, and what each of them predicts, [batch * places].
 
     `labels`: [batch, length]; each place predicts the label of the next token, or with `own_token` its own.
     """
@@ -394,8 +388,8 @@ def kept_places(length: int, first: int) -> int:
 def chosen_log_probabilities(
     logits: torch.Tensor, labels: torch.Tensor, gradient_of: int | torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Return the log-probability of each label, [rows, 1] in 32 bits, from logits [..., vocabulary]; any value where
-    the label is IGNORED.
+    """Return the log-probability of each label, [rows, 1] in 32 bits, from logits [..., vocabulary]. Where the label is IGNORED, the value
+    is arbitrary.
 
     With `gradient_of`, the logits are overwritten with the gradient of the labels' summed loss divided by it, or
     weighted by the log-probabilities' own gradients, [rows, 1]. `logits.backward(logits.detach())` continues with it.
@@ -424,7 +418,7 @@ def chosen_log_probabilities(
 
 
 def row_blocks(rows: int, vocabulary: int) -> Iterator[tuple[int, int]]:
-    """Yield where blocks of logits begin and end that are converted to 32 bits at once, as even as possible so that
+    """Yield the beginning and end of the blocks of logits that are converted to 32 bits at once. Blocks are as even as possible, so that
     none takes much more.
     """
     at_once = max(_BLOCK_BYTES // (vocabulary * torch.float32.itemsize), _MIN_ROWS)

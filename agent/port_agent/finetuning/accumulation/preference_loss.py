@@ -28,7 +28,7 @@ class PreferenceLoss:
     """
 
     def __init__(self, model: Any, beta: float, *, autocast: bool = False) -> None:
-        """Take a model with adapters."""
+        """Use a model with adapters."""
         self._model, self._beta, self._autocast = model, beta, autocast
         self._of_tokens = LearnedLoss(model, autocast=autocast)
 
@@ -79,8 +79,8 @@ class PreferenceLoss:
     def _summed(self, logits: torch.Tensor, following: torch.Tensor, length: int) -> torch.Tensor:
         """Return the log-probability of each answer, [rows].
 
-        It is summed over all places of `length` that another follows, as in trl: the order of a sum decides its last
-        bit, and that must not depend on where the other answers of the batch begin.
+        It is summed over all places of `length` that another place follows, as in trl. The order of a sum decides its last bit, which must
+        not depend on where the other answers of the batch begin.
         """
         chosen = chosen_log_probabilities(logits, following)
         learned = torch.where(following[:, None] == IGNORED, 0.0, chosen).view(len(logits), -1)
@@ -91,7 +91,7 @@ class PreferenceLoss:
         return False
 
     def rows_at_once(self, rows: int, at_once: int | None = None) -> int:
-        """Return the number of rows whose logits exist at the same time: all."""
+        """Return the number of rows whose logits exist at the same time, which is all."""
         return rows
 
     def bytes_at_once(self, rows: int, at_once: int | None = None) -> int:

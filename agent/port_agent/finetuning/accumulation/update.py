@@ -1,5 +1,4 @@
-"""An update that reads gradients once or twice: for the norm of all, if it is not known yet, and to scale and use each
-at once.
+"""An update that reads gradients once or twice: for the norm of all, if it is not known yet, and to scale and use each of them.
 
 `clip_grad_norm_` reads all gradients, then reads and writes all, and the optimizer reads them again with its state. If
 they do not fit into memory, they are moved each time. The total norm is computed from the norm of each gradient. A
@@ -24,11 +23,11 @@ class ClippedAdamW(torch.optim.AdamW):
         super().__init__(trained, lr=learning_rate, weight_decay=weight_decay)
         self._max_norm = max_norm
         self.norms: dict[torch.Tensor, torch.Tensor] = {}
-        """Norms of gradients that are known already, until the next step."""
+        """Known norms of gradients, until the next step."""
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        """Clip, and update weight by weight. `closure` must be None."""
+        """Clip the gradients, and update weight by weight. `closure` must be None."""
         (group,) = self.param_groups
         trained = [p for p in group["params"] if p.grad is not None]
         known, self.norms = self.norms, {}

@@ -1,1 +1,1 @@
-"""Quantized models of other programs, decoded to directories of floats: GGUF files, bitsandbytes, GPTQ and AWQ."""
+"""Quantized models of other programs (GGUF files, bitsandbytes, GPTQ and AWQ), decoded to directories with floating-point weights."""

@@ -22,7 +22,7 @@ _WORD_BITS = 32
 _GPTQ_BITS = (2, 4, 8)
 _AWQ_BITS = 4
 _AWQ_SHIFTS = (0, 16, 4, 20, 8, 24, 12, 28)
-"""Bit positions in a word of AWQ of the codes of eight neighbouring columns."""
+"""Bit positions of the codes of eight neighbouring columns in a word of AWQ."""
 
 _STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
 _QWEIGHT, _QZEROS, _SCALES, _GROUPS = ".qweight", ".qzeros", ".scales", ".g_idx"
@@ -42,7 +42,7 @@ class _Settings(msgspec.Struct):
 
 
 class _BlockState(msgspec.Struct):
-    """The quantization of a bitsandbytes weight; `nested` fields: that of its scales."""
+    """The quantization of a bitsandbytes weight; the `nested` fields describe that of its scales."""
 
     blocksize: int
     shape: tuple[int, int]
@@ -51,7 +51,7 @@ class _BlockState(msgspec.Struct):
 
 
 def coded_weights(config: Mapping[str, Any], tensors: Tensors) -> tuple[dict[str, DecodedWeight], set[str]]:
-    """Return the weights that are stored in codes by name, and the names of the tensors that they are decoded from.
+    """Return by name the weights that are stored in codes, and the names of the tensors from which they are decoded.
 
     `config`: the model's quantization_config. Raises FinetuneError for a quantization that is not decoded exactly.
     """

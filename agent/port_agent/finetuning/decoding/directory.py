@@ -1,4 +1,4 @@
-"""Write a quantized model of another program as a model directory of floats, which everything else here reads.
+"""Write a quantized model of another program as a directory with floating-point weights, which everything else here reads.
 
 Weights are decoded to their exact values some rows at a time.
 """
@@ -36,14 +36,14 @@ from port_planner.ir.bundle import safetensors_io
 from port_planner.ir.bundle.safetensors_io import Chunks
 
 _GPTQ_SETTINGS = "quantize_config.json"
-"""File with the quantization of a model of AutoGPTQ, if its configuration does not have it."""
+"""File with the quantization of an AutoGPTQ model whose configuration does not contain it."""
 _FLOATS = ("BF16", "F16", "F32")
 _TRANSPOSED_KINDS = ("gpt2", "openai-gpt")
-"""Kinds whose floats are stored as [inputs, outputs], and whose codes as [outputs, inputs]."""
+"""Kinds whose floats are stored as [inputs, outputs] but whose codes are [outputs, inputs]."""
 
 
 class DecodedType(enum.StrEnum):
-    """The type of the weights that are written: 32 bits hold every decoded value, 16 bits round."""
+    """The type of the weights that are written: 32 bits hold every decoded value, and 16 bits round it."""
 
     F32 = "f32"
     F16 = "f16"
@@ -73,7 +73,7 @@ class DecodeOutcome:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Weights by name, and a function that writes all other files of a directory for weights of a type."""
+    """Weights by name, and a function that writes all other files of the directory for weights of a given type."""
 
     weights: Mapping[str, DecodedWeight]
     write_rest: Callable[[Path, torch.dtype], None]
@@ -85,8 +85,8 @@ def decode_model(
     """Write the model of a GGUF file, or of a directory with quantized weights, to the directory `out`, completely or
     not at all.
 
-    `tokenizer`: a directory with the tokenizer to take instead of a GGUF file's. `progress` receives the share that is
-    written. Raises FinetuneError for what is not decoded exactly, and OSError.
+    `tokenizer`: a directory with the tokenizer to use instead of a GGUF file's. `progress` receives the share that is written. Raises
+    FinetuneError for weights that cannot be decoded exactly, and OSError.
     """
     check_not_there(out)
     with ExitStack() as files:
@@ -105,14 +105,14 @@ def decode_model(
 
 
 class _Writer:
-    """Gives weights in one type, a part at a time, and counts the numbers that were rounded."""
+    """Converts weights to one type, one part at a time, and counts the rounded numbers."""
 
     def __init__(self, dtype: torch.dtype, items: int, progress: Callable[[float], None]) -> None:
         self.rounded = 0
         self._dtype, self._items, self._done, self._progress = dtype, items, 0, progress
 
     def chunks(self, weights: Mapping[str, DecodedWeight]) -> dict[str, Chunks]:
-        """Return what the weights' file is written from."""
+        """Return the chunks from which the weights' file is written."""
         name = str(self._dtype).removeprefix("torch.")
         return {
             key: Chunks(name, weight.shape, functools.partial(self._pieces, key, weight))
@@ -151,7 +151,7 @@ def _gguf_source(path: Path, tokenizer: Path | None) -> _Source:
 
 
 def _folder_source(folder: Path, files: ExitStack) -> _Source:
-    """Return what a directory's files hold. Raises FinetuneError for one without codes, or with unknown tensors."""
+    """Return the contents of a directory's files. Raises FinetuneError for one without codes, or with unknown tensors."""
     config = _json(folder / CONFIG)
     own = folder / _GPTQ_SETTINGS
     quantization = config.pop("quantization_config", None) or (_json(own) if own.is_file() else None)

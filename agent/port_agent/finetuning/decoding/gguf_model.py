@@ -1,7 +1,7 @@
 """A GGUF file as a model of transformers: its configuration, its tokenizer, and its weights, decoded some rows at a time.
 
-Read are the kinds of models that `export` writes. The configuration that is made must give back each setting of the file,
-so that one without a place in it is refused by name.
+It reads the kinds of models that `export` writes. The resulting configuration must reproduce each setting of the file; a setting without a
+place in it is rejected by name.
 """
 
 import functools
@@ -29,10 +29,10 @@ except ImportError as error:
     ) from error
 
 _LAYOUT_ALONE = frozenset(("tensor_data_layout",))
-"""Settings without which a model computes the same."""
+"""Settings that do not change what a model computes."""
 _FACTORS = "rope_freqs.weight"
 _LLAMA3_FACTORS = (8.0, 32.0)
-"""Factors by which Llama 3.1 and 3.2 stretch their positions; a file has only the resulting divisors."""
+"""Factors by which Llama 3.1 and 3.2 stretch their positions; a file contains only the resulting divisors."""
 _LLAMA3_POSITIONS = 8192
 _FACTORS_TOLERANCE = 1e-5
 _FLOATS = ("F32", "F16", "BF16")
@@ -49,9 +49,9 @@ class GgufModel:
 
 
 def read_gguf(path: Path, tokenizer: Path | None) -> GgufModel:
-    """Return the model of a file. `tokenizer`: a directory with the one to take instead of the file's.
+    """Return the model of a file. `tokenizer`: a directory with the tokenizer to use instead of the file's.
 
-    Raises FinetuneError for a file that is damaged, and for what is not read exactly.
+    Raises FinetuneError for a damaged file, and for parts that cannot be read exactly.
     """
     try:
         reader = gguf.GGUFReader(path)
@@ -115,7 +115,7 @@ def _plain_shape(kind: str, given: Mapping[str, Any], tied: bool) -> GgufShape:
 
 
 def _with_factors(shape: GgufShape, stored: Mapping[str, Any]) -> GgufShape:
-    """Return a shape whose frequencies have the divisors of a file, if it has some. Raises FinetuneError for unknown ones."""
+    """Return a shape whose frequencies have the file's divisors, if it has any. Raises FinetuneError for unknown ones."""
     if _FACTORS not in stored:
         return shape
     wanted = torch.from_numpy(np.array(stored[_FACTORS].data, np.float32))
@@ -147,7 +147,7 @@ def _tokenizer(given: Mapping[str, Any], folder: Path | None, shape: GgufShape) 
 
 
 def _take_marks(config: Any, tokenizer: Any) -> None:
-    """Let a configuration name the marks of a tokenizer."""
+    """Set a tokenizer's marks in a configuration."""
     for mark in ("bos_token_id", "eos_token_id", "pad_token_id"):
         setattr(config, mark, getattr(tokenizer, mark))
 
@@ -167,7 +167,7 @@ def _weights(path: Path, shape: GgufShape, stored: Mapping[str, Any]) -> dict[st
 
 
 def _weight(tensor: Any, order: torch.Tensor | None) -> DecodedWeight:
-    """Return a weight with its rows in transformers' order; `order`: in which they are stored."""
+    """Return a weight with its rows in transformers' order; `order`: the order in which they are stored."""
     back = None if order is None else torch.argsort(order).numpy()
     rows = functools.partial(_decoded, tensor, back)
     try:

@@ -1,7 +1,7 @@
-"""The tokenizer of a GGUF file, as one of transformers.
+"""The tokenizer of a GGUF file, as a tokenizer of transformers.
 
-Byte-level BPE is made from the file, as `port_agent.finetuning.export.vocabulary` writes it. Of any other tokenizer the
-file lacks rules, so that the original one is needed; its tokens are compared with the file's.
+Byte-level BPE is made from the file, as `port_agent.finetuning.export.vocabulary` writes it. For any other tokenizer, the file lacks rules,
+so the original tokenizer is needed; its tokens are compared with the file's.
 """
 
 import json
@@ -21,10 +21,10 @@ _KNOWN = frozenset(
 )  # fmt: skip
 _ADDED = (TokenKind.CONTROL, TokenKind.USER_DEFINED)
 _MARKS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
-"""Names of special tokens in GGUF by those in transformers."""
+"""Names of special tokens in GGUF, by their names in transformers."""
 _BYTE_LEVEL = {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}
 _BEGINNING = "llama-bpe"
-"""The splitting of tokenizers that begin texts with their mark unless the file says otherwise."""
+"""Kinds of splitting whose tokenizers begin texts with their mark unless the file says otherwise."""
 
 
 def named_ends(given: Mapping[str, Any]) -> list[int]:
@@ -36,7 +36,7 @@ def named_ends(given: Mapping[str, Any]) -> list[int]:
 def tokenizer_from(given: Mapping[str, Any], longest: int) -> Any:
     """Return the tokenizer that a file's settings describe, for texts of up to `longest` tokens.
 
-    Raises FinetuneError for one whose rules the file does not have.
+    Raises FinetuneError for a tokenizer whose rules are not in the file.
     """
     kind, name = given.get(f"{_KEY}model"), given.get(f"{_KEY}pre")
     splitting = SPLITTINGS.get(name or "")
@@ -69,7 +69,7 @@ def tokenizer_from(given: Mapping[str, Any], longest: int) -> Any:
 
 
 def check_tokens(tokenizer: Any, given: Mapping[str, Any], origin: str) -> None:
-    """Raise FinetuneError, naming one, if a tokenizer has other tokens than a file."""
+    """Raise FinetuneError, naming a token, if a tokenizer's tokens differ from a file's."""
     tokens, kinds = given[f"{_KEY}tokens"], given[f"{_KEY}token_type"]
     mine = tokenizer.convert_ids_to_tokens(list(range(min(len(tokens), len(tokenizer)))))
     mine += [None] * (len(tokens) - len(mine))
@@ -82,7 +82,7 @@ def check_tokens(tokenizer: Any, given: Mapping[str, Any], origin: str) -> None:
 
 
 def _written(given: Mapping[str, Any], splitting: Splitting, *, begins: bool) -> dict[str, Any]:
-    """Return a tokenizer.json. `begins`: texts begin with the mark of that name."""
+    """Return a tokenizer.json. `begins`: whether texts begin with the mark of that name."""
     tokens, kinds = given[f"{_KEY}tokens"], given[f"{_KEY}token_type"]
     used = [number for number, kind in enumerate(kinds) if kind != TokenKind.UNUSED]
     added = [
@@ -109,7 +109,7 @@ def _written(given: Mapping[str, Any], splitting: Splitting, *, begins: bool) ->
 
 
 def _marked(tokens: list[str], first: int | None, last: int | None) -> dict[str, Any]:
-    """Return what adds marks to a text, and to a pair of texts."""
+    """Return the processor that adds marks to a text, and to a pair of texts."""
     before, after = ([] if n is None else [{"SpecialToken": {"id": tokens[n], "type_id": 0}}] for n in (first, last))
     if not before and not after:
         return {**_BYTE_LEVEL, "trim_offsets": False}

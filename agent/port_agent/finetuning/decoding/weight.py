@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 _ROW_STEP = 64
-"""Parts begin at multiples of this: codes of neighbouring rows may share a word."""
+"""Number of rows of which parts begin at multiples, because codes of neighbouring rows may share a word."""
 _PART_ITEMS = 1 << 19
-"""Most weights of a part, unless fewer rows than the step have more."""
+"""Largest number of weights in a part, unless fewer rows than the step have more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +29,7 @@ class DecodedWeight:
         return math.prod(self.shape)
 
     def parts(self) -> Iterator[torch.Tensor]:
-        """Yield it from its first row to its last, decoded, some rows at a time."""
+        """Yield its rows from first to last, decoded, some at a time."""
         count = self.shape[0] if self.shape else 1
         step = max(_ROW_STEP, _PART_ITEMS * count // max(1, self.items) // _ROW_STEP * _ROW_STEP)
         for start in range(0, count, step):

@@ -1,4 +1,4 @@
-"""Write a model directory as one GGUF file, which llama.cpp and what is built on it read.
+"""Write a model directory as one GGUF file, which llama.cpp and programs based on it read.
 
 A weight is converted some rows at a time, and written before the next is read.
 """
@@ -45,7 +45,7 @@ _Q8_BLOCK = 32
 
 
 class GgufType(enum.StrEnum):
-    """The type of the matrices in a file. Vectors are in 32 bits in each."""
+    """The type of the matrices in a file; vectors always have 32 bits."""
 
     F32 = "f32"
     F16 = "f16"
@@ -65,7 +65,7 @@ _AS_STORED = {"BF16": GgufType.BF16, "F16": GgufType.F16}
 
 @dataclass(frozen=True, slots=True)
 class ExportOutcome:
-    """The file, the type of its matrices, and how many weights and bytes it has."""
+    """The file, the type of its matrices, and its numbers of weights and bytes."""
 
     out: str
     type: GgufType
@@ -100,8 +100,8 @@ def export_gguf(
     """Write the model of a directory, with an adapter merged into it if given, to the GGUF file `out`, completely or
     not at all.
 
-    `kind`: the type of matrices, None for that of the model's files. `progress` receives the share that is written,
-    `note` what a person should know. Raises FinetuneError for what has no place in GGUF, and OSError.
+    `kind`: the type of matrices; None for that of the model's files. `progress` receives the share that is written, `note` receives remarks
+    for people. Raises FinetuneError for parts that have no place in GGUF, and OSError.
     """
     check_not_there(out)
     check_model_files(folder)
@@ -133,7 +133,7 @@ def export_gguf(
 
 @contextmanager
 def _beside(out: Path) -> Iterator[Path]:
-    """Yield a directory next to a file to be made, and remove it with what is left in it."""
+    """Yield a temporary directory next to a file that is being made; the directory is removed with its contents."""
     building = out.absolute().with_name(f".{out.name}.new")
     shutil.rmtree(building, ignore_errors=True)  # left by an interruption
     building.mkdir()
@@ -156,7 +156,7 @@ def _type_of(entry: TensorEntry, kind: GgufType | None) -> GgufType:
 
 
 def _writer(shape: GgufShape, vocabulary: GgufVocabulary, kind: GgufType, name: str) -> Any:
-    """Return a writer that has everything but weights."""
+    """Return a writer that has everything but the weights."""
     writer = gguf.GGUFWriter(None, shape.kind)
     writer.add_type("model")
     writer.add_name(name)

@@ -1,7 +1,7 @@
-"""What a model is in GGUF: its architecture, its settings, and the names and the order of its weights.
+"""The description of a model in GGUF: its architecture, its settings, and the names and the order of its weights.
 
-Written are the kinds whose every setting has a place there. Anything else is refused by name, for llama.cpp's own
-converter to write.
+Only kinds of models whose every setting has a place there are written. Anything else is rejected by name and left to llama.cpp's own
+converter.
 """
 
 import re
@@ -17,7 +17,7 @@ from port_agent.finetuning.inputs.options import FinetuneError
 from port_planner.base.units import shown
 
 CONVERTER = "python convert_hf_to_gguf.py (of llama.cpp)"
-"""Program for models that this package refuses."""
+"""Program for models that this package rejects."""
 
 KINDS = ("llama", "qwen2", "qwen3")
 """Model types of transformers, with the same names in GGUF."""
@@ -49,7 +49,7 @@ class GgufShape:
         return given or int(self.config.hidden_size) // int(self.config.num_attention_heads)
 
     def names(self) -> dict[str, str]:
-        """Return GGUF's name of each weight by transformers' name, in the order in which they are written."""
+        """Return GGUF's name of each weight, by transformers' name, in the order in which weights are written."""
         biases = _BIASES if self.kind == "qwen2" else ()
         layers = {**_LAYERS, **(_QWEN3_LAYERS if self.kind == "qwen3" else {})}
         found = dict(_WHOLE)
@@ -63,7 +63,7 @@ class GgufShape:
         return found
 
     def check_names(self, stored: Collection[str]) -> None:
-        """Raise FinetuneError, naming a weight, if the stored ones are not those of this kind of model."""
+        """Raise FinetuneError, naming a weight, if the stored weights are not those of this kind of model."""
         wanted = set(self.names())
         ignored = {name for name in stored if name.endswith("rotary_emb.inv_freq") or name == _HEAD}
         missing, others = sorted(wanted - set(stored)), sorted(set(stored) - wanted - ignored)
@@ -79,7 +79,7 @@ class GgufShape:
             )
 
     def rows(self, name: str) -> torch.Tensor | None:
-        """Return the order in which a weight's rows are written, None for their own.
+        """Return the order in which a weight's rows are written; None for their own order.
 
         llama.cpp rotates neighbours of a Llama's head, and transformers the two halves of it.
         """
@@ -90,7 +90,7 @@ class GgufShape:
         return torch.arange(heads * self.head_size).view(heads, 2, self.head_size // 2).transpose(1, 2).reshape(-1)
 
     def rope_factors(self) -> torch.Tensor | None:
-        """Return the divisors of the rotary frequencies, [head size / 2] in 32 bits, None if they are one number."""
+        """Return the divisors of the rotary frequencies, [head size / 2] in 32 bits; None if all frequencies follow from one number."""
         if self.rope["rope_type"] != "llama3":
             return None
         scaled, _ = transformers.modeling_rope_utils.ROPE_INIT_FUNCTIONS["llama3"](self.config, torch.device("cpu"))
@@ -99,7 +99,7 @@ class GgufShape:
         return plain / scaled
 
     def settings(self) -> Iterator[tuple[str, int | float | str]]:
-        """Yield what GGUF's architecture has as settings: keys without the kind before them, and values."""
+        """Yield the settings of GGUF's architecture: keys without the kind in front, and values."""
         config = self.config
         yield "vocab_size", config.vocab_size
         yield "context_length", config.max_position_embeddings
@@ -119,7 +119,7 @@ class GgufShape:
 
 
 def shape_of(folder: Path) -> GgufShape:
-    """Return what the model of a directory is in GGUF. Raises FinetuneError for what has no place there."""
+    """Return the description in GGUF of the model of a directory. Raises FinetuneError for parts that have no place there."""
     config = transformers.AutoConfig.from_pretrained(folder)
     kind = config.model_type
     if kind not in KINDS or config.architectures not in (None, [class_name(kind)]):

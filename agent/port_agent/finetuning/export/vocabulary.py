@@ -1,6 +1,6 @@
-"""A tokenizer as GGUF has it: tokens, merges, and the name of how text is split before, which llama.cpp has in its code.
+"""A tokenizer in GGUF's form: tokens, merges, and the name of the splitting that comes first, whose rules are in llama.cpp's code.
 
-Byte-level BPE whose splitting is one of those is written. Anything else is refused by name.
+Byte-level BPE with one of those splittings is written. Anything else is rejected by name.
 """
 
 import enum
@@ -21,8 +21,8 @@ _BYTES, _BYTES_AND_WORDS, _DIGITS = "bytes", "bytes and words", "digits"
 
 @dataclass(frozen=True, slots=True)
 class Splitting:
-    """How text is split before merges: patterns and other steps in order, whether words that are tokens are not split
-    further, and the normalization before.
+    """How text is split before merges: patterns and other steps in order, whether words that are tokens stay whole, and the
+    normalization before.
     """
 
     steps: tuple[str, ...]
@@ -41,7 +41,7 @@ SPLITTINGS = {
     "llama-bpe": Splitting((_WORDS % r"\p{N}{1,3}", _BYTES), whole_words=True),
     "qwen2": Splitting((_WORDS % r"\p{N}", _BYTES), normalizer="NFC"),
 }
-"""Patterns that split text, by llama.cpp's names, which has them in its code."""
+"""Patterns that split text, by llama.cpp's names; llama.cpp has them in its code."""
 
 
 class TokenKind(enum.IntEnum):
@@ -55,8 +55,8 @@ class TokenKind(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class GgufVocabulary:
-    """`splitting`: llama.cpp's name of how text is split; `begins`, `ends`: whether a text begins and ends with the
-    tokenizer's mark; `marks`: numbers of special tokens by GGUF's names of them.
+    """`splitting`: llama.cpp's name for how text is split. `begins`, `ends`: whether a text begins and ends with the tokenizer's mark.
+    `marks`: numbers of special tokens, by GGUF's names.
     """
 
     splitting: str
@@ -68,7 +68,7 @@ class GgufVocabulary:
     marks: Mapping[str, int]
     template: str | None
     normalized: bool
-    """Whether the tokenizer composes characters (NFC) before, which llama.cpp does not."""
+    """Whether the tokenizer first composes characters (NFC), which llama.cpp does not."""
 
 
 def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
@@ -100,7 +100,7 @@ def vocabulary_of(tokenizer: Any, size: int) -> GgufVocabulary:
 
 
 def _template(given: str | Mapping[str, str] | None) -> str | None:
-    """Return a tokenizer's chat template, the default one of several."""
+    """Return a tokenizer's chat template; of several, the default one."""
     return given if given is None or isinstance(given, str) else given.get("default")
 
 
@@ -117,7 +117,7 @@ def _written(tokenizer: Any) -> dict[str, Any]:
 
 
 def _splitting(written: Mapping[str, Any]) -> str:
-    """Return llama.cpp's name of how a tokenizer splits text. Raises FinetuneError if it has none."""
+    """Return llama.cpp's name for how a tokenizer splits text. Raises FinetuneError if it has no name there."""
     before = written["pre_tokenizer"] or {}
     steps = tuple(_step(step) for step in before.get("pretokenizers", [before]))
     whole = bool(written["model"].get("ignore_merges"))

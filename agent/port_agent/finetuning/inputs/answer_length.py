@@ -1,4 +1,4 @@
-"""The most tokens of an answer with what is before it, if no length is asked for. Torch-free."""
+"""The longest answer, with the text before it, if no length is requested. Does not import torch."""
 
 import json
 from collections.abc import Iterable, Mapping
@@ -8,14 +8,14 @@ from typing import Any
 from port_agent.finetuning.inputs.model_files import CONFIG
 
 PACKED_TOKENS = 256
-"""The length to which texts are packed if none is asked for, and the least of an answer."""
+"""Number of tokens to which texts are packed by default, and the smallest limit of an answer."""
 _MAX_TOKENS = 2048
 _STEP = 32
 _SHARE = 1 / 4
-"""Share of the budget for what one layer computes from a sequence, and for the inputs of all layers."""
+"""Shares of the budget for what one layer computes from a sequence, and for the inputs of all layers."""
 _ITEM_BYTES = 4
 _WIDE, _MIDDLE = 8, 3
-"""Tensors of a layer's width that it holds at once with their gradients, and of the width of its middle."""
+"""Numbers of tensors that a layer holds at once with their gradients: of the layer's width, and of the width of its middle."""
 
 _WIDTHS, _MIDDLES = (
     ("hidden_size", "n_embd", "d_model"),
@@ -26,10 +26,10 @@ _POSITIONS = ("max_position_embeddings", "n_positions")
 
 
 def longest_answer(model: Path, ram_bytes: int, *, with_head: bool) -> int:
-    """Return the most tokens of an answer that a budget takes with this model, by its configuration alone.
+    """Return the largest number of tokens of an answer that fits into a budget with this model, by its configuration alone.
 
-    `with_head`: all its logits are there at once, with their gradients. Never less than `PACKED_TOKENS`; that for a
-    model whose configuration does not name its sizes. `ram_bytes`: the budget over the sequences of a batch.
+    `with_head`: all logits and their gradients exist at once. The result is at least `PACKED_TOKENS`, which is also the result for a model
+    whose configuration does not name its sizes. `ram_bytes`: the budget divided by the sequences of a batch.
     """
     config = json.loads((model / CONFIG).read_bytes())
     config = config.get("text_config") or config
@@ -43,5 +43,5 @@ def longest_answer(model: Path, ram_bytes: int, *, with_head: bool) -> int:
 
 
 def _first(config: Mapping[str, Any], names: Iterable[str]) -> int:
-    """Return the first of some settings that a configuration has, else 0."""
+    """Return the first of some settings that a configuration has, or 0."""
     return next((config[name] for name in names if isinstance(config.get(name), int)), 0)

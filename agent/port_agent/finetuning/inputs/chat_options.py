@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class ChatOptions:
-    """`model`, `adapter`: directories. `system`: the system prompt. `most_tokens`: of an answer.
+    """`model`, `adapter`: directories. `system`: the system prompt. `most_tokens`: largest number of tokens of an answer.
 
-    `greedy`: choose the likeliest token each time; otherwise follow the model's generation_config.json, drawing by
-    `seed`.
+    `greedy`: always choose the likeliest token; otherwise follow the model's generation_config.json, drawing by `seed`.
     """
 
     model: str

@@ -1,7 +1,7 @@
 """Import transformers and peft as if torch were built without `torch.distributed`.
 
-One process trains, so what shards tensors among several (150 modules, 13 MiB) is not loaded. All other modules import
-these libraries from here.
+Only one process trains, so the code that shards tensors among several (150 modules, 13 MiB) is not loaded. All other modules import these
+libraries from here.
 """
 
 import contextlib
@@ -15,7 +15,7 @@ from port_agent.finetuning.inputs.options import FinetuneError
 
 @contextlib.contextmanager
 def _without_distributed() -> Iterator[None]:
-    """Hide `torch.distributed`: transformers asks for it once, and remembers the answer."""
+    """Hide `torch.distributed`: transformers checks for it once, and remembers the result."""
     available = torch.distributed.is_available
     torch.distributed.is_available = lambda: False
     try:

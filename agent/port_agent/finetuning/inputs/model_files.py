@@ -1,4 +1,4 @@
-"""Whether a directory holds a model that can be trained, judged by its files alone, without torch."""
+"""Whether a directory contains a model that can be trained, judged by its files alone, without torch."""
 
 import hashlib
 import json
@@ -24,21 +24,19 @@ _TOKENIZERS = (
 )
 
 FLOAT_NAMES = ("BF16", "F16", "F32", "F64")
-"""safetensors' names of the data types that a model can be trained in."""
+"""Data types in which a model can be trained, by safetensors' names."""
 
 _COPIED_SUFFIXES = frozenset((".json", ".jinja", ".txt", ".model", ".tiktoken", ".md", ""))
-"""Suffixes of a model's files that are copied: configuration, tokenizer, licence; neither code nor weights in other
-formats.
-"""
+"""Suffixes of a model's files that are copied: configuration, tokenizer and licence, but neither code nor weights in other formats."""
 
 _SAMPLE_BYTES = 4096
-"""Bytes read from each tensor's middle, where different weights differ: 2 MB identify a file of 2 GB."""
+"""Bytes read from each tensor's middle, where different weights differ; 2 MB identify a file of 2 GB."""
 
 
 class _Config(msgspec.Struct):
     model_type: str
     auto_map: object = msgspec.UNSET
-    """Present if the directory has Python code that makes the model."""
+    """Present if the directory has Python code that creates the model."""
     quantization_config: object = None
     """Present if the weights are codes of a quantization."""
 
@@ -57,7 +55,7 @@ def check_not_there(out: Path) -> None:
 def check_room(out: Path, nbytes: int, what: str, other: str = "--out") -> None:
     """Raise FinetuneError unless the folder of `out` has that many bytes free.
 
-    `what`: what takes them, with its verb; `other`: the options that may be given otherwise.
+    `what`: the phrase that names their use, with its verb. `other`: the options that can be changed instead.
     """
     folder = out.absolute().parent
     free = shutil.disk_usage(folder).free
@@ -86,7 +84,7 @@ def check_model_files(folder: Path) -> None:
 
 
 def goes_along(path: Path) -> bool:
-    """Return whether a file of a model's directory belongs to a model that is made of it."""
+    """Return whether a file of a model's directory also belongs to a model that is made from it."""
     of_others = path.name.startswith(".") or path.name.endswith(".bin.index.json")
     return path.is_file() and path.suffix in _COPIED_SUFFIXES and not of_others
 

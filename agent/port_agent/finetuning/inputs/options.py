@@ -9,7 +9,7 @@ from port_planner.base.errors import ExitCode, PortError
 
 
 class FinetuneError(PortError):
-    """A model directory, data or settings that cannot be trained with."""
+    """A model directory, data or settings that cannot be used for training."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -32,15 +32,14 @@ class Compute(enum.StrEnum):
 class FinetuneOptions:
     """The settings of a fine-tuning.
 
-    `data`: files and directories. `valid`: files held out instead of a share of `data`. `base`: the quantization of the
-    frozen weights (`port_agent.packing.Quantization`), None to leave them as they are. `lora_rank`: of the adapters,
-    None to train all weights. `targets`: ends of the names of the layers that get adapters, () for peft's choice for
-    this kind of model. `sequence_tokens`: the longest sequence, and `answer_tokens` that of an answer with what is
-    before it, if that is more. `accumulate`: batches per update. `compute`: the type
-    that a step computes in, None for the faster one here. `accumulate_by`: the order in which batches run, with the
-    same bits; None for the one that moves less. `autocast`: forward passes run under torch's bfloat16 autocast, and
-    weights stay as they are. `head_rows`: of the logits at a time, None for all of a batch. `updates`: number of
-    updates, instead of `epochs`. `held_out`: the share of the sequences that is not trained on.
+    `data`: files and directories. `valid`: files held out instead of a share of `data`. `base`: the quantization of the frozen weights
+    (`port_agent.packing.Quantization`), None to leave them as they are. `lora_rank`: rank of the adapters, None to train all weights.
+    `targets`: ends of the names of the layers that get adapters, () for peft's choice for this kind of model. `sequence_tokens`: length of
+    the longest sequence. `answer_tokens`: the same for an answer with the text before it, if that is more. `accumulate`: batches per
+    update. `compute`: the type that a step computes in, None for the faster one here. `accumulate_by`: the order in which batches run, with
+    the same bits; None for the one that moves less. `autocast`: forward passes run under torch's bfloat16 autocast, and weights stay as
+    they are. `head_rows`: of the logits at a time, None for all of a batch. `updates`: number of updates, instead of `epochs`. `held_out`:
+    the share of the sequences that is not trained on.
 
     `begin_from`: the directory of the adapter that is trained further. `alpha`: the adapters' products are scaled by
     it, divided by the rank or with `rslora` by its square root; None for twice the rank. `dora`: each adapted row of a
@@ -102,7 +101,7 @@ class FinetuneOptions:
 
     @property
     def sequences_at_once(self) -> int:
-        """Sequences of a batch in memory: of a pair, both answers count."""
+        """Number of sequences of a batch in memory; both answers of a pair count."""
         return 2 * self.batch if self.learns_pairs else self.batch
 
     @property

@@ -1,5 +1,5 @@
-"""What a resumed run takes over so that it has the same text: the date that chat templates insert, and the most tokens of
-an answer, kept next to a fine-tuning's checkpoint.
+"""What a resumed run keeps so that it has the same text: the date that chat templates insert, and the longest answer. Stored next to the
+checkpoint.
 """
 
 import datetime
@@ -28,7 +28,7 @@ def date_of_run(out: Path) -> str:
 
 
 def length_of_run(out: Path) -> int | None:
-    """Return the most tokens of an answer of the run to resume, None if there is none. Raises FinetuneError."""
+    """Return the longest answer in tokens of the run to resume; None if there is no such run. Raises FinetuneError."""
     path = state_folder(out) / _LENGTH_NAME
     try:
         return int(path.read_text())
@@ -46,6 +46,6 @@ def keep_for_resuming(out: Path, date: str, answer_tokens: int) -> None:
 
 
 def forget_run(out: Path) -> None:
-    """Remove what was kept."""
+    """Remove the stored date and length."""
     for name in (_NAME, _LENGTH_NAME):
         (state_folder(out) / name).unlink(missing_ok=True)

@@ -5,7 +5,7 @@ import math
 
 
 class RateSchedule(enum.StrEnum):
-    """What the rate does after the warm-up: it falls to 0 linearly or as a half cosine, or stays constant."""
+    """How the rate changes after the warm-up: it falls to 0 linearly or as a half cosine, or stays constant."""
 
     LINEAR = "linear"
     COSINE = "cosine"
@@ -13,9 +13,7 @@ class RateSchedule(enum.StrEnum):
 
 
 def rate_share(schedule: RateSchedule, update: int, updates: int, warm_up: float) -> float:
-    """Return the share of the learning rate in an update, counted from 0; `warm_up`: the share of the updates until it
-    is reached.
-    """
+    """Return the share of the learning rate in an update, counted from 0. `warm_up`: the share of the updates in which the rate rises."""
     warm = max(1, round(updates * warm_up))
     risen = (update + 1) / warm
     left = (updates - update) / max(1, updates - warm + 1)

@@ -1,4 +1,4 @@
-"""What the daemon starts for a fine-tuning: `python -m port_agent.finetuning.job.start --bundle JOB ... --control-fd N`.
+"""The program that the daemon starts for a fine-tuning: `python -m port_agent.finetuning.job.start --bundle JOB ... --control-fd N`.
 
 If it has root's rights, it takes those of the user who submitted the job. Then it becomes the training process inside
 its budget, as `exec` does. By then only our own code has run, and none of the user's files was opened. Torch-free.
@@ -61,7 +61,7 @@ def _become_worker(options: FinetuneWorkerOptions) -> NoReturn:
 
 
 def _take_rights_of(user: str) -> dict[str, str]:
-    """Exchange root's rights for a user's permanently; return the changes to the environment.
+    """Give up root's rights for a user's permanently; return the changes to the environment.
 
     Raises FinetuneError, OSError.
     """

@@ -44,7 +44,7 @@ _SLOW_BYTES_PER_S = 10e6
 
 
 def main() -> ExitCode:
-    """Fine-tune as the job says; return the exit code."""
+    """Fine-tune as the job file says; return the exit code."""
     job = msgspec.json.decode(sys.argv[1], type=FinetuneJob)
     files = msgspec.json.decode(sys.argv[4], type=RoundFiles) if sys.argv[4:] else None
     return serve(int(sys.argv[3]), lambda control, emit: _work(job, files, control, emit))
@@ -86,7 +86,7 @@ def _train(job: FinetuneJob, files: RoundFiles | None, emit: Emit, steering: "Da
 
 
 class DaemonSteering(Steering):
-    """Commands of the daemon, received by a thread of its own and executed by the main thread."""
+    """Commands of the daemon, received by a separate thread and executed by the main thread."""
 
     def __init__(self, control: Control, emit: Emit) -> None:
         """From here on commands interrupt the main thread, which this must be."""
@@ -97,7 +97,7 @@ class DaemonSteering(Steering):
         self._seconds_per_byte = 1 / _SLOW_BYTES_PER_S
         self._before: StepFigures | None = None
         self.step = self._of = 0
-        """Updates that are done, and their total."""
+        """Number of finished updates, and their total."""
         signal.signal(_SIGNAL, self._obey)
 
     def interrupt(self) -> None:
@@ -107,7 +107,7 @@ class DaemonSteering(Steering):
     def _obey(self, number: int, frame: FrameType | None) -> None:
         """Execute the current command.
 
-        A signal that arrives meanwhile makes it check once more; children are told by one at a time.
+        A signal that arrives meanwhile makes it check again; only one call at a time commands the children.
         """
         self._leave_requested = True
         if self._obeying or self.leaving:
@@ -170,12 +170,12 @@ class DaemonSteering(Steering):
         self._leave_if_requested()
 
     def finish(self) -> None:
-        """Defer leaving for good; raise TrainingExit if it is already asked for."""
+        """Defer leaving for good; raise TrainingExit if it was already requested."""
         self._updating = True
         self._leave_if_requested()
 
     def finished(self, done: int, out: str) -> None:
-        """Report to the daemon, which then takes the job for done however this process ends."""
+        """Report the end to the daemon, which then counts the job as done, however this process ends."""
         self._emit(TrainingFinished(step=done, out=out, peak_rss_bytes=peak_resident_bytes()))
 
     def _leave_if_requested(self) -> None:
@@ -193,9 +193,7 @@ class DaemonSteering(Steering):
         self._emit(CheckpointWritten(step=done, bytes=nbytes, wall_s=seconds))
 
     def has_time_to_write(self, nbytes: int) -> bool:
-        """Return whether a last checkpoint can be written before the worker is killed, judged by the time of an earlier
-        one.
-        """
+        """Return whether a last checkpoint can be written before the worker is killed, judged by the time of an earlier one."""
         return nbytes * self._seconds_per_byte < self._control.leave_within_s + _MARGIN_S
 
     def updated(self, update: "Update") -> None:

@@ -35,7 +35,7 @@ ENCODED_ITEMS = 1 << 19
 """Weights encoded at once, which takes about 10 MiB of temporary memory."""
 
 _OWN_PRODUCTS = ("FalconLinear",)
-"""Linear layers of one kind of model that return what any linear layer returns."""
+"""Linear layers of particular kinds of models that return the same as any linear layer."""
 
 _DECODED = (torch.bfloat16, torch.float32)
 
@@ -96,7 +96,7 @@ def quantized_layers(model: Any, quantization: Quantization) -> dict[str, nn.Lin
 
 
 def returns_product(layer: nn.Module) -> bool:
-    """Return whether a layer is linear and returns its product alone.
+    """Return whether a layer is linear and returns only its product.
 
     A layer of one kind of model, such as a mixture's router, may return more.
     """

@@ -26,17 +26,17 @@ from port_planner.exactness.kept_answers import KeptAnswers
 from port_planner.exactness.tiles import Operands
 
 BLOCK_BYTES = 2 << 20
-"""Approximate bytes of a decoded block: more takes more of the budget, less spends more time on calls."""
+"""Approximate bytes of a decoded block: larger blocks take more of the budget, and smaller ones more time for calls."""
 
 Array: TypeAlias = npt.NDArray[np.float32]
 
 _MAX_DRAWN_BYTES = 64 << 20
-"""Largest weight that is compared with random numbers everywhere; a larger one, such as a head's, has them in some
-places and takes no RAM elsewhere.
+"""Largest weight in bytes that is compared with random numbers everywhere. A larger one, such as a head's, has them in some places and
+takes no RAM elsewhere.
 """
 
 _STEP = 128
-"""Blocks are multiples of this: of the blocks of both quantizations, and of what kernels compute side by side."""
+"""Number of which block sizes are multiples: of the blocks of both quantizations, and of what kernels compute side by side."""
 
 
 class _QuantizedLayer(nn.Module):
@@ -81,7 +81,7 @@ class QuantizedLinear(_QuantizedLayer, nn.Linear):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """An empty tensor of the decoded weight's data type: peft asks for that, and for the device."""
+        """An empty tensor of the decoded weight's data type, because peft asks for this and for the device."""
         return torch.empty(0, dtype=self.dtype)
 
     def forward(self, input: torch.Tensor) -> torch.Tensor:
@@ -104,9 +104,7 @@ class QuantizedConv1D(_QuantizedLayer, Conv1D):
 
     @property
     def weight(self) -> torch.Tensor:  # type: ignore[override]
-        """A tensor of the decoded weight's shape and data type that repeats one number: peft asks for those, and for
-        the device.
-        """
+        """A tensor of the decoded weight's shape and data type that repeats one number, because peft asks for these and for the device."""
         return torch.empty(1, dtype=self.dtype).expand(self.nx, self.nf)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
@@ -132,8 +130,8 @@ def encode_weight(quantization: Quantization, weight: torch.Tensor) -> tuple[tor
 def quantized_blocks(quantization: Quantization, weight: torch.Tensor) -> Array:
     """Return a weight, [rows, in], in 32 bits, divided into the blocks that share a scale, [rows, blocks, items].
 
-    It is read once, by a copy: reading some rows of a mapped weight brings in no others. From here on numpy computes,
-    so that temporaries are not tensors for which the interceptor would evict others.
+    It is read once, by a copy, because reading some rows of a mapped weight loads no others. After that numpy computes, so that temporaries
+    are not tensors for which the interceptor would evict others.
     """
     copied: Array = weight.to(torch.float32, copy=True).view(weight.shape[0], -1, quantization.block).numpy()
     return copied
@@ -193,15 +191,15 @@ _Multiply: TypeAlias = Callable[[torch.Tensor, torch.Tensor, Any], torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class _Product:
-    """A product with a quantized weight: plain PyTorch's operation, and whether rows of the weight, or columns, give
-    those of the result.
+    """A product with a quantized weight: plain PyTorch's operation, and whether rows or columns of the weight correspond to those of the
+    result.
     """
 
     multiply: _Multiply
     by_rows: bool
 
     def extent(self, shape: tuple[int, int]) -> int:
-        """Return how many rows or columns of a weight of this shape give those of the result."""
+        """Return how many rows or columns of a weight of this shape correspond to those of the result."""
         return shape[0 if self.by_rows else 1]
 
 
@@ -268,7 +266,7 @@ def _in_blocks(
     shape: tuple[int, int],
     bias: torch.Tensor | None,
 ) -> torch.Tensor:
-    """Run a product block by block. `part` returns rows and columns of a weight of this shape, in memory of their own."""
+    """Run a product block by block. `part` returns rows and columns of a weight of this shape, in new memory."""
     rows, columns = shape
     extent = product.extent(shape)
     out = torch.empty((flat.shape[0], extent), dtype=flat.dtype)
@@ -314,7 +312,7 @@ def _decoded(
 
 
 def _define(name: str, product: _Product) -> None:
-    """Define a product as an operator."""
+    """Define a product as a torch operator."""
 
     def computed(
         flat: torch.Tensor,

@@ -22,7 +22,7 @@ from port_planner.base.units import format_bytes
 SHORT = (torch.bfloat16, torch.float16)
 
 _MAX_COPIED_BYTES = 64 << 20
-"""Most bytes of other 16-bit tensors (norms, biases, convolutions of a few channels), which are widened once."""
+"""Largest number of bytes of other 16-bit tensors (norms, biases, convolutions of a few channels), which are widened once."""
 
 
 class _ShownWeight(torch.Tensor):
@@ -40,7 +40,7 @@ class _ShownWeight(torch.Tensor):
 
 
 class _Widened(nn.Module):
-    """A layer with a table: a weight in the bits of its file."""
+    """A layer with a table: a weight as it is in its file."""
 
     table: torch.Tensor
 
@@ -122,9 +122,8 @@ class WidenedEmbedding(_Widened):
 def widen(model: Any, in_32_bits: Any) -> int:
     """Make a frozen model compute in 32 bits over its 16-bit weights; return the bytes that stay in 16 bits.
 
-    `in_32_bits`: the same model made in float32, without weights; values that it computes from its configuration and
-    keeps would be rounded in 16 bits. Raises FinetuneError, naming the weight, if weights of other layers are too large
-    to be widened.
+    `in_32_bits`: the same model created in float32, without weights; in 16 bits, values that it computes from its configuration would be
+    rounded. Raises FinetuneError, naming the weight, if weights of other layers are too large to be widened.
     """
     tables: dict[torch.Tensor, torch.Tensor] = {}
     for name, layer in list(model.named_modules()):

@@ -1,1 +1,1 @@
-"""From the files of a user to sequences of tokens."""
+"""From a user's files to sequences of tokens."""

@@ -27,7 +27,7 @@ _Turn = dict[str, Any]
 
 
 class UnwrittenError(Exception):
-    """The template does not write a conversation as it is; the text says why."""
+    """The template does not write a conversation faithfully; the text says why."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +60,8 @@ class ConversationWriter:
     def texts(self, record: Record) -> list[LearnedText]:
         """Return the texts of a conversation, each with its learned spans.
 
-        Raises FinetuneError if the tokenizer has no template, and UnwrittenError if the template does not write what
-        these messages say.
+        Raises FinetuneError if the tokenizer has no template, and UnwrittenError if the template does not write the contents of these
+        messages.
         """
         if not self._tokenizer.chat_template:
             raise FinetuneError(
@@ -85,9 +85,7 @@ class ConversationWriter:
         return self._written([{"role": "user", "content": text}], (), asking=True)
 
     def _answers(self, record: Record) -> list[_Answer]:
-        """Return the answers in the first message form that makes the template write all of them. Raises
-        UnwrittenError.
-        """
+        """Return the answers in the first message form in which the template writes all of them. Raises UnwrittenError."""
         refusals = []
         tried: list[list[_Turn]] = []
         for form in _FORMS:
@@ -133,7 +131,7 @@ class ConversationWriter:
         return _Answer(before, whole, bare=bool(content) and written.rstrip().endswith(content))
 
     def _behind_thoughts(self, written: str, message: Message) -> str:
-        """Return an answer from its thoughts on, which the template has begun; `written` may have thoughts of its own."""
+        """Return an answer beginning with its thoughts, which the template has begun; `written` may have thoughts of its own."""
         if not written.startswith(_THOUGHT):
             return self._thought(message) + written.lstrip("\n")
         thoughts, _, said = written.removeprefix(_THOUGHT).partition(_THOUGHT_END)
@@ -141,7 +139,7 @@ class ConversationWriter:
         return f"{thoughts.lstrip(chr(10))}{_THOUGHT_END}{said}"
 
     def _thought(self, message: Message) -> str:
-        """Return the closed thoughts of an answer, if the template begins thoughts and leaves them out of the answer."""
+        """Return the closed thoughts of an answer, if the template begins thoughts but leaves them out of the answer."""
         thought = next((message.more[key] for key in _THOUGHT_KEYS if message.more.get(key)), None)
         if thought is None and _THOUGHT_END in message.content:
             thought = message.content.partition(_THOUGHT_END)[0].replace(_THOUGHT, "", 1)
@@ -149,7 +147,7 @@ class ConversationWriter:
         return f"{str(thought or '').strip(chr(10))}\n{_THOUGHT_END}\n\n"
 
     def _count_ignored(self, turns: list[_Turn], tools: Sequence[Any]) -> None:
-        """Count the keys without which the template writes the same text."""
+        """Count the keys that do not change the text that the template writes."""
         keys = {key for turn in turns for key in turn} - {"role", "content", *_THOUGHT_KEYS}
         if not keys and not tools:
             return
@@ -160,9 +158,7 @@ class ConversationWriter:
         self.ignored["tools"] += bool(tools) and self._same(whole, turns, ())
 
     def _count_unread(self, messages: Sequence[Message], last: _Answer) -> None:
-        """Count by role the messages, those before the last answer, that the template leaves out; tool results may be written
-        in another form.
-        """
+        """Count, by role, the messages before the last answer that the template leaves out; tool results may be written in another form."""
         asked = [one for one in messages if one.role not in ("assistant", "tool")]
         for role in {one.role for one in asked if one.content.strip() not in last.whole}:
             self.ignored[f"{role} messages"] += 1
@@ -189,7 +185,7 @@ class ConversationWriter:
 
 @contextlib.contextmanager
 def _on(date: datetime.date) -> Iterator[None]:
-    """Make templates see a fixed date: transformers asks the clock, and passes them only its own function."""
+    """Make templates see a fixed date. By default transformers uses the clock, and it passes only its own function to templates."""
     from transformers.utils import chat_template_utils
 
     module: Any = chat_template_utils
@@ -207,7 +203,7 @@ def _text(answers: Sequence[_Answer]) -> LearnedText:
 
 
 def _says(message: Message) -> Iterable[str]:
-    """Return the strings that an answer must contain as written."""
+    """Return the strings that an answer must contain unchanged."""
     calls = [call.get("function", call) for call in message.more.get("tool_calls") or ()]
     return (message.content.rpartition(_THOUGHT_END)[2].strip(), *(str(call.get("name", "")) for call in calls))
 
@@ -216,29 +212,29 @@ def _says(message: Message) -> Iterable[str]:
 
 
 def _plain(message: Message) -> _Turn:
-    """The content as text and arguments of calls as objects, as transformers expects."""
+    """Return content as text, and arguments of calls as objects, as transformers expects."""
     calls = message.more.get("tool_calls")
     more = {**message.more, **({"tool_calls": [_with_objects(call) for call in calls]} if calls else {})}
     return {"role": message.role, "content": message.content, **more}
 
 
 def _as_stored(message: Message) -> _Turn:
-    """Arguments of calls as text where they are stored so, as OpenAI expects."""
+    """Return arguments of calls as text where they are stored as text, as OpenAI expects."""
     return {"role": message.role, "content": message.content, **message.more}
 
 
 def _without_content(change: Callable[[Message], _Turn]) -> Callable[[Message], _Turn]:
-    """No content in messages that only make calls."""
+    """Return messages that only make calls without content."""
     return lambda message: {**change(message), **({} if message.content else {"content": None})}
 
 
 def _in_parts(message: Message) -> _Turn:
-    """The content as a list of parts, as vision models expect."""
+    """Return the content as a list of parts, as vision models expect."""
     return {**_plain(message), "content": [{"type": "text", "text": message.content}]}
 
 
 def _writes_parts(whole: str, record: Record) -> bool:
-    """Return whether a text has the parts of a message as Python or JSON shows them: the template takes only text."""
+    """Return whether a text shows the parts of a message as Python or JSON, which means that the template accepts only text."""
     said = f"{[message.content for message in record.messages]}{record.tools}"
     return any(whole.count(mark) > said.count(mark) for mark in ("'type': 'text'", '"type": "text"'))
 

@@ -1,4 +1,4 @@
-"""Sequences decoded to text for people: what is read, and what is learned."""
+"""Sequences decoded to text for people, which shows what is read and what is learned."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ class ExamplePart:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """A sequence up to its last learned token, decoded; `label`: what is learned if the whole text is read."""
+    """A sequence up to its last learned token, decoded; `label`: the label to learn if the whole text is read."""
 
     parts: tuple[ExamplePart, ...]
     label: str | None = None
@@ -46,9 +46,7 @@ def _example(sequence: TokenSequence, tokenizer: Any, labels: tuple[str, ...]) -
 
 
 def _parts(sequence: TokenSequence, tokenizer: Any) -> Iterator[ExamplePart]:
-    """Yield the parts of a text, each as what its tokens add to the text before: decoded alone, a part would lose its
-    first space.
-    """
+    """Yield the parts of a text, each as its tokens extend the text before; decoded alone, a part would lose its first space."""
     tokens = list(sequence.tokens)
     learned = [label != IGNORED for label in sequence.labels]
     end = max((place + 1 for place, one in enumerate(learned) if one), default=0)

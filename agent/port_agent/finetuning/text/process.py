@@ -21,7 +21,7 @@ from port_agent.finetuning.text.tokenizing import TokenizerHere
 
 @contextlib.contextmanager
 def _without_torch() -> Iterator[None]:
-    """Hide torch: transformers asks for it once, and remembers the answer."""
+    """Hide torch: transformers checks for it once, and remembers the result."""
     found = importlib.util.find_spec
 
     def find_spec(name: str, package: str | None = None) -> ModuleSpec | None:

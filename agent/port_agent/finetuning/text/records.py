@@ -24,10 +24,9 @@ def parts_of(record: Record) -> Iterator[str]:
 class Records(Collection[Record]):
     """The records of files, and of all files in directories.
 
-    `broken`: entries that are not valid records; `first_broken`: the first of them, and why. `unread`: keys that are
-    not used, with the number of their records. `labels`, `conversations`: numbers of records that have one. `left`:
-    files in directories that are not read, and why. `from_directories`: those that are read, each with whether it is
-    one text.
+    `broken`: entries that are not valid records; `first_broken`: the first of them, and why. `unread`: keys that are not used, with the
+    number of their records. `labels`, `conversations`: numbers of records that have one. `left`: files in directories that are not read,
+    and why. `from_directories`: files in directories that are read, and whether each is one text.
     """
 
     def __init__(self, *paths: Path) -> None:
@@ -79,7 +78,7 @@ class Records(Collection[Record]):
     def _found(
         self, broken: Callable[[str], None] = lambda why: None, unread: Callable[[list[str]], None] = lambda keys: None
     ) -> Iterator[Record]:
-        """Yield the records; report which entries are broken and why, and the unused keys of each record.
+        """Yield the records; count broken entries with the reason, and the unused keys of each record.
 
         Raises FinetuneError.
         """

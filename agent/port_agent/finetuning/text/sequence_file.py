@@ -1,7 +1,6 @@
 """Token sequences in an unnamed file: training data may be larger than memory, and is read a sequence at a time.
 
-The tokenizer's process writes it, the training process reads it; both have it open, and it vanishes with the last of
-them.
+The tokenizer's process writes it and the training process reads it. Both have it open, and it disappears when the last of them ends.
 """
 
 import os
@@ -21,13 +20,13 @@ IGNORED = -100
 """Label of a token that is excluded from the loss (torch's `cross_entropy`)."""
 
 TOKEN = "i"
-"""32-bit integers: a token takes 4 bytes, not the 36 of a Python number."""
+"""Type of a token, a 32-bit integer: 4 bytes instead of the 36 of a Python number."""
 
 _PLACE, _SUM = "q", "I"
-"""64-bit offsets in a file, 32-bit checksums."""
+"""Types of a 64-bit offset in a file and of a 32-bit checksum."""
 
 _WRITTEN_BYTES = 1 << 20
-"""Sequences are written in chunks of this size."""
+"""Size in bytes of the chunks in which sequences are written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +47,7 @@ class TokenSequence:
 
     @property
     def learned(self) -> int:
-        """The number of tokens in the loss, never the first, or 1 if a label or one of two answers is chosen."""
+        """The number of tokens in the loss, never counting the first; 1 if a label or one of two answers is chosen."""
         if self.label is not None or self.rejected is not None:
             return 1
         return sum(label != IGNORED for label in self.labels[1:])
@@ -57,7 +56,7 @@ class TokenSequence:
 class SequenceFile:
     """An unnamed file, closed with this object.
 
-    It is pickled as the number of the descriptor that a child inherits; parent and child each open it again by that.
+    It is pickled as the number of the descriptor that a child inherits; parent and child each open it again through that descriptor.
     """
 
     def __init__(self, descriptor: int, inherited: int | None = None) -> None:
@@ -68,7 +67,7 @@ class SequenceFile:
 
     @classmethod
     def beside(cls, path: Path) -> "SequenceFile":
-        """Create one in the first existing directory above a path. Raises FinetuneError if it cannot be written to."""
+        """Create a file in the first existing directory above a path. Raises FinetuneError if it cannot be written."""
         folder = next(parent for parent in path.absolute().parents if parent.is_dir())
         try:
             with tempfile.TemporaryFile(dir=folder) as file:
@@ -120,7 +119,7 @@ class StoredSequences(Sequence[TokenSequence]):
         return sequence
 
     def those(self, places: Iterable[int]) -> "StoredSequences":
-        """Return the sequences at some places, in their order."""
+        """Return the sequences with the given indices, in the order of these indices."""
         chosen = list(places)
         return StoredSequences(
             self.file, *(array(of.typecode, (of[p] for p in chosen)) for of in (self.begins, self.sizes, self.sums))

@@ -1,8 +1,7 @@
 """Records as token sequences.
 
-Texts are packed to full length; each completion is a sequence of its own. The loss covers only the tokens to learn. Each
-text for an encoder is a sequence of its own, too, and a long one is divided; if masked tokens are learned, each pass
-masks different ones.
+Texts are packed to full length; each completion is a separate sequence. The loss covers only the tokens to learn. Each text for an encoder
+is also a separate sequence, and a long one is divided. If masked tokens are learned, each pass masks different ones.
 """
 
 import random
@@ -33,18 +32,16 @@ BUCKET_TOKENS = 32
 """Completions are padded to a multiple of this: each length is a separate step to a planner."""
 
 _MASKED_SHARE, _HIDDEN_SHARE, _REPLACED_SHARE = 0.15, 0.8, 0.1
-"""Share of tokens that are learned, and of these the shares that are masked and that are replaced by another token
-(BERT, section 3.1).
-"""
+"""Share of tokens that are learned, and the shares of those that are masked and that are replaced by another token (BERT, section 3.1)."""
 
 
 class _EmptyError(Exception):
-    """A record has no token to learn but a first one, which nothing predicts."""
+    """A record has no token to learn except a first one, which nothing predicts."""
 
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """Sequences to train on and to evaluate only, and the `lengths` of all.
+    """Sequences for training and for evaluation, and the `lengths` of all.
 
     `skipped`: records whose prompt alone fills a sequence. `unwritten`: conversations that the tokenizer's chat
     template does not write as they are; `first_unwritten`: the first, and why. `notes`: for people, about records that
@@ -76,8 +73,8 @@ def split_sequences(
     file: SequenceFile,
     valid: Collection[Record] = (),
 ) -> Split:
-    """Write the records' sequences to a file, and return them; held out are those of `valid`, or some chosen by the
-    seed if it is empty.
+    """Write the records' sequences to a file, and return them. Those of `valid` are held out, or, if it is empty, some that the seed
+    chooses.
 
     Raises FinetuneError if none is left to train on, for records without a prompt if an encoder needs one, and if the
     file cannot be written.
@@ -107,9 +104,7 @@ class SequenceMaker:
     """Makes sequences from records, and counts the records that are changed."""
 
     def __init__(self, tokenizer: Any, options: FinetuneOptions, task: Task) -> None:
-        """Raise FinetuneError for what an encoder cannot do, and for pairs of answers unless the model only continues
-        text.
-        """
+        """Raise FinetuneError for what an encoder cannot learn, and for pairs of answers unless the model only continues text."""
         if options.learns_pairs and task.kind is not TaskKind.CAUSAL_LM:
             raise FinetuneError(f"{_pair_option(options)} is only for models that continue text; leave it out")
         if task.encoder_alone:
@@ -153,7 +148,7 @@ class SequenceMaker:
             yield from whole
 
     def nothing_left(self, records: int) -> FinetuneError:
-        """Return the error for the case that no sequence is left to train on."""
+        """Return the error to raise if no sequence is left to train on."""
         if self.unwritten:
             return FinetuneError(
                 f"no sequence is left to train on: the tokenizer's chat template does not write {self.unwritten} of "
@@ -210,7 +205,7 @@ class SequenceMaker:
         return tuple(text for count, text in facts if count)
 
     def _cut_facts(self) -> tuple[tuple[int, str], ...]:
-        """Return counts of what the longest length takes off, and a note for each."""
+        """Return counts of what the longest length cuts off, and a note for each."""
         return (
             (
                 self.skipped,
@@ -236,11 +231,11 @@ class SequenceMaker:
 
     @property
     def _whole_tokens(self) -> int:
-        """The length at which nothing is cut, in whole buckets."""
+        """The length in tokens at which nothing is cut, in whole buckets."""
         return -(-self._most_tokens // BUCKET_TOKENS) * BUCKET_TOKENS
 
     def _packed(self, texts: Iterator[Record]) -> Iterator[TokenSequence]:
-        """Yield full sequences of the texts one after another, then the rest."""
+        """Yield full sequences of the texts one after another, then the remainder."""
         tokens, longest, begins = array(TOKEN), self._packed_tokens, list[int]()
         for text in texts:
             self._endless += not self._encoder.end
@@ -260,7 +255,7 @@ class SequenceMaker:
             yield last
 
     def _full(self, tokens: "array[int]", begins: list[int]) -> TokenSequence:
-        """Return a sequence of several texts, all of it learned except, with borders, the first token of each.
+        """Return a sequence of several texts. All of it is learned except, with borders, the first token of each text.
 
         `begins`: offsets of the texts, with one before and one after.
         """
@@ -277,8 +272,8 @@ class SequenceMaker:
         """Yield both answers as one sequence; None if one of them does not fit. Raises UnwrittenError, and
         FinetuneError.
 
-        Both are learned from the same token on, as in trl: if one begins within a token of the prompt, the other's
-        probability includes the prompt's letters in it, too.
+        Both are learned from the same token on, as in trl. If one begins within a token of the prompt, the other's probability also
+        includes the prompt's letters in that token.
         """
         chosen, other = (list(self.of_record(each)) for each in (record, rejected))
         if len(chosen) != 1 or len(other) != 1:
@@ -305,8 +300,7 @@ class SequenceMaker:
             yield self._learned(LearnedText(whole, ((len(record.prompt), len(whole)),)), record.place)
 
     def _learned(self, text: LearnedText, place: str) -> TokenSequence | None:
-        """Return the sequence of a text, cut at the end if it is too long; None if the text before the learned part
-        fills it.
+        """Return the sequence of a text, cut at the end if it is too long; None if the text before its learned part fills the sequence.
 
         Raises _EmptyError.
         """
@@ -370,9 +364,7 @@ class SequenceMaker:
         )
 
     def _of_encoder(self, record: Record) -> Iterator[TokenSequence]:
-        """Yield a text's sequences with the marks that the tokenizer puts around them: one for a label, otherwise as
-        many as it fills.
-        """
+        """Yield the sequences of a text with the tokenizer's marks around them: one for a label, otherwise as many as the text fills."""
         if not record.is_text:
             raise FinetuneError('an encoder learns from texts; give records with "text"')
         if record.label is not None and self._task.labels:
@@ -397,7 +389,7 @@ class SequenceMaker:
                 yield sequence
 
     def _whole_text(self, text: str | None) -> "array[int]":
-        """Return a text's tokens with the marks around them, shortened inside and counted if they are too many."""
+        """Return a text's tokens with the marks around them. A text that is too long is shortened inside, and counted."""
         found = self._tokenizer(text)["input_ids"]
         self._most_tokens = max(self._most_tokens, len(found))
         if len(found) > self._longest:
@@ -408,7 +400,7 @@ class SequenceMaker:
 
 
 def _pair_option(options: FinetuneOptions) -> str:
-    """Return the option that asks for pairs of answers, "" if none does."""
+    """Return the option that requests pairs of answers; "" if none does."""
     if options.dpo is not None:
         return "--dpo"
     return "" if options.orpo is None else "--orpo"
@@ -432,7 +424,7 @@ def _begin(sequence: TokenSequence) -> int:
 
 
 def _learned_from(begin: int, sequence: TokenSequence) -> TokenSequence:
-    """Return a sequence of which what is learned begins at a token not after its own beginning."""
+    """Return a sequence that is learned from a token not after its own beginning."""
     first = _begin(sequence)
     labels = sequence.labels[:begin] + sequence.tokens[begin:first] + sequence.labels[first:]
     return replace(sequence, labels=labels)
@@ -449,7 +441,7 @@ def _filled(sequence: TokenSequence, length: int) -> TokenSequence:
 
 
 def _in_parts(lists: Iterator[list[int]], length: int) -> Iterator[list[int]]:
-    """Yield the concatenation of lists in parts of `length`."""
+    """Yield the concatenation of lists, in parts of `length`."""
     items = chain.from_iterable(lists)
     while part := list(islice(items, length)):
         yield part
@@ -470,10 +462,9 @@ def _check_encoder(tokenizer: Any, options: FinetuneOptions, task: Task) -> None
 
 
 def masked(sequence: TokenSequence, vocabulary: Vocabulary, seed: str) -> TokenSequence:
-    """Return a sequence with some of its tokens hidden by the seed, of which only these are learned, as BERT was
-    trained.
+    """Return a sequence with some tokens hidden by the seed. Only these are learned, as in the training of BERT.
 
-    15 % are learned, at least one: of ten, eight are replaced by the mask, one by another token, one stays. Raises
+    At least one token and 15 % of all are learned. Of ten, eight are replaced by the mask, one by another token, and one stays. Raises
     ValueError if there is no mask token.
     """
     if vocabulary.mask is None:

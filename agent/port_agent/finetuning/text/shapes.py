@@ -1,4 +1,4 @@
-"""What an entry of a user's data says: its possible shapes, recognised by its keys.
+"""The meaning of an entry of a user's data: its possible shapes, recognised by its keys.
 
 The shapes are common ones: plain texts, prompts with completions, conversations as OpenAI, ShareGPT and trl write them,
 instructions as in Alpaca.
@@ -23,7 +23,7 @@ _ROLES = {
 """ShareGPT's roles, by the names that templates use."""
 
 _LEARNED_MARKS = ("train", "loss")
-"""Keys of a message with which Axolotl and others say whether it is learned, besides OpenAI's `weight`."""
+"""Keys by which Axolotl and others mark whether a message is learned, besides OpenAI's `weight`."""
 
 _ALPACA = (
     "Below is an instruction that describes a task{}. Write a response that appropriately completes the request.\n\n"
@@ -33,7 +33,7 @@ _ALPACA_INPUT = ", paired with an input that provides further context"
 """The prompt of Stanford's Alpaca, for tokenizers without a chat template."""
 
 _VERDICTS = ("true", "false", "0", "1")
-"""Labels of completions with which trl's KTO says whether one is good, in lower case."""
+"""Labels, in lower case, by which trl's KTO marks whether a completion is good."""
 
 SHAPES = (
     '{"text": ...}, {"text": ..., "label": ...}, {"prompt": ..., "completion": ...}, {"prompt": ..., "chosen": ..., "rejected": ...}, {"messages": [{"role": ..., "content": ...}]}, '
@@ -65,8 +65,8 @@ class Message:
 class Record:
     """`text`, a `file` that is a text, `prompt` and `completion`, or `messages`.
 
-    One with messages and a prompt is written as messages if the tokenizer has a template. `tools`: those that the
-    assistant may call. `place`: its location in the data, for people.
+    A record with messages and a prompt is written as messages if the tokenizer has a template. `tools`: the tools that the assistant may
+    call. `place`: its location in the data, for people.
     """
 
     text: str | None = None
@@ -92,7 +92,7 @@ Entry = Mapping[str, Any]
 def record_of(entry: object, place: str = "") -> tuple[Record, list[str]]:
     """Return the record of an entry, and its unused keys.
 
-    Raises ValueError, with the reason, for no shape or two shapes.
+    Raises ValueError, with the reason, if it has no shape or two shapes.
     """
     if not isinstance(entry, Mapping):
         raise ValueError("not a JSON object")
@@ -133,9 +133,7 @@ def _prompted(entry: Entry, place: str) -> Record:
 
 
 def _preference(entry: Entry, place: str) -> Record:
-    """Return the chosen answer of a pair with the rejected one; if there is no prompt, their common beginning is the
-    prompt.
-    """
+    """Return the chosen answer of a pair together with the rejected one. If there is no prompt, their common beginning is the prompt."""
     entry = _with_prompt(entry)
     chosen, rejected = (_answer(entry, key, place) for key in ("chosen", "rejected"))
     if bool(chosen.messages) != bool(rejected.messages):
@@ -172,9 +170,7 @@ def _spoken(turns: Sequence[Any]) -> list[tuple[Any, Any]]:
 
 
 def _with_prompt(entry: Entry) -> Entry:
-    """Return a pair of texts without a prompt as answers to their common beginning, without a space at its end, as in
-    trl.
-    """
+    """Return a pair of texts without a prompt as answers to their common beginning, without a space at its end, as in trl."""
     chosen, rejected = entry["chosen"], entry["rejected"]
     if entry.get("prompt") or not (isinstance(chosen, str) and isinstance(rejected, str)):
         return entry
@@ -248,7 +244,7 @@ def _message(turn: object, learned: bool = True) -> Message:
 
 
 def _with_tools(turn: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a turn with tools where it has functions, as OpenAI's format had before; other turns as they are."""
+    """Return a turn with tools where it has functions, OpenAI's earlier format; other turns unchanged."""
     if turn["role"] == "function":
         turn = {**turn, "role": "tool"}
     call = turn.get("function_call")
@@ -284,7 +280,7 @@ def _list(entry: Entry, key: str) -> list[object]:
 
 
 def _parsed(value: Any) -> Any:
-    """Return the parsed list if the value is a list of objects written as JSON text, as in tables; otherwise the value."""
+    """Return the parsed list if the value is a list of objects written as JSON text, as in tables; otherwise the value itself."""
     if not isinstance(value, str) or not value.lstrip().startswith("["):
         return value
     try:

@@ -1,5 +1,4 @@
-"""Files of data, recognised by their content: texts, JSON by lines or in an array, tables, each optionally compressed
-by gzip.
+"""Data files, recognised by their content: texts, JSON by lines or in an array, and tables, each optionally compressed by gzip.
 
 Entries come one at a time: a file may be larger than memory.
 """
@@ -26,10 +25,10 @@ _CHUNK_BYTES = 1 << 20
 """Bytes read at once to find where a file is not valid text."""
 
 _BEGIN_CHARACTERS = 1 << 16
-"""Characters at the beginning by which a file is recognised."""
+"""Number of characters at the beginning by which a file is recognised."""
 
 _FIRST_LINES = 100
-"""Lines of which one must be an object in a file with one object per line."""
+"""Number of first lines of which one must be an object in a file with one object per line."""
 
 _MAX_SHOWN = 60
 _PARQUET_ROWS = 64
@@ -46,11 +45,11 @@ _OTHERS = {
 
 
 class _TwiceError(ValueError):
-    """A JSON object has a key twice."""
+    """A JSON object contains a key twice."""
 
 
 def _without_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    """Return an object of its keys and values. Raises _TwiceError: otherwise the last value of a key would count."""
+    """Return an object of its keys and values. Raises _TwiceError, because otherwise the last value of a repeated key would count."""
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -168,7 +167,7 @@ def _read(path: Path, parts: Callable[[IO[bytes]], Iterator[Any]]) -> Iterator[A
 
 
 def _first_other_byte(stream: IO[bytes]) -> Iterator[int]:
-    """Yield the offset of the first byte that is not UTF-8, including that of a character that the file ends within."""
+    """Yield the offset of the first byte that is not UTF-8, or of a character that is cut off at the end of the file."""
     decoder, done = codecs.getincrementaldecoder("utf-8")(), 0
     while chunk := stream.read(_CHUNK_BYTES):
         begun = len(decoder.getstate()[0])
@@ -185,9 +184,7 @@ def _first_other_byte(stream: IO[bytes]) -> Iterator[int]:
 
 
 def _is_by_line(begin: str, suffix: str) -> bool:
-    """Return whether a JSON file has one value per line: its first line is a whole one, or is broken and a later one
-    has a known shape.
-    """
+    """Return whether a JSON file has one value per line: its first line is whole, or it is broken and a later line has a known shape."""
     first, end, rest = begin.lstrip().partition("\n")
     if not end and len(begin) == _BEGIN_CHARACTERS:
         return suffix != _JSON_SUFFIXES[0] and not first.startswith("[")
@@ -200,7 +197,7 @@ def _is_by_line(begin: str, suffix: str) -> bool:
 
 
 def _json_of(line: str) -> object:
-    """Return the JSON value of a line, None if it has none."""
+    """Return the JSON value of a line; None if it has none."""
     try:
         return json.loads(line)
     except (ValueError, RecursionError):
@@ -247,7 +244,7 @@ def _begins_with_objects(begin: str, *, shaped: bool = False, whole: bool = Fals
 
 
 def _delimiter(line: str) -> str | None:
-    """Return the delimiter between the columns that a line names; None if it does not name those of a shape."""
+    """Return the delimiter between the columns of a line; None if the columns do not form a known shape."""
     for delimiter in _DELIMITERS:
         names = [name.strip() for name in next(csv.reader([line], delimiter=delimiter), [])]
         if any({*columns} <= {*names} for columns in COLUMNS) and all(
@@ -292,7 +289,7 @@ def _checked(entry: Any) -> Any:
 
 
 def _objects(stream: IO[str]) -> Iterator[object]:
-    """Yield JSON objects in sequence or in an array; the first unreadable one ends them, as a ValueError."""
+    """Yield JSON objects in sequence or in an array. The first unreadable one is yielded as a ValueError and ends the sequence."""
     text, more = "", True
     while True:
         text = text.lstrip(" \t\r\n,") if text.strip(" \t\r\n,[]") else ""
@@ -359,9 +356,7 @@ def _parquet_rows(path: Path) -> Iterator[Mapping[str, object]]:
 
 
 def _with_its_keys(value: Any) -> Any:
-    """Return a value without the keys that are None: rows of Parquet have all keys that any row has, such as the
-    arguments of other calls.
-    """
+    """Return a value without the keys that are None: rows of Parquet have every key of any row, such as the arguments of other calls."""
     if isinstance(value, dict):
         return {key: _with_its_keys(one) for key, one in value.items() if one is not None}
     return [_with_its_keys(one) for one in value] if isinstance(value, list) else value

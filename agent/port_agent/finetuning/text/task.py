@@ -1,7 +1,7 @@
 """The task that a model learns: to continue text, to answer, to find masked words, or to choose a label.
 
-transformers is loaded when it is needed, so that a process without torch may ask
-(`port_agent.finetuning.text.process`); one that trains has it from `port_agent.finetuning.inputs.libraries`.
+transformers is loaded only when it is needed, so that a process without torch can use this module (`port_agent.finetuning.text.process`). A
+process that trains imports it from `port_agent.finetuning.inputs.libraries`.
 """
 
 import enum
@@ -66,9 +66,9 @@ def read_config(folder: Path) -> Any:
 
 
 def task_of(folder: Path, records: Collection[Record] = ()) -> Task:
-    """Return what the model of a directory learns from records; an encoder without records finds masked tokens.
+    """Return the task that a directory's model learns from records; an encoder without records finds masked tokens.
 
-    Raises FinetuneError for a kind of model that has nothing to predict, and if only some records have labels.
+    Raises FinetuneError if this kind of model has nothing to predict, and if only some records have labels.
     """
     from transformers.models.auto.modeling_auto import (
         MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,

@@ -1,4 +1,4 @@
-"""Data as tokens, by the model's own tokenizer: in this process, or in one of its own that ends with its memory.
+"""Data as tokens, by the model's own tokenizer, either in this process or in a separate one whose memory ends with it.
 
 A vocabulary of 150,000 takes 60 MiB in a process, and 230 more while it is loaded, which is more than the trained
 state. So before training, another process without torch tokenizes the data, and only the tokens are kept.
@@ -31,10 +31,10 @@ from port_planner.base.units import shown
 
 _PROCESS = "port_agent.finetuning.text.process"
 _QUIET = {"TRANSFORMERS_VERBOSITY": "error"}
-"""Otherwise it warns that torch is missing."""
+"""Variables that keep transformers from warning that torch is missing."""
 
 _NAMED_FILES = 6
-"""Most files of directories that a note names."""
+"""Largest number of files of directories that a note names."""
 
 _KILLED = (-signal.SIGKILL, 128 + signal.SIGKILL)
 """Exit codes of a process that the kernel killed for its memory use."""
@@ -144,7 +144,7 @@ def _prompt(tokenizer: Any, options: FinetuneOptions, task: Task, *, as_chat: bo
 
 
 def _notes(data: Records, split: Split, options: FinetuneOptions, task: Task) -> Iterator[str]:
-    """Yield notes on the data that is left out."""
+    """Yield notes on data that is left out."""
     if data.broken:
         yield f"{', '.join(options.data)}: {data.broken} broken entries are left out, the first: {data.first_broken}"
     for what, wanted in (("one text each", True), ("records", False)):
@@ -170,7 +170,7 @@ def _notes(data: Records, split: Split, options: FinetuneOptions, task: Task) ->
 class TokenizerProcess:
     """A model's tokenizer in a separate process for each request.
 
-    The first, before training, also writes what `save` copies.
+    The first process, before training, also writes what `save` copies.
     """
 
     def __init__(self, options: FinetuneOptions) -> None:

@@ -1,8 +1,8 @@
-"""What a device does with one message of a federation: `python -m port_agent.federate.client ORDER`, a process of seconds.
+"""The answer of a device to one message of a federation: `python -m port_agent.federate.client ORDER`, a short-lived process.
 
-It runs twice for a message that asks to train: first it writes what training begins with and no reply; the job's own
-worker trains, when and with the memory that the policy grants; then it runs again with what came of that, and writes the reply.
-Clipping and masking are Flower's own modifiers, chosen by what the message brings.
+For a message that asks to train, it runs twice. First it writes the initial weights and no reply. The job's own worker then trains, when
+and with the memory that the policy grants. Then it runs again with the result, and writes the reply. Clipping and masking are Flower's own
+modifiers, chosen by the contents of the message.
 """
 
 import math
@@ -66,11 +66,11 @@ class _TrainFirst(Exception):
 
 
 class TermsError(PortError):
-    """A round that the owner of the job does not allow."""
+    """The owner of the job does not allow this round."""
 
 
 class _Device:
-    """This device to Flower: `train` and `evaluate` of its client app."""
+    """This device as Flower sees it: `train` and `evaluate` of its client app."""
 
     def __init__(self, order: ClientOrder, tensors: FederatedTensors, ledger: PrivacyLedger) -> None:
         self._folder, self._samples, self._terms = Path(order.folder), order.samples, order.terms
@@ -80,7 +80,7 @@ class _Device:
         """Form in which the reply contains the weights trained here."""
 
     def train(self, message: Message, context: Context) -> Message:
-        """Return the trained weights for a message, after recording what they spend of privacy."""
+        """Return the trained weights for a message, after recording the privacy that they spend."""
         trained, weight = self._trained(plain_arrays(message.content.array_records[ARRAYS])), self._samples
         config, self.contributed = message.content.config_records[CONFIG], "unclipped, visible to the leader"
         self._spend(_noise_of(config), config)
@@ -92,14 +92,14 @@ class _Device:
         return Message(RecordDict({ARRAYS: array_record(trained), "metrics": metrics}), reply_to=message)
 
     def measure(self, message: Message, context: Context) -> Message:
-        """Train, keep the change for the masked sum, and return only its size."""
+        """Train, store the change for the masked sum, and return only its size."""
         start = plain_arrays(message.content.array_records[ARRAYS])
         exponents = keep_change(context, start, self._trained(start), self._samples, self._loss)
         metrics = MetricRecord({SAMPLES: self._samples, LOSS: self._loss, EXPONENTS: exponents})
         return Message(RecordDict({"metrics": metrics}), reply_to=message)
 
     def contribute(self, message: Message, context: Context) -> Message:
-        """Return the change that was measured in the records that Flower's masking reads."""
+        """Return the measured change in the records that Flower's masking reads."""
         given = recorddict_compat.recorddict_to_fitins(message.content, keep_input=True)
         start = self._tensors.named(parameters_to_ndarrays(given.parameters))
         self._spend(0.0, ConfigRecord())
@@ -110,18 +110,18 @@ class _Device:
         return Message(recorddict_compat.fitres_to_recorddict(result, keep_input=True), reply_to=message)
 
     def evaluate(self, message: Message, context: Context) -> Message:
-        """Keep the averaged weights as the federation's result so far."""
+        """Store the averaged weights as the federation's result so far."""
         arrays = plain_arrays(message.content.array_records[ARRAYS])
         self._tensors.check(arrays)
         self._tensors.write(self._folder / MODEL_FILE, arrays)
         return Message(RecordDict({"metrics": MetricRecord({SAMPLES: self._samples})}), reply_to=message)
 
     def check_budget(self, config: ConfigRecord) -> None:
-        """Raise BudgetSpentError if answering a message would spend more privacy than the owner or the leader allow."""
+        """Raise BudgetSpentError if answering a message would spend more privacy than the owner or the leader allows."""
         self._ledger.check(_noise_of(config), self._message, self._budget(config))
 
     def _spend(self, noise: float, config: ConfigRecord) -> None:
-        """Record a contribution; the data may have spent privacy for another job meanwhile. Raises BudgetSpentError."""
+        """Record a contribution. The data may have spent privacy for another job meanwhile. Raises BudgetSpentError."""
         self._ledger.spend(noise, self._message, self._budget(config))
 
     def _budget(self, config: ConfigRecord) -> float:
@@ -138,7 +138,7 @@ class _Device:
 
     @property
     def _loss(self) -> float:
-        """The last loss; the supervisor wrote it next to the result."""
+        """Return the last loss, which the supervisor wrote next to the result."""
         try:
             return float((self._folder / RESULT_FILE).with_suffix(".loss").read_text())
         except (FileNotFoundError, ValueError):
@@ -146,9 +146,9 @@ class _Device:
 
 
 def _noise_of(config: ConfigRecord) -> float:
-    """Return the noise that the leader claims to add to clipped changes; 0: none.
+    """Return the noise that the leader claims to add to clipped changes; 0 for none.
 
-    Raises FlowerMessageError for more than a leader can set.
+    Raises FlowerMessageError for a value that a leader cannot set.
     """
     noise = config.get(NOISE)
     if _clipping_norm(config) is None or not isinstance(noise, float) or not noise > 0:
@@ -159,7 +159,7 @@ def _noise_of(config: ConfigRecord) -> float:
 
 
 def _clipping_norm(config: ConfigRecord) -> float | None:
-    """Return the norm that a message clips changes to, None without one. Raises FlowerMessageError for one that clips nothing."""
+    """Return the norm to which a message clips changes; None without clipping. Raises FlowerMessageError for a norm that clips nothing."""
     norm = config.get(KEY_CLIPPING_NORM)
     if norm is not None and not (isinstance(norm, float) and 0 < norm < math.inf):
         raise FlowerMessageError(f"its clipping norm is {norm!r}, not a finite number above 0")
@@ -167,9 +167,9 @@ def _clipping_norm(config: ConfigRecord) -> float | None:
 
 
 def client_app(device: _Device, message: Message, terms: FederationTerms, state_dir: Path) -> ClientApp:
-    """Return the app that answers a message, with the modifiers that it asks for.
+    """Return the app that answers a message, with the modifiers that the message requires.
 
-    Raises TermsError for what the owner does not allow, FlowerMessageError for a message that no leader sends.
+    Raises TermsError if the owner does not allow it, FlowerMessageError for a message that no leader sends.
     """
     app = ClientApp()
     config = message.content.config_records.get(CONFIG, ConfigRecord())
@@ -199,7 +199,7 @@ def _check_terms(message: Message, config: ConfigRecord, terms: FederationTerms)
 
 
 def answer_message(order: ClientOrder) -> ClientEnded:
-    """Write the reply to the message in a directory, unless training comes first; return the outcome.
+    """Write the reply to the message in a directory, unless training must come first; return the outcome.
 
     Raises PortError for a bundle or a message that cannot be read, OSError.
     """
@@ -233,7 +233,7 @@ def answer_message(order: ClientOrder) -> ClientEnded:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Answer a message as the JSON order says; return the exit code."""
+    """Answer a message by the JSON order; return the exit code."""
     (order,) = argv
     return helper_exit_code(lambda: send_event(answer_message(msgspec.json.decode(order, type=ClientOrder))))
 

@@ -1,6 +1,4 @@
-"""Flower's grid over paired devices: its messages go to the supervisor, which delivers them to the devices and fetches
-replies.
-"""
+"""Flower's grid over paired devices: its messages go to the supervisor, which delivers them and fetches replies."""
 
 import queue
 import threading
@@ -21,26 +19,25 @@ from port_planner.base.errors import PortError
 
 
 class GridClosedError(PortError):
-    """Nobody brings messages any more."""
+    """Nobody delivers messages any more."""
 
 
 class PeerGrid(Grid):
     """The devices of one round; messages wait in files of `folder`, which the supervisor reads.
 
-    `goal`: that many replies are enough; devices that have not replied by then, or within a message's time, are not
-    waited for.
+    `goal`: number of replies that are enough. Devices that have not replied by then, or within a message's time, are not waited for.
     """
 
     def __init__(
         self, run_id: int, nodes: Iterable[int], goal: int, folder: Path, check: Callable[[Message, Message], None]
     ) -> None:
-        """`check`, which may be replaced, takes what was asked and the reply; it raises FlowerMessageError for an unacceptable one."""
+        """`check`, which may be replaced, receives the request and the reply; it raises FlowerMessageError for an unacceptable reply."""
         self.amend: Callable[[Message], None] = lambda message: None
-        """Changes a message before it is sent; may be replaced."""
+        """Function that changes a message before it is sent; may be replaced."""
         self._run = Run.create_empty(run_id)
         self._nodes, self._goal, self._folder, self.check = tuple(nodes), goal, folder, check
         self._reports: queue.Queue[ReplyReport | None] = queue.Queue()
-        """Reports of replies; None at the end: the process that delivers messages is gone."""
+        """Reports of replies; None at the end, when the process that delivers messages has ended."""
         self._sent = 0
         self.lost: dict[int, str] = {}
         """Devices without an acceptable reply, and why."""
@@ -48,11 +45,11 @@ class PeerGrid(Grid):
 
     @property
     def run(self) -> Run:
-        """The run that the messages belong to."""
+        """The run to which the messages belong."""
         return self._run
 
     def set_run(self, run: Run) -> None:
-        """Take another run."""
+        """Use another run."""
         self._run = run
 
     def create_message(
@@ -70,11 +67,11 @@ class PeerGrid(Grid):
         raise NotImplementedError("single messages are not supported; use send_and_receive")
 
     def pull_messages(self, message_ids: Iterable[str]) -> NoReturn:
-        """Raise, as `push_messages`."""
+        """Raise as `push_messages` does."""
         raise NotImplementedError("single messages are not supported; use send_and_receive")
 
     def send_and_receive(self, messages: Iterable[Message], *, timeout: float | None = None) -> list[Message]:
-        """Return the replies that came in time, were enough, and are acceptable. Raises GridClosedError."""
+        """Return the acceptable replies that came in time, once there are enough. Raises GridClosedError."""
         asked = {message.metadata.dst_node_id: message for message in messages}
         for message in asked.values():
             self.amend(message)
@@ -104,7 +101,7 @@ class PeerGrid(Grid):
         return file
 
     def _reply(self, report: ReplyReport, asked: Message) -> list[Message]:
-        """Return the reply from a device to what it was asked, or none if it is unacceptable."""
+        """Return a device's reply to its message, or none if it is unacceptable."""
         try:
             if report.failed:
                 raise FlowerMessageError(report.failed)

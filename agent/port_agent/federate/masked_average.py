@@ -1,4 +1,4 @@
-"""A round whose leader only sees sums: the sizes of changes first, then their masked sum by Flower's SecAgg+."""
+"""A round whose leader sees only sums: first the sizes of changes, then their masked sum by Flower's SecAgg+."""
 
 import importlib
 import math
@@ -49,19 +49,19 @@ from port_agent.federate.wire import FlowerMessageError, array_record, plain_arr
 
 LEADER_NODE = 1
 _COARSEST = 0.01
-"""A sum whose steps are a larger share of the change than this is not a usable average."""
+"""Largest step of a sum, as a share of the change; with larger steps, the sum is not a usable average."""
 _MAX_EXPONENT, _MAX_EXPONENTS = 129, {"float64": 1023}
 """Largest exponent of a change between two numbers of a type: twice the largest number."""
 _SUM_ROUNDING = 1.001
-"""An average of shares in a range may be outside by the steps of the sum."""
+"""Amount in steps by which an average of shares may lie outside of its range, because of rounding."""
 _FAR_OUT = 8.0
-"""A device whose largest change is this many times the median is named as the cause of steps that are too coarse."""
+"""Factor over the median: a device whose largest change exceeds it is named as the cause of steps that are too coarse."""
 draw_masks_here(importlib.import_module("flwr.server.workflow.secure_aggregation.secaggplus_workflow"))
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What the devices of a round reported about their changes."""
+    """The devices' reports about their changes."""
 
     samples: Mapping[int, int]
     """Samples by node."""
@@ -74,12 +74,12 @@ class _Sizes:
 
 
 class _Masking(SecAggPlusWorkflow):
-    """Flower's stages. Flower asks for shares of a device that was gone before it had given any: there are none, and nothing is masked
-    with its keys.
+    """Flower's stages. Flower asks for shares of a device that left before it gave any: there are none, and nothing is masked with its
+    keys.
     """
 
     def share_keys_stage(self, grid: Grid, context: LegacyContext, state: WorkflowState) -> bool:
-        """Count only devices that shared their keys among those that may fall silent."""
+        """Count only devices that shared their keys among those that may become silent."""
         goes_on: bool = super().share_keys_stage(grid, context, state)
         state.sampled_node_ids = {*state.active_node_ids}
         return goes_on
@@ -91,11 +91,11 @@ class MaskedAverage:
     def __init__(self, order: RoundOrder, tensors: FederatedTensors, grid: PeerGrid) -> None:
         self._order, self._tensors, self._grid = order, tensors, grid
         self._samples: Mapping[int, int] = {}
-        """Samples of the devices in the sum."""
+        """Numbers of samples of the devices in the sum."""
         self._ranges = b""
 
     def average(self, arrays: Arrays) -> tuple[Arrays, int, float | None]:
-        """Return the averaged weights, how many devices are in them, and their loss. Raises RoundAbandonedError."""
+        """Return the averaged weights, the number of devices in them, and their loss. Raises RoundAbandonedError."""
         sizes = self._measured(arrays)
         shares, counts = self._summed(arrays, sizes)
         _check_shares(shares)
@@ -110,7 +110,7 @@ class MaskedAverage:
         return averaged, len(counts), sizes.loss
 
     def _measured(self, arrays: Arrays) -> _Sizes:
-        """Make all devices train, and return what they report about it."""
+        """Make all devices train, and return their reports."""
         content = RecordDict({ARRAYS: array_record(arrays), CONFIG: ConfigRecord({MEASURED: True})})
         number = str(self._order.number)
         messages = [Message(content, node, MessageType.TRAIN, group_id=number) for node in self._order.nodes]
@@ -137,7 +137,7 @@ class MaskedAverage:
         return "the devices' changes cancel each other"
 
     def _summed(self, arrays: Arrays, sizes: _Sizes) -> tuple[Arrays, list[int]]:
-        """Return the average of the changes as shares of the round's ranges, and the samples of those that are in it."""
+        """Return the average of the changes as shares of the round's ranges, and the samples of the devices in it."""
         counts: list[int] = []
 
         def note(metrics: list[tuple[int, Metrics]]) -> Metrics:
@@ -215,7 +215,7 @@ class MaskedAverage:
 
 
 def _check_shares(shares: Arrays) -> None:
-    """Raise RoundAbandonedError for a sum that cannot be one of changes in the round's ranges: false masks leave it anywhere."""
+    """Raise RoundAbandonedError for a sum that cannot be one of changes in the round's ranges; false masks put it anywhere."""
     for name, share in shares.items():
         largest = float(np.abs(share).max(initial=0.0))
         if not largest <= SUMMED_RANGE * _SUM_ROUNDING:

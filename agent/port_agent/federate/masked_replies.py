@@ -1,6 +1,6 @@
-"""What a reply in a stage of secure aggregation may contain: Flower's workflow takes whatever comes, and ends with an exception later.
+"""What a reply in a stage of secure aggregation may contain. Flower's workflow accepts anything, and fails with an exception later.
 
-Its stages are named as there. Whether masks and shares are true shows only in the sum (`masked_average`).
+The stages have Flower's names. Whether masks and shares are genuine shows only in the sum (`masked_average`).
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,15 +24,15 @@ _FIELDS: Mapping[str, frozenset[str]] = {
     Stage.UNMASK: frozenset({Key.NODE_ID_LIST, Key.SHARE_LIST}),
 }
 _SHARE_BLOCK, _SHARE_INDEX = 16, 4
-"""Bytes: a share is its index and blocks."""
+"""Sizes in bytes of a share's blocks and of its index."""
 
 
 def check_stage_reply(
     asked: Message, reply: Message, shapes: Sequence[tuple[int, ...]], samples: Mapping[int, int]
 ) -> None:
-    """Raise FlowerMessageError for a reply that does not fit what a device was asked.
+    """Raise FlowerMessageError for a reply that does not fit the request.
 
-    `shapes`: shapes of the masked sums. `samples`: samples that each device reported before, by node.
+    `shapes`: shapes of the masked sums. `samples`: numbers of samples that the devices reported before, by node.
     """
     node, question = asked.metadata.dst_node_id, asked.content.config_records[RECORD_KEY_CONFIGS]
     stage, answer = str(question[Key.STAGE]), reply.content.config_records.get(RECORD_KEY_CONFIGS, ConfigRecord())
@@ -67,7 +67,7 @@ def _check_keys(keys: list[object]) -> None:
 
 
 def _check_pairs(nodes: object, contents: object, expected: set[int]) -> None:
-    """Raise FlowerMessageError unless there are bytes for each expected node, once."""
+    """Raise FlowerMessageError unless there are bytes for each expected node exactly once."""
     found = _list(nodes)
     if sorted(map(str, found)) != sorted(map(str, expected)):
         raise FlowerMessageError(
@@ -79,7 +79,7 @@ def _check_pairs(nodes: object, contents: object, expected: set[int]) -> None:
 
 
 def _check_sums(masked: object, shapes: Sequence[tuple[int, ...]]) -> None:
-    """Raise FlowerMessageError for masked sums of other shapes."""
+    """Raise FlowerMessageError for masked sums whose shapes differ."""
     try:
         found = [bytes_to_ndarray(one) for one in _list(masked) if isinstance(one, bytes)]
     except UNREADABLE_ARRAY as error:
@@ -89,7 +89,7 @@ def _check_sums(masked: object, shapes: Sequence[tuple[int, ...]]) -> None:
 
 
 def _check_samples(reply: Message, expected: int) -> None:
-    """Raise FlowerMessageError unless a masked change is of as many samples as were reported with its size."""
+    """Raise FlowerMessageError if a masked change has a different number of samples than was reported with its size."""
     try:
         found = recorddict_compat.recorddict_to_fitres(reply.content, keep_input=True).num_examples
     except (KeyError, ValueError, TypeError) as error:

@@ -1,21 +1,18 @@
-"""What a device adds to Flower's masking: it sums changes, each tensor in the range of this round's changes, and it
-never reveals one.
+"""What a device adds to Flower's masking: it sums changes, each tensor in the range of this round's changes, and it never reveals one.
 
-A secure round begins with a plain message: the device trains, keeps its change, and reports how large each tensor of it
-is, to a power of two. What is masked then is that change divided by the largest of the round, so that the 2^22 steps of
-a masked sum span what is summed; weights themselves, a thousand times larger, would lose it. A change is masked only
-once, because sums of it with and without another device's would reveal that device's.
+A secure round begins with a plain message: the device trains, keeps its change, and reports the size of each of its tensors as a power of
+two. It then masks that change divided by the largest of the round, so that the 2^22 steps of a masked sum cover the range of changes.
+Weights are a thousand times larger, so their sum would lose the changes. A change is masked only once, because its sums with and without
+another device's change would reveal the latter.
 
-The leader of a round names its members, passes on each other's keys and says who fell silent. Whatever it says, a
-device contributes to no sum of fewer than `FEWEST_MASKED`, and gives no shares of a device that is called both alive
-and silent. Each device signs the keys of the round as it received them, with its own fresh ones. It sends no change
-before all devices whose masks are in it have signed the same keys. Keys that the leader made up, or of another round,
-end the round there.
+The leader of a round names its members, forwards their keys and reports which devices became silent. In any case, a device contributes to
+no sum of fewer than `FEWEST_MASKED`, and gives no shares of a device that is reported both alive and silent. Each device signs the keys of
+the round as it received them, with its own fresh ones. It sends no change before all devices whose masks are in it have signed the same
+keys. Keys that the leader made up, or of another round, end the round there.
 
-A sum shows one device's change if the others' are zero in it. A leader could see to that: by other weights to begin
-with, at which the others learn nothing (Pasquini et al. 2022, arXiv 2111.07380), by ranges far above their changes, or
-by a largest number of samples far above theirs. So devices sign weights, ranges and that number with the keys, and one
-whose own weight would vanish in the sum contributes nothing.
+A sum shows one device's change if the others' are zero in it. A leader could arrange that: by initial weights at which the others learn
+nothing (Pasquini et al. 2022, arXiv 2111.07380), by ranges far above their changes, or by a largest number of samples far above theirs. So
+devices sign weights, ranges and that number with the keys, and a device whose own weight would vanish in the sum contributes nothing.
 
 A leader may name different silent devices to each device. Each device answers once, and the number of required shares
 (`safe_threshold`) ensures that no such answers together reveal the mask of one device's change.
@@ -43,24 +40,24 @@ from port_agent.federate.wire import array_record, plain_arrays
 from port_planner.base.errors import PortError
 
 SUMMED_RANGE = 1.0
-"""Changes travel as shares of the round's largest."""
+"""Range in which changes are sent, as shares of the round's largest change."""
 SUMMED_STEPS = 1 << 22
 MIN_EXPONENT = -1000
-"""Exponent of a tensor that did not change; smaller powers of two are not numbers any more."""
+"""Exponent of a tensor that did not change; smaller powers of two cannot be represented."""
 _COUNTS = (Key.SAMPLE_NUMBER, Key.SHARE_NUMBER, Key.THRESHOLD)
 _SMALLEST_WEIGHT = 2.0**-16
-"""Samples of a device as a share of the round's largest number, below which its change would be rounded away."""
+"""Least number of samples, as a share of the round's largest number; below it, a device's change would be rounded away."""
 _MARK = b"port-agent: the masking keys, weights and ranges of a round, masks by AES-256"
-"""The beginning of what is signed: devices that draw their masks in another way do not sum."""
+"""The beginning of the signed content, so that devices that draw their masks in another way do not take part in the sum."""
 _BETWEEN = b"."
-"""Separates what is encrypted for a device, in base 64, from the signature of the keys."""
+"""Separator between what is encrypted for a device, in base 64, and the signature of the keys."""
 _CHANGE, _FACTS, _RANGES = "port-agent.change", "port-agent.change-facts", "port-agent.round-ranges"
-"""Records of the context; one name is one record of all kinds together."""
+"""Names of the records in the context; a name is used by one record of all kinds together."""
 draw_masks_here(importlib.import_module("flwr.client.mod.secure_aggregation.secaggplus_mod"))
 
 
 class MaskingError(PortError):
-    """A stage of secure aggregation that would reveal what a device trained, or is out of order."""
+    """A stage of secure aggregation would reveal what a device trained, or is out of order."""
 
 
 def keep_change(context: Context, start: Arrays, trained: Arrays, samples: int, loss: float) -> list[int]:
@@ -95,15 +92,15 @@ def kept_change(context: Context, start: Iterable[NDArray[np.generic]]) -> tuple
 
 
 def round_ranges(context: Context) -> bytes:
-    """Return the ranges of the masked sum as its first stage brought them, which all its devices sign; b"": none came."""
+    """Return the ranges of the masked sum that its first stage brought, which all its devices sign; b"" if there were none."""
     ranges = context.state.config_records.get(_RANGES, ConfigRecord()).get(EXPONENTS)
     return ranges if isinstance(ranges, bytes) else b""
 
 
 def scaled(change: Arrays, exponents: bytes) -> list[NDArray[np.float64]]:
-    """Return a change as shares of the round's ranges; a single number as an array of one, because Flower sums no others.
+    """Return a change as shares of the round's ranges. A single number becomes an array of one, because Flower sums no others.
 
-    Raises MaskingError for ranges that do not hold it.
+    Raises MaskingError if the ranges do not contain it.
     """
     try:
         ranges = msgspec.json.decode(exponents, type=list[int])
@@ -131,15 +128,13 @@ def exponent(array: NDArray[np.generic]) -> int:
 
 
 class GuardedMasking:
-    """Flower's masking, except for what `check_stage` rejects and keys that their devices did not sign; what was summed
-    once is deleted.
-    """
+    """Flower's masking with the additional checks of `check_stage` and of the signatures of keys. A summed change is deleted."""
 
     def __init__(self, signatures: DeviceSignatures) -> None:
         self._signatures = signatures
 
     def __call__(self, message: Message, context: Context, call_next: ClientAppCallable) -> Message:
-        """Answer a message; raises MaskingError, SignatureError, and what Flower raises for a message out of turn."""
+        """Answer a message; raises MaskingError, SignatureError, and Flower's own errors for a message out of turn."""
         asked = message.content.config_records[RECORD_KEY_CONFIGS]
         stage = check_stage(asked, _state_of(context))
         if stage == Stage.SETUP:
@@ -182,8 +177,8 @@ class GuardedMasking:
 
 
 def _signed_keys(message: Message, context: Context) -> bytes:
-    """Return what is signed in a round: the round, the weights it begins with, its ranges and largest number of samples,
-    and every device's public keys, all as this device received them.
+    """Return the signed content of a round: the round, its initial weights, its ranges and largest number of samples, and every device's
+    public keys, all as this device received them.
     """
     state, metadata = _state_of(context), message.metadata
     facts = context.state.config_records.get(_FACTS, ConfigRecord())
@@ -194,7 +189,7 @@ def _signed_keys(message: Message, context: Context) -> bytes:
 
 
 def _check_weight(context: Context) -> None:
-    """Raise MaskingError if this device's change would vanish in the sum, which would then be of the others alone."""
+    """Raise MaskingError if this device's change would vanish in the sum, which would then show only the others'."""
     facts, largest = context.state.config_records.get(_FACTS, ConfigRecord()), _state_of(context)[Key.MAX_WEIGHT]
     samples = _whole(facts.get(SAMPLES))
     if not isinstance(largest, float) or samples < _SMALLEST_WEIGHT * largest:
@@ -202,21 +197,19 @@ def _check_weight(context: Context) -> None:
 
 
 def safe_threshold(devices: int) -> int:
-    """Return the number of shares that must be required so that no stories of who fell silent reveal what one device
-    trained.
+    """Return the least number of required shares with which no false reports of silent devices can reveal what one device trained.
 
-    With n devices and t required shares, a change is masked with t - 1 others or more; one of them may be the leader,
-    which knows its mask. The t - 2 others would have to be called silent by t devices each: the leader and t - 1 of the
-    n - 1 others, who call at most n - t silent. So (t - 1)(t - 2) > (n - 1)(n - t) rules it out; and 2 (t - 1) > n - 1,
-    which follows, keeps anyone from obtaining both shares of one device.
+    With n devices and t required shares, a change is masked with t - 1 others or more; one of them may be the leader, which knows its mask.
+    The t - 2 others would have to be reported silent to t devices each: the leader and t - 1 of the n - 1 others, to each of which at most
+    n - t are reported silent. So (t - 1)(t - 2) > (n - 1)(n - t) rules it out; and 2 (t - 1) > n - 1, which follows, keeps anyone from
+    obtaining both shares of one device.
     """
     shares = range(FEWEST_MASKED, devices + 1)
     return next(t for t in shares if (t - 1) * (t - 2) > (devices - 1) * (devices - t))
 
 
 def check_stage(asked: ConfigRecord, state: ConfigRecord) -> str:
-    """Return the stage that a leader asks for; raises MaskingError if answering it would help to see one device's
-    change.
+    """Return the stage that a leader asks for; raises MaskingError if answering would help to reveal one device's change.
 
     `state`: state of the masking from earlier stages.
     """

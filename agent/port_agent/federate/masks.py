@@ -1,8 +1,8 @@
-"""The masks of secure aggregation: numbers that follow from a secret of two devices, or of one.
+"""The masks of secure aggregation: numbers derived from a secret of two devices, or of one.
 
-Flower 1.42 folds a secret into 32 bits, of a key that two devices share into 28, and seeds a generator with them. A
-leader that takes part knows all masks of a sum of three but one, finds it by trying the seeds, and has a device's change.
-The masks here are the key stream of AES-256 in counter mode, whose key is a hash of the whole secret.
+Flower 1.42 reduces a secret to 32 bits, and a key that two devices share to 28, and seeds a generator with them. A leader that takes part
+knows all masks of a sum of three except one. By trying all seeds it finds that one, and so a device's change. The masks here are the key
+stream of AES-256 in counter mode, whose key is a hash of the whole secret.
 """
 
 import hashlib
@@ -21,7 +21,7 @@ _GENERATOR = "pseudo_rand_gen"
 
 
 def masks(secret: bytes, modulus: int, shapes: Sequence[tuple[int, ...]]) -> list[NDArray[np.int64]]:
-    """Return numbers from 0 up to `modulus`, all as likely, in arrays of these shapes.
+    """Return uniformly distributed numbers from 0 up to `modulus`, in arrays of these shapes.
 
     Raises ValueError for another modulus than `SUMMED_MODULUS`.
     """
@@ -33,7 +33,7 @@ def masks(secret: bytes, modulus: int, shapes: Sequence[tuple[int, ...]]) -> lis
 
 
 def draw_masks_here(flower: ModuleType) -> None:
-    """Make a module of Flower draw its masks by `masks`; raises ImportError if it does not draw any."""
+    """Make a module of Flower draw its masks with `masks`; raises ImportError if it does not draw any."""
     if not hasattr(flower, _GENERATOR):
         raise ImportError(f"{flower.__name__} has no {_GENERATOR}: this version of Flower is not supported")
     setattr(flower, _GENERATOR, masks)

@@ -1,6 +1,6 @@
-"""What the supervisor and Flower's processes share: files, names of records, settings of a round.
+"""What the supervisor and Flower's processes share: files, names of records, and settings of a round.
 
-Light, and without Flower.
+It loads little, and not Flower.
 """
 
 from enum import StrEnum
@@ -16,27 +16,27 @@ FOLDER = "federation"
 """Folder in a job's directory, with files of a federation that another device, or this one, leads."""
 MESSAGE_FILE, REPLY_FILE = "message", "reply"
 START_FILE, RESULT_FILE = "start.safetensors", "result.safetensors"
-"""The weights that a round begins with, and the trained ones."""
+"""Names of the files with a round's initial weights, and with the trained ones."""
 RESULT_PART_FILE = "result.part"
-"""The same, written by a fine-tuning's worker, which has no permissions in this directory; the supervisor renames it."""
+"""Name of the same file while a fine-tuning's worker writes it, which may not write to this directory; the supervisor renames it."""
 MODEL_FILE = "model.safetensors"
-"""The last average, as received by this device.
+"""Name of the file with the last average, as received by this device.
 
-For a fine-tuning, only until its worker has made the adapter's directory from it.
+For a fine-tuning, it exists only until its worker has made the adapter's directory from it.
 """
 CONTEXT_FILE = "context"
 """Name of the file with the state that Flower's modifiers keep between the messages of a round."""
 LEADER_FOLDER = "leader"
-"""Folder in a job's directory, with files of a federation that this device leads."""
+"""Folder in a job's directory with the files of a federation that this device leads."""
 MESSAGES_FOLDER = "messages"
-"""There: messages of the round on their way, and replies."""
+"""Folder below it with the round's messages in transit, and replies."""
 STATE_FOLDER = "state"
 """Folder in that of a federation, with the worker's checkpoints in this round."""
 
 ARRAYS, CONFIG = "arrays", "config"
-"""The records of a message: Flower's own defaults."""
+"""Names of the records of a message, Flower's own defaults."""
 SAMPLES, LOSS = "num-examples", "loss"
-"""The metrics of a reply."""
+"""Names of the metrics of a reply."""
 
 MEASURED, EXPONENTS = "measured-change", "change-exponents"
 """Keys of a secure round's first message, which asks only for the sizes of a change, and of its answer. The answer has,
@@ -47,18 +47,18 @@ NOISE, EPSILON_BUDGET = "noise-multiplier", "epsilon-budget"
 budget of each device's data.
 """
 LATE = "no reply in time"
-"""Why a device is not in a round that ended without it."""
+"""Reason given for a device whose reply came after the end of its round."""
 MAX_NOISE = 1e6
 """The largest noise multiplier."""
 FEWEST_MASKED = 3
-"""Contributions in a masked sum: of two, each contributor knows the other's."""
+"""Least number of contributions in a masked sum; of two, each contributor knows the other's."""
 
 _Count = Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
 
 
 def global_file(rounds: int) -> str:
-    """Return the name of the leader's weights after `rounds` rounds: a round interrupted before it is recorded begins
-    with the same.
+    """Return the name of the leader's weights after `rounds` rounds. A round that is interrupted before it is recorded begins with the
+    same.
     """
     return f"global-{rounds}.safetensors"
 
@@ -77,17 +77,17 @@ class ServerStrategy(StrEnum):
     """How the leader applies an average, by Flower's names."""
 
     FEDAVG = "fedavg"
-    """Uses it unchanged."""
+    """Use the average unchanged."""
     FEDPROX = "fedprox"
     """Federated averaging in which each device's loss has a proximal term (Li et al. 2020, arXiv 1812.06127)."""
     FEDAVGM = "fedavgm"
-    """Goes on from it with momentum (Hsu et al. 2019, arXiv 1909.06335)."""
+    """Continue from the average with momentum (Hsu et al. 2019, arXiv 1909.06335)."""
     FEDADAM = "fedadam"
-    """Adam, the average change being its gradient (Reddi et al. 2020, arXiv 2003.00295)."""
+    """Adam with the average change as its gradient (Reddi et al. 2020, arXiv 2003.00295)."""
 
     @property
     def keeps_average(self) -> bool:
-        """Whether the average is the result, and nothing is kept for the next round."""
+        """Whether the average is the result, with no state kept for the next round."""
         return self in (ServerStrategy.FEDAVG, ServerStrategy.FEDPROX)
 
 
@@ -114,22 +114,22 @@ class FederationSettings(msgspec.Struct, frozen=True, kw_only=True):
 
     rounds: _Count
     min_devices: _Count = 2
-    """Devices that must be ready before a round begins, including this one."""
+    """Number of devices that must be ready before a round begins, including this one."""
     goal: Annotated[int, msgspec.Meta(ge=0, le=1 << 20)] = 0
-    """Replies that end a round; 0: those of all devices asked."""
+    """Number of replies that end a round; 0: all devices that were asked."""
     timeout_s: Annotated[float, msgspec.Meta(gt=0.0, le=LONGEST_ROUND_S)] = 3600.0
     min_share: Annotated[float, msgspec.Meta(gt=0.0, le=1.0)] = 0.5
-    """Share of the devices asked that must have replied; otherwise the round is abandoned."""
+    """Share of the asked devices that must have replied; otherwise the round is abandoned."""
     clip: Annotated[float, msgspec.Meta(ge=0.0, le=1e6)] = 0.0
     noise: Annotated[float, msgspec.Meta(ge=0.0, le=MAX_NOISE)] = 0.0
     epsilon_budget: Annotated[float, msgspec.Meta(gt=0.0, le=1e6)] | None = None
-    """Epsilon that each device's data may have spent over its life, including this federation's rounds."""
+    """Epsilon that each device's data may spend over its life, including this federation's rounds."""
     secure: bool = False
     server: StrategySettings = StrategySettings()
 
 
 class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """One round: who takes part, when it ends, and how to average."""
+    """One round: the participants, the time of its end, and how to average."""
 
     run_id: int
     number: int
@@ -138,18 +138,18 @@ class RoundOrder(msgspec.Struct, frozen=True, kw_only=True):
     """Directory of the averaged weights and of messages in transit."""
     bundle: str
     names: dict[int, str]
-    """The devices, by their number among Flower's nodes."""
+    """Names of the devices, by their number among Flower's nodes."""
     goal: int
     timeout_s: float
     min_share: float
     clip: float = 0.0
-    """The norm that a device's change is clipped to; 0: not at all."""
+    """The norm to which a device's change is clipped; 0: no clipping."""
     noise: float = 0.0
     """Noise multiplier of the Gaussian mechanism."""
     epsilon_budget: float | None = None
     secure: bool = False
     final: bool = False
-    """Nothing is trained: all devices receive the averaged weights."""
+    """Whether this round only sends the averaged weights to all devices, without training."""
     server: StrategySettings = StrategySettings()
 
     @property
@@ -184,18 +184,18 @@ class ClientOrder(msgspec.Struct, frozen=True):
 
 
 class ClientEnded(msgspec.Struct, frozen=True, kw_only=True):
-    """What a client made of a message, for its owner's history."""
+    """What a client did with a message, for its owner's history."""
 
     trains_first: bool = False
     """Whether the device wrote the initial weights, but no reply yet."""
     contributed: str = ""
-    """Form in which the reply contains the weights trained here; "": it does not."""
+    """Form in which the reply contains the weights trained here; "" if it does not contain them."""
     refused: str = ""
-    """Why its reply has nothing but this."""
+    """Why its reply contains nothing but this reason."""
 
 
 class MessageReady(msgspec.Struct, frozen=True, tag_field="event", tag="send"):
-    """From the round's process: a message for a device is in `file` of the messages' directory."""
+    """Event of the round's process: a message for a device is in `file` of the messages' directory."""
 
     node: int
     file: str
@@ -221,9 +221,7 @@ RoundEvent = MessageReady | RepliesUnneeded | RoundEnded
 
 
 class ReplyReport(msgspec.Struct, frozen=True, kw_only=True):
-    """To the round's process: the reply to the message in `file` is in the file `reply`, or there is none because it
-    `failed`.
-    """
+    """Message to the round's process: the reply to the message in `file` is in the file `reply`, or there is none because it `failed`."""
 
     node: int
     file: str

@@ -1,9 +1,8 @@
-"""How private noisy rounds are, and what a device's data has spent of its privacy budget.
+"""How private noisy rounds are, and how much of its privacy budget a device's data has spent.
 
-The guarantee is for one device: whether its clipped change is in an average or zero in its place, with a known number
-of devices (a fixed denominator), against anyone who sees the averaged weights. The leader itself sees each clipped
-change before the noise, and must be trusted to add it. This module needs neither Flower nor numpy, because the command
-line uses it before a round begins.
+The guarantee is for one device, against anyone who sees the averaged weights: its clipped change is in an average, or a zero is in its
+place. The number of devices is known (a fixed denominator). The leader itself sees each clipped change before the noise, and must be
+trusted to add it. This module needs neither Flower nor numpy, because the command line uses it before a round begins.
 """
 
 import contextlib
@@ -18,18 +17,19 @@ from port_agent.system.atomic_file import write_atomically
 from port_planner.base.errors import PortError
 
 DELTA = 1e-5
-"""Far below one over the number of devices in a household, as required."""
+"""Delta of the guarantee, which must be far below one over the number of devices in a household."""
 PRIVACY_FOLDER = "privacy"
 _TOLERANCE = 1e-9
 _NO_NOISE = 1e12
-"""One over the square of noise of a millionth of the norm; with less there is no privacy, and numbers lose their last digits."""
+"""Bound of one over the noise squared, for a noise of a millionth of the norm; with less there is no privacy, and numbers lose their
+last digits.
+"""
 _FAR = 30.0
 """Standard deviations beyond which the complementary error function is replaced by its series."""
 
 
 def epsilon(inverse_square_noise: float, delta: float = DELTA) -> float:
-    """Return epsilon at `delta` of several Gaussian mechanisms, given the sum of one over each noise multiplier
-    squared.
+    """Return epsilon at `delta` for several Gaussian mechanisms, given the sum of one over each squared noise multiplier.
 
     They compose to one Gaussian mechanism, whose epsilon is exact: theorem 8 of Balle and Wang 2018 (arXiv 1805.06530).
     """
@@ -47,16 +47,14 @@ def epsilon(inverse_square_noise: float, delta: float = DELTA) -> float:
 
 
 def noisy_rounds(noise: float, rounds: int) -> float:
-    """Return the argument of `epsilon` for `rounds` rounds with noise of `noise` times the norm; infinity without
-    noise.
-    """
+    """Return the argument of `epsilon` for `rounds` rounds with noise of `noise` times the norm; infinity without noise."""
     if rounds == 0:
         return 0.0
     return rounds / noise / noise if noise else math.inf
 
 
 def _delta(eps: float, distance: float) -> float:
-    """Return the delta at which a Gaussian mechanism, its two means `distance` standard deviations apart, has an epsilon."""
+    """Return the delta for which a Gaussian mechanism whose two means are `distance` standard deviations apart has this epsilon."""
     near, far = eps / distance - distance / 2, eps / distance + distance / 2
     return math.exp(_log_tail(near)) - math.exp(eps + _log_tail(far))
 
@@ -70,7 +68,7 @@ def _log_tail(x: float) -> float:
 
 
 class PrivacySpent(msgspec.Struct, frozen=True):
-    """What all contributions made from some data together spent."""
+    """The privacy that all contributions made from some data have spent together."""
 
     inverse_square_noise: float = 0.0
     rounds: int = 0
@@ -78,11 +76,11 @@ class PrivacySpent(msgspec.Struct, frozen=True):
     bare: int = 0
     """Number of rounds without noise."""
     last: str = ""
-    """The hash of the message that was answered last: answered again, it counts once."""
+    """The hash of the message that was answered last; if it is answered again, that counts once."""
 
     @property
     def epsilon(self) -> float:
-        """At `DELTA`; infinity after a contribution without noise."""
+        """Epsilon at `DELTA`; infinity after a contribution without noise."""
         return math.inf if self.bare else epsilon(self.inverse_square_noise)
 
     def after(self, noise: float, message: str) -> "PrivacySpent":
@@ -96,19 +94,17 @@ class PrivacySpent(msgspec.Struct, frozen=True):
 
 
 class BudgetSpentError(PortError):
-    """A contribution would have some data spend more than is allowed."""
+    """A contribution would spend more of some data's privacy than is allowed."""
 
 
 class PrivacyLedger:
-    """What the data of one hash has spent, over all jobs and federations of this device: a file."""
+    """What the data with one hash has spent, over all jobs and federations of this device, in a file."""
 
     def __init__(self, state_dir: Path, data: str) -> None:
         self._file = state_dir / PRIVACY_FOLDER / f"{data}.json"
 
     def spent(self) -> PrivacySpent:
-        """Return the total; raises OSError, and msgspec.MsgspecError for a damaged file, because starting at zero would
-        be wrong.
-        """
+        """Return the total; raises OSError. Raises msgspec.MsgspecError for a damaged file, because starting at zero would be wrong."""
         try:
             return msgspec.json.decode(self._file.read_bytes(), type=PrivacySpent)
         except FileNotFoundError:
@@ -117,7 +113,7 @@ class PrivacyLedger:
     def check(self, noise: float, message: str, budget: float) -> PrivacySpent:
         """Return the total with one more contribution, the answer to the message with this hash.
 
-        Raises BudgetSpentError if it exceeds `budget`, and as `spent`.
+        Raises BudgetSpentError if it exceeds `budget`, and as `spent` does.
         """
         spent = self.spent()
         after = spent.after(noise, message)
@@ -129,14 +125,14 @@ class PrivacyLedger:
         return after
 
     def spend(self, noise: float, message: str, budget: float = math.inf) -> None:
-        """Record a contribution, durably and before it is sent; raises BudgetSpentError, OSError, msgspec.MsgspecError."""
+        """Record a contribution, durably, before it is sent; raises BudgetSpentError, OSError, msgspec.MsgspecError."""
         self._file.parent.mkdir(mode=0o700, exist_ok=True)
         with self._locked():
             write_atomically(self._file, msgspec.json.encode(self.check(noise, message, budget)))
 
     @contextlib.contextmanager
     def _locked(self) -> Iterator[None]:
-        """Hold off other jobs of the same data."""
+        """Block other jobs with the same data."""
         with self._file.with_suffix(".lock").open("w") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

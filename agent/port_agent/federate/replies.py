@@ -1,4 +1,4 @@
-"""What a reply in a round may contain, and how many replies complete it."""
+"""What a reply in a round may contain, and how many replies complete a round."""
 
 import math
 import statistics
@@ -21,8 +21,7 @@ _MAX_SAMPLES = 1 << 40
 _MAX_LOSS = float.fromhex("0x1.fffffep+127")
 """The largest 32-bit number."""
 _FARTHEST = 2.0**20
-"""Largest change or count of one device, as a multiple of the median; beyond it, hardly a bit of the others would be in
-the average."""
+"""Largest change or count of one device, as a multiple of the median; beyond it, the average would contain hardly a bit of the others."""
 _FEWEST_COMPARED = 3
 
 
@@ -31,7 +30,7 @@ class RoundAbandonedError(PortError):
 
 
 def check_records(reply: Message, *arrays: str) -> None:
-    """Raise FlowerMessageError unless a reply has metrics, the array records of these names, and nothing else."""
+    """Raise FlowerMessageError unless a reply contains exactly metrics and the array records of these names."""
     content = reply.content
     found = {*content.array_records, *content.metric_records, *content.config_records}
     if set(content.array_records) != {*arrays} or not found <= {*arrays, "metrics"}:
@@ -39,7 +38,9 @@ def check_records(reply: Message, *arrays: str) -> None:
 
 
 def check_metrics(reply: Message, *names: str) -> "MetricRecord":
-    """Return the metrics of a reply: samples, and these. Raises FlowerMessageError for others, and for a loss that is not finite."""
+    """Return the metrics of a reply: samples, and the given ones. Raises FlowerMessageError for others, and for a loss that is not
+    finite.
+    """
     metrics = reply.content.metric_records.get("metrics")
     if metrics is None or set(metrics) != {SAMPLES, *names}:
         found = "none" if metrics is None else ", ".join(sorted(metrics))
@@ -54,7 +55,9 @@ def check_metrics(reply: Message, *names: str) -> "MetricRecord":
 
 
 def check_average(averaged: Arrays, replies: Sequence[Message]) -> None:
-    """Raise RoundAbandonedError unless weights are the average of replies by samples, summed again in 64 bits, to the rounding of the sum."""
+    """Raise RoundAbandonedError unless the weights equal the average of the replies by samples, summed again in 64 bits, within
+    rounding.
+    """
     counts = [int(str(reply.content.metric_records["metrics"][SAMPLES])) for reply in replies]
     records = [reply.content.array_records[ARRAYS] for reply in replies]
     for name, array in averaged.items():
@@ -70,7 +73,7 @@ def check_average(averaged: Arrays, replies: Sequence[Message]) -> None:
 
 
 def too_large(what: str, sizes: Mapping[int, float]) -> dict[int, str]:
-    """Return the devices of whose `what`, by node, the average would be alone, and why they are left out."""
+    """Return the devices whose `what`, by node, would dominate the average, and the reason to leave them out."""
     middle = statistics.median(sizes.values()) if len(sizes) >= _FEWEST_COMPARED else 0.0
     return {
         node: f"its {what} is {size / middle:.1e} times the median of all devices"
@@ -80,7 +83,7 @@ def too_large(what: str, sizes: Mapping[int, float]) -> dict[int, str]:
 
 
 def require_replies(replied: int, order: RoundOrder, lost: Mapping[int, str], *, fewest: int = 1) -> None:
-    """Raise RoundAbandonedError if fewer replied than are worth averaging, or than `fewest`. `lost`: why, by node."""
+    """Raise RoundAbandonedError if fewer devices replied than are worth averaging, or than `fewest`. `lost`: why, by node."""
     needed = max(fewest, math.ceil(order.min_share * len(order.nodes)))
     if replied < needed:
         remedy = "; if training takes longer, lead with a longer --round-timeout" if LATE in lost.values() else ""
@@ -90,5 +93,5 @@ def require_replies(replied: int, order: RoundOrder, lost: Mapping[int, str], *,
 
 
 def reasons(order: RoundOrder, lost: Mapping[int, str]) -> str:
-    """Return why devices are not in a round, by their names."""
+    """Return why devices are missing from a round, by their names."""
     return "; ".join(f"{order.names[node]}: {why}" for node, why in sorted(lost.items()))

@@ -1,8 +1,8 @@
 """One round of a federation, on the device that leads it: `python -m port_agent.federate.round`, a process that lives as long as the round.
 
-Its first request is a `RoundOrder`; what it sends and receives after that is `PeerGrid`'s. Its last event is how the round ended. The
-averaged weights are a file that exists whole or not at all, next to the one that the round began with; which of them
-counts is for the supervisor to note, so a round that is cut never was.
+Its first request is a `RoundOrder`; later messages are those of `PeerGrid`. Its last event reports how the round ended. The averaged
+weights are a file that exists whole or not at all, next to the one with which the round began. The supervisor records which of them counts,
+so an interrupted round has no effect.
 """
 
 import math
@@ -44,10 +44,10 @@ from port_agent.federate.wire import FlowerMessageError, array_record, plain_arr
 from port_agent.system.helper_process import helper_exit_code, send_event
 
 _CLIPPED = 1.001
-"""A clipped change may be larger than the norm by this factor: devices clip in 32 bits."""
+"""Factor by which a clipped change may exceed the norm, because devices clip in 32 bits."""
 
 _VARIANCE = "running_var"
-"""The name that normalisation layers of torch give it."""
+"""Name of the running variance in torch's normalisation layers."""
 
 
 class Round:
@@ -64,7 +64,7 @@ class Round:
         self.grid = PeerGrid(order.run_id, order.nodes, order.goal, folder / MESSAGES_FOLDER, self._check)
 
     def run(self) -> tuple[int, float | None]:
-        """Do the round; returns how many devices were averaged and their loss.
+        """Run the round; return the number of averaged devices, and their loss.
 
         Raises RoundAbandonedError, PortError, OSError.
         """
@@ -83,13 +83,13 @@ class Round:
         return count, loss
 
     def _masked(self, arrays: Arrays) -> tuple[Arrays, int, float | None]:
-        """Average by SecAgg+: only the sum of changes is visible here."""
+        """Average by SecAgg+, where only the sum of changes is visible."""
         masked = MaskedAverage(self._order, self._tensors, self.grid)
         self.grid.check, self.grid.amend = masked.check, masked.amend
         return masked.average(arrays)
 
     def _plain(self, arrays: Arrays) -> tuple[Arrays, int, float | None]:
-        """Average by the order's strategy, with clipping and noise if the order says so."""
+        """Average by the order's strategy, with clipping and noise if the order requires them."""
         order, grid, step = self._order, self.grid, ServerStep(self._order)
         private = (
             DifferentialPrivacyClientSideFixedClipping(step.strategy, order.noise, order.clip, len(order.nodes))
@@ -128,14 +128,14 @@ class Round:
         return ConfigRecord({NOISE: order.noise, **budget})
 
     def _hand_out(self, arrays: Arrays) -> int:
-        """Give all devices the averaged weights; returns how many have them."""
+        """Send the averaged weights to all devices; return how many have them."""
         count = len(self._order.nodes)
         strategy = FedAvg(min_evaluate_nodes=count, min_available_nodes=count)
         messages = strategy.configure_evaluate(self._order.number, array_record(arrays), ConfigRecord(), self.grid)
         return len(self.grid.send_and_receive(messages, timeout=self._order.timeout_s))
 
     def _check(self, asked: Message, reply: Message) -> None:
-        """Raise FlowerMessageError for a reply that cannot result from training these tensors as the order says."""
+        """Raise FlowerMessageError for a reply that cannot result from training these tensors as ordered."""
         if self._order.final:
             check_records(reply)
             check_metrics(reply)
@@ -156,7 +156,7 @@ class Round:
 
 
 def _change(start: Arrays, trained: Arrays) -> tuple[float, float]:
-    """Return the norm of the change of weights, and how far the rounding of trained weights may have moved it."""
+    """Return the norm of a change of weights, and the bound of its error by the rounding of trained weights."""
     squares = rounding = 0.0
     for name, array in trained.items():
         squares += float(np.square(np.subtract(array, start[name], dtype=np.float64)).sum())
@@ -165,10 +165,10 @@ def _change(start: Arrays, trained: Arrays) -> tuple[float, float]:
 
 
 def without_negative_variances(averaged: Arrays, before: Arrays | None) -> Arrays:
-    """Return averaged weights in which no running variance is negative: its root would be no number.
+    """Return averaged weights in which no running variance is negative, because its root would not be a number.
 
-    `before`: the weights whose variances are kept in the place of such as noise made negative. Without noise it was a step
-    of a masked sum, and they are zero.
+    `before`: earlier weights, whose variances replace those that noise made negative. Without noise, a step of a masked sum was the cause,
+    and such variances become zero.
     """
     kept = dict(averaged)
     for name in averaged:
@@ -183,7 +183,7 @@ def _number(value: object) -> float | None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Do one round; returns the exit code, 0 also for one that was abandoned."""
+    """Run one round; return the exit code, which is 0 also for an abandoned round."""
     order = msgspec.json.decode(sys.stdin.readline(), type=RoundOrder)
     TaskIdentity.run_id, TaskIdentity.node_id = order.run_id, LEADER_NODE
     TaskIdentity.task_id = secrets.randbits(62)  # in every message and its reply: no other round has it

@@ -1,4 +1,4 @@
-"""Signatures of devices in secure aggregation, with the keys by which they are paired."""
+"""Signatures of devices in secure aggregation, with the keys of their pairing."""
 
 from pathlib import Path
 
@@ -17,7 +17,7 @@ _ALGORITHM = ec.ECDSA(hashes.SHA256())
 
 
 class SignatureError(PortError):
-    """A message was not signed by the device that it claims to come from."""
+    """A message was not signed by the device from which it claims to come."""
 
 
 class DeviceSignatures:

@@ -1,7 +1,7 @@
-"""How the leader applies an average, by Flower's strategies: unchanged, or as a step of an optimizer of its own.
+"""How the leader applies an average, by Flower's strategies: unchanged, or as a step of a server-side optimizer.
 
-A strategy lives for one round here, like its process. Its state of earlier rounds is in a file with the round's number,
-so that an interrupted round begins with the same.
+A strategy object lives for one round, like its process. Its state from earlier rounds is in a file with the round's number, so that an
+interrupted round begins with the same state.
 """
 
 from pathlib import Path
@@ -17,7 +17,7 @@ from port_agent.federate.wire import plain_arrays
 from port_agent.system.atomic_file import atomic_stream
 
 _FIRST, _SECOND = "first", "second"
-"""Moments: of FedAvgM its momentum alone."""
+"""Names of the moments; FedAvgM has only the first, its momentum."""
 _Moments = dict[str, dict[str, NDArray[np.generic]]]
 
 
@@ -25,7 +25,7 @@ class ServerStep:
     """The strategy of one round, and its state."""
 
     def __init__(self, order: RoundOrder) -> None:
-        """Load the state of the round before; raises OSError, ValueError for a damaged file."""
+        """Load the state of the previous round; raises OSError, ValueError for a damaged file."""
         self._order, self._folder = order, Path(order.folder)
         self.strategy = _strategy(order.server, len(order.nodes))
         if order.number > 1 and not order.server.strategy.keeps_average:
@@ -34,7 +34,8 @@ class ServerStep:
     def average(self, start: Arrays, replies: list[Message]) -> tuple[Arrays | None, MetricRecord | None]:
         """Return the weights after the round, and the metrics; raises OSError.
 
-        A tensor without negative numbers, as a running variance is, gets none by the optimizer's step: then its plain average counts.
+        If the optimizer's step would make a tensor without negative numbers negative, such as a running variance, its plain average is
+        used.
         """
         averaged, metrics = self.strategy.aggregate_train(self._order.number, replies)
         if averaged is None or self._order.server.strategy.keeps_average:

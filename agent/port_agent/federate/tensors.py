@@ -1,7 +1,7 @@
-"""What of a job is averaged: the floating-point tensors of its result that a training step changes, or a fine-tuning's adapter.
+"""The averaged part of a job: the floating-point tensors of its result that a training step changes, or a fine-tuning's adapter.
 
-Frozen weights (all but the adapters of a LoRA job) and counters stay where they are. No torch: half-precision numbers are averaged
-in 32 bits and rounded to nearest, ties to even, when they become weights again.
+Frozen weights (all except the adapters of a LoRA job) and counters are not sent. The module does not use torch: half-precision numbers are
+averaged in 32 bits and rounded to nearest, ties to even, when they become weights again.
 """
 
 import hashlib
@@ -32,40 +32,38 @@ Arrays = dict[str, NDArray[np.generic]]
 _AVERAGED_AS = {"float16": "float32", "bfloat16": "float32", "float32": "float32", "float64": "float64"}
 """The type in which tensors of each type are sent and averaged."""
 _BEYOND = {"float16": 65520.0, "bfloat16": float.fromhex("0x1.ffp127")}
-"""The least number, by type, that is rounded to infinity."""
+"""The least number, by type, that rounds to infinity."""
 _COUNTERS = ("int", "uint", "bool")
-"""Beginnings of the types of counters, of which each device keeps its own."""
+"""Prefixes of the types of counters, which each device keeps for itself."""
 _CHUNK_BYTES = 4 << 20
 
 
 class FederatedTensorError(PortError):
-    """Tensors that are not those of the job."""
+    """The tensors are not those of the job."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)
 class FederatedTensors:
-    """The averaged tensors of a job, in the order in which they travel."""
+    """The averaged tensors of a job, in the order in which they are sent."""
 
     layouts: Mapping[str, TensorLayout]
     """Layouts of tensors, by the model's own names."""
     samples: int
-    """Number of samples that it was made to train on; a job submitted with its own data trains on others
-    (`tensors_of`).
-    """
+    """Number of samples for which the job was made; a job submitted with other data trains on those (`tensors_of`)."""
     initial: Callable[[], Arrays]
     """Returns the job's initial tensors; raises PortError if one is damaged."""
     data: str
-    """A hash of these."""
+    """A hash of the training samples."""
     base: str = ""
-    """The frozen weights beneath: the same adapter, or trained layers, over other weights is another model."""
+    """Hash of the frozen weights below, because the same adapter or trained layers over other weights are another model."""
     proximal_mu: float = 0.0
-    """The factor of its proximal term; 0: it has none."""
+    """The factor of its proximal term; 0 if it has none."""
 
     @property
     def fingerprint(self) -> str:
-        """SHA-256 of names, types and shapes, and of base and proximal term: devices with the same value can be averaged."""
+        """SHA-256 of names, types and shapes, and of base and proximal term; devices with the same value can be averaged."""
         lines = [f"{name} {layout.dtype} {list(layout.shape)}" for name, layout in self.layouts.items()]
         lines += [self.base] if self.base else []
         lines += [f"proximal term {self.proximal_mu!r}"] if self.proximal_mu else []
@@ -77,7 +75,7 @@ class FederatedTensors:
         return sum(tensor_bytes(_AVERAGED_AS[one.dtype], one.shape) for one in self.layouts.values())
 
     def check(self, arrays: Mapping[str, NDArray[np.generic]]) -> None:
-        """Raise FederatedTensorError unless these are tensors of this job, all of them and finite."""
+        """Raise FederatedTensorError unless these are exactly the tensors of this job, and all finite."""
         if list(arrays) != list(self.layouts):
             raise FederatedTensorError(f"it has {len(arrays)} tensors, not the {len(self.layouts)} of this job")
         for name, layout in self.layouts.items():
@@ -91,7 +89,7 @@ class FederatedTensors:
                 raise FederatedTensorError(f"{name} has numbers that {layout.dtype} cannot hold")
 
     def named(self, arrays: list[NDArray[np.generic]]) -> Arrays:
-        """Return named arrays from a list without names; raises FederatedTensorError, as `check`."""
+        """Return named arrays from a list without names; raises FederatedTensorError as `check` does."""
         if len(arrays) != len(self.layouts):
             raise FederatedTensorError(f"{len(arrays)} tensors arrived, not the {len(self.layouts)} of this job")
         return dict(zip(self.layouts, arrays, strict=True))
@@ -111,8 +109,8 @@ class FederatedTensors:
 def tensors_of(path: Path, scratch: Path, data: Path | None = None) -> TensorsOf:
     """Return the federated tensors of a job that trains on its bundle's samples, or on those of the directory `data`.
 
-    These are copied to a directory in `scratch` meanwhile. Raises PortError, as `federated_tensors`, and for data that
-    does not fit the bundle; OSError.
+    The samples are temporarily copied to a directory in `scratch`. Raises PortError as `federated_tensors` does, and for data that does not
+    fit the bundle; OSError.
     """
     tensors = federated_tensors(path)
     if data is None:
@@ -162,7 +160,7 @@ def _bundle_tensors(path: Path) -> FederatedTensors:
 
 
 def _frozen(bundle: Bundle, changed: set[str]) -> str:
-    """Return what tells the parameters that no step changes from others; "" if there are none."""
+    """Return a text that distinguishes the parameters that no step changes from others; "" if there are none."""
     prefix = storage_key(Role.PARAMETER, "")
     keys = [key for key in bundle.manifest.state if key.startswith(prefix) and key not in changed]
     return " ".join(f"{key} {bundle.checksum(key)}" for key in keys)
@@ -196,7 +194,7 @@ def _dense(member: Member) -> TensorLayout:
 
 
 def _members(path: Path, begin: int) -> dict[str, Member]:
-    """Return the place of each tensor of the weights that begin at byte `begin` of a file.
+    """Return the offset of each tensor, for weights that begin at byte `begin` of a file.
 
     Raises FederatedTensorError, OSError.
     """
@@ -210,7 +208,7 @@ def _members(path: Path, begin: int) -> dict[str, Member]:
 
 
 def _read(path: Path, begin: int, layouts: Mapping[str, TensorLayout]) -> Arrays:
-    """Return the numbers of weights that begin at byte `begin` of a file; raises FederatedTensorError, OSError."""
+    """Return the numbers of the weights that begin at byte `begin` of a file; raises FederatedTensorError, OSError."""
     members, found = _members(path, begin), {}
     with path.open("rb") as stream:
         for name, layout in layouts.items():
@@ -250,7 +248,7 @@ def _chunks(array: NDArray[np.generic], layout: TensorLayout) -> Chunks:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Print `tensors_of` a bundle, and of a directory of data, as JSON, for the supervisor, which has no numpy; returns the exit code."""
+    """Print `tensors_of` a bundle and a directory of data as JSON for the supervisor, which has no numpy; return the exit code."""
     return helper_exit_code(lambda: send_event(tensors_of(*map(Path, argv))))
 
 

@@ -1,4 +1,4 @@
-"""Flower's messages and client state as bytes, the same in both directions. Nothing in them is unpickled or run."""
+"""Flower's messages and client state as bytes, in both directions. Nothing in them is unpickled or run."""
 
 from pathlib import Path
 from tokenize import TokenError
@@ -15,7 +15,7 @@ from port_agent.federate.tensors import Arrays
 from port_planner.base.errors import ExitCode, PortError
 
 _UNREADABLE = (DecodeError, ValueError, TypeError, KeyError, AttributeError)
-"""Exceptions that Flower raises for foreign protocol buffers."""
+"""Exceptions that Flower raises for invalid protocol buffers."""
 UNREADABLE_ARRAY = (ValueError, TypeError, EOFError, OSError, SyntaxError, TokenError)
 """Exceptions that reading an array may raise; numpy parses its header as Python."""
 
@@ -55,7 +55,7 @@ def records_bytes(records: RecordDict) -> bytes:
 
 
 def array_record(arrays: Arrays) -> ArrayRecord:
-    """Return arrays as Flower has them."""
+    """Return arrays in Flower's form."""
     return ArrayRecord({name: Array(np.asarray(array)) for name, array in arrays.items()})
 
 

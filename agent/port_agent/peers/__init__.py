@@ -1,4 +1,4 @@
-"""Other agents on the local network: which are present.
+"""Other agents on the local network.
 
-Presence only: nothing is trusted, and nothing else is exchanged.
+Discovery only shows which are present: nothing is trusted, and nothing else is exchanged.
 """

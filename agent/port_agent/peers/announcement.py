@@ -1,7 +1,7 @@
 """An agent's announcement on the network: a DNS-SD TXT record, written and read (RFC 6763, section 6).
 
-Records may come from anybody on the network. Every length has a cap, characters that could affect a terminal are
-dropped, and what does not fit is not an announcement.
+Records may come from anybody on the network. Every length has a limit, characters that could affect a terminal are dropped, and a record
+that breaks a rule is not an announcement.
 """
 
 import re
@@ -12,11 +12,11 @@ from port_agent.peers.identity.device_id import is_short_id
 from port_agent.peers.state import PublicState
 
 FORMAT = "1"
-"""Number of the format of the keys below; others are ignored, so keys can be added."""
+"""Number of the format of the keys below. Unknown keys are ignored, so keys can be added."""
 NAME_LIMIT, BOARD_LIMIT, VERSION_LIMIT = 40, 60, 20
-"""Largest number of characters: what fits on a line of a table."""
+"""Largest number of characters, so that a text fits on a line of a table."""
 TEXT_LIMIT_BYTES = 512
-"""Ours has 250 at most; more is not read."""
+"""Largest size of a record that is read; ours have at most 250 bytes."""
 _STRING_LIMIT_BYTES = 255
 
 
@@ -36,7 +36,7 @@ class Announcement:
 
 
 class AnnouncementError(ValueError):
-    """A record that is not an announcement."""
+    """A record is not an announcement."""
 
 
 def to_text(announcement: Announcement) -> bytes:

@@ -1,4 +1,4 @@
-"""Messages between devices as MessagePack and back, and what their fields have in common. Whatever is wrong with bytes is one error."""
+"""Encoding and decoding of messages between devices as MessagePack. All faults of received bytes become one kind of error."""
 
 import re
 from collections.abc import Callable
@@ -14,13 +14,13 @@ LONGEST_ROUND_S = 30 * 86400.0
 Reason = Annotated[str, msgspec.Meta(max_length=REASON_LIMIT)]
 Sha256 = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}\\Z")]
 Token = Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{32}\\Z")]
-"""128 random bits."""
+"""128 random bits as text."""
 _FOLDERS = re.compile(r"(?<![\w.])/(?=\S)(?:[^/\n'\"]*[^/\s'\"]/)+")
-"""The folders of an absolute path: all up to its last slash, spaces within them too."""
+"""Pattern of the folders of an absolute path, up to its last slash, including spaces."""
 
 
 def public_reason(error: Exception) -> str:
-    """Return an error in a form for another device: only the last name of an absolute path."""
+    """Return an error in a form for another device, with only the last name of an absolute path."""
     text = (error.strerror or type(error).__name__) if isinstance(error, OSError) else str(error)
     return _FOLDERS.sub("", text)[:REASON_LIMIT]
 
@@ -29,7 +29,7 @@ class PeerCodec(Generic[T]):
     """Messages of one kind, a struct or a union of structs."""
 
     def __init__(self, kind: Any, refused: Callable[[str], Exception], what: str) -> None:
-        """`refused` makes an error from the reason why bytes are not a message; `what` is its beginning."""
+        """`refused` creates an error from the reason why bytes are not a message; `what` is the beginning of its text."""
         self._decoder: msgspec.msgpack.Decoder[T] = msgspec.msgpack.Decoder(kind)
         self._refused, self._what = refused, what
 

@@ -1,8 +1,9 @@
 """Announce this agent on the local network and listen for others.
 
-Multicast DNS through python-zeroconf.
+Uses multicast DNS through python-zeroconf.
 
-Imported only where discovery is on: zeroconf costs 5 MB. The announced port is that for paired devices, 0 while there are none.
+This module is imported only if discovery is on, because zeroconf takes 5 MB. The announced port is for paired devices; 0 while there are
+none.
 """
 
 import asyncio
@@ -33,23 +34,25 @@ from port_agent.peers.state import PublicState
 
 TYPE = "_port-agent._tcp.local."
 LOOK_S = 60.0
-"""Seconds between checks for other network interfaces, and before another attempt after a failure."""
+"""Seconds between checks for new network interfaces, and before another attempt after a failure."""
 NO_NETWORK_LOOK_S = 10.0
-"""Seconds between checks while there is no network: at boot the agent starts before it."""
+"""Seconds between checks while there is no network, because at boot the agent starts before it."""
 ANNOUNCE_EVERY_S = 15.0
-"""A state is announced no sooner than this after the last; RFC 6762, section 8.4 allows ten updates a minute."""
+"""Least seconds between announcements of a state; RFC 6762, section 8.4 allows ten updates a minute."""
 ADDRESS_LIMIT = 4
-"""Addresses that are kept for a device."""
+"""Largest number of addresses that are kept for a device."""
 MAX_CACHED = 1000
-"""Records that zeroconf keeps, of 9 kB at most; a home's devices need a few dozen, and its own limit is ten times this."""
+"""Largest number of records that zeroconf keeps, of 9 kB each. A home's devices need a few dozen, and zeroconf's own limit is ten times
+this.
+"""
 _ASK_MS = 3000
-"""Time for whoever has this device's id to give its address."""
+"""Milliseconds in which a device that has this one's id must give its address."""
 _QUERY, _IN, _TEXT, _SERVER = 0, 1, 16, 33
 """Flags of a question, class IN, types TXT and SRV (RFC 1035, RFC 2782)."""
 
 
 class _IdTakenError(Exception):
-    """Another device is announced by this one's id, at these addresses."""
+    """Another device announces this one's id, at these addresses."""
 
     def __init__(self, addresses: tuple[str, ...], port: int) -> None:
         self.addresses, self.port = addresses, port
@@ -59,7 +62,7 @@ class _IdTakenError(Exception):
 class Discovery:
     """One agent's presence; `report` receives problems, or an empty string once it works.
 
-    `where_key_is` returns at which of some addresses, and a port, somebody proves to hold this device's key, or "".
+    `where_key_is` returns the address, among some addresses with a port, at which somebody proves to hold this device's key, or "".
     """
 
     def __init__(
@@ -80,17 +83,17 @@ class Discovery:
 
     @property
     def own(self) -> Announcement:
-        """What is announced."""
+        """The current announcement."""
         return self._own
 
     def show(self, state: PublicState) -> None:
-        """Announce another state, soon."""
+        """Announce another state soon."""
         if state is not self._own.state:
             self._own = replace(self._own, state=state)
             self._changed.set()
 
     def listens(self, *, port: int, pairing_port: int) -> None:
-        """Announce, at once, where this device listens for paired devices and where it shows a code; 0 for nowhere."""
+        """Announce at once the port at which this device listens for paired devices, and the one at which it shows a code; 0 for none."""
         if (port, pairing_port) != (self._port, self._own.pairing_port):
             self._port, self._own = port, replace(self._own, pairing_port=pairing_port)
             self._changed.set()
@@ -100,7 +103,7 @@ class Discovery:
         return self._sightings.peers(now_s)
 
     async def run(self) -> None:
-        """Announce and listen until cancelled, following networks that appear, change or vanish."""
+        """Announce and listen until cancelled, following networks that appear, change or disappear."""
         while True:
             interfaces = multicast_interfaces()
             if not interfaces:
@@ -120,7 +123,7 @@ class Discovery:
 
     @contextlib.asynccontextmanager
     async def _present_on(self, interfaces: tuple[Interface, ...]) -> AsyncIterator[AsyncZeroconf]:
-        """Announce this device while inside; afterwards say goodbye to the others."""
+        """Announce this device while in the block; afterwards say goodbye to the others."""
         is_ipv6 = any(interface.is_ipv6 for interface in interfaces)
         is_ipv4 = any(not interface.is_ipv6 for interface in interfaces)
         node = AsyncZeroconf(
@@ -145,7 +148,7 @@ class Discovery:
                 self.interfaces = ()
 
     async def _register(self, node: AsyncZeroconf, record: AsyncServiceInfo) -> None:
-        """Announce this device; raises _IdTakenError where another one is announced by its id."""
+        """Announce this device; raises _IdTakenError if another device announces the same id."""
         try:
             await node.async_register_service(record)
         except NonUniqueNameException as error:
@@ -154,7 +157,7 @@ class Discovery:
             raise _IdTakenError(tuple(other.parsed_scoped_addresses()[:ADDRESS_LIMIT]), other.port or 0) from error
 
     async def _judged(self, claim: "_IdTakenError") -> str:
-        """Return what is wrong if another device announces this one's id, and what to do."""
+        """Return the problem and its remedy if another device announces this one's id."""
         where = await self._where_key_is(claim.addresses, claim.port)
         if where:
             return (
@@ -167,7 +170,7 @@ class Discovery:
         )
 
     async def _attend(self, node: AsyncZeroconf, interfaces: tuple[Interface, ...]) -> None:
-        """Keep announcement and list up to date until the interfaces change."""
+        """Keep the announcement and the list up to date until the interfaces change."""
         began_s = time.monotonic()
         look_s, announce_s = began_s + LOOK_S, began_s + ANNOUNCE_EVERY_S
         while True:
@@ -190,7 +193,7 @@ class Discovery:
 
     @property
     def _news(self) -> tuple[tuple[int, int], PublicState | None]:
-        """What may change of the announcement."""
+        """Return the changeable parts of the announcement."""
         return (self._port, self._own.pairing_port), self._own.state
 
     def _record(self, interfaces: tuple[Interface, ...]) -> AsyncServiceInfo:
@@ -226,7 +229,7 @@ class _AnnouncementListener(RecordUpdateListener):
                 self._received[label] = record.text
 
     def async_update_records_complete(self) -> None:
-        """Take them in, now that zeroconf knows the addresses in the packet too."""
+        """Add them to the list, now that zeroconf also knows the addresses in the packet."""
         for label, text in self._received.items():
             info = AsyncServiceInfo(TYPE, f"{label}.{TYPE}")
             info.load_from_cache(self._zeroconf)
@@ -248,10 +251,10 @@ class _AnnouncementListener(RecordUpdateListener):
 
 
 async def _say_goodbye(node: AsyncZeroconf) -> None:
-    """Tell the others that this agent leaves, as its last announcement.
+    """Announce to the others that this agent leaves.
 
-    An answer that is still queued would follow the first goodbye and undo it; those after it are the same packet, which
-    zeroconf ignores for a second.
+    An answer that is still queued would follow the first goodbye and undo it. Later goodbyes are the same packet, which zeroconf ignores
+    for a second.
     """
     for waiting in (node.zeroconf.out_queue, node.zeroconf.out_delay_queue):
         waiting.queue.clear()
@@ -259,13 +262,13 @@ async def _say_goodbye(node: AsyncZeroconf) -> None:
 
 
 def _label(name: str) -> str | None:
-    """Return the id in a service's name, None for other names."""
+    """Return the id in a service's name; None for other names."""
     label, dot, rest = name.lower().partition(".")
     return label if dot and rest == TYPE and is_short_id(label) else None
 
 
 def _query(zeroconf: Zeroconf, labels: list[str]) -> None:
-    """Query everybody for the announcements of these devices; all receive the answers."""
+    """Ask all devices for the announcements of these; everybody receives the answers."""
     if not labels:
         return
     question = DNSOutgoing(_QUERY)

@@ -1,10 +1,9 @@
-"""Requests of a federation's leader, and the members' answers: MessagePack, everything with a cap.
+"""Requests of a federation's leader, and the members' answers, as MessagePack with limits on everything.
 
-`MembershipRequest` asks which jobs the leader may lead, and `Invitation` whether a device takes part now.
-`MessageChunk` sends a Flower message part by part, and `ReplyRequest` fetches the reply when it exists. `RoundEnd`
-reports that nobody waits for it any longer. A message is identified by its hash, so repeating a part or a request has
-no effect. A job's name only goes to its members: a device names those that the asking one may lead, and only these are
-mentioned.
+`MembershipRequest` asks which jobs the leader may lead, and `Invitation` whether a device takes part now. `MessageChunk` sends a Flower
+message part by part, and `ReplyRequest` fetches the reply when it exists. `RoundEnd` reports that nobody waits for it any longer. A message
+is identified by its hash, so repeating a part or a request has no effect. A job's name is sent only to its members: a device names the jobs
+that the asking device may lead, and mentions no others.
 """
 
 import hashlib
@@ -18,39 +17,39 @@ from port_agent.peers.transfer import CHUNK_BYTES
 from port_planner.base.errors import PortError
 
 MAX_MESSAGE_BYTES = 4 << 30
-"""Weights of a billion parameters in 32 bits; a device accepts less, depending on what its job federates."""
+"""Largest message in bytes: weights of a billion parameters in 32 bits. A device accepts less, depending on what its job federates."""
 
 MAX_MEMBERSHIPS = 100
-"""Jobs that one device may lead on another."""
+"""Largest number of jobs that one device may lead on another."""
 
 _JOB = Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
 _SIZE = Annotated[int, msgspec.Meta(ge=0, le=MAX_MESSAGE_BYTES)]
 
 
 class FederationMessageError(PortError):
-    """Bytes that are not a request or answer of a federation."""
+    """Bytes that are not a request or an answer of a federation."""
 
 
 class MembershipRequest(msgspec.Struct, tag_field="kind", tag="memberships", frozen=True):
-    """Which jobs of a device the one that asks may lead."""
+    """Asks which jobs of a device the asking one may lead."""
 
 
 class FederationRequest(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True):
-    """Something about a job, which both devices call by the same name, in one run of a federation."""
+    """A request about a job, which both devices call by the same name, in one run of a federation."""
 
     job: _JOB
     run: Token
 
 
 class Invitation(FederationRequest, tag="invitation", frozen=True, kw_only=True):
-    """Whether the device would take part in a round now."""
+    """Asks whether the device would take part in a round now."""
 
     tensors: Sha256
     """Hash of names, types and shapes of the averaged tensors."""
 
 
 class MessageChunk(FederationRequest, tag="part", frozen=True, kw_only=True):
-    """The bytes of a message from `offset` on."""
+    """A part of a message, which begins at `offset`."""
 
     message: Sha256
     tensors: Sha256
@@ -60,18 +59,18 @@ class MessageChunk(FederationRequest, tag="part", frozen=True, kw_only=True):
     number: Annotated[int, msgspec.Meta(ge=1, le=1 << 20)]
     """Number of the round."""
     lease_s: Annotated[float, msgspec.Meta(gt=0.0, le=LONGEST_ROUND_S)]
-    """A leader that is silent for longer is gone, and nothing is done for it any longer."""
+    """Seconds of silence after which the leader counts as gone, and work for it ends."""
 
 
 class ReplyRequest(FederationRequest, tag="reply", frozen=True, kw_only=True):
-    """The bytes of the reply to a message from `offset` on."""
+    """Asks for a part of the reply to a message, which begins at `offset`."""
 
     message: Sha256
     offset: _SIZE
 
 
 class RoundEnd(FederationRequest, tag="end", frozen=True, kw_only=True):
-    """Nobody waits for the reply any more."""
+    """Reports that nobody waits for the reply any more."""
 
     message: Sha256
 
@@ -92,7 +91,7 @@ class TaskState(StrEnum):
     WORKING = "working"
     """The device has the message, but no reply yet."""
     DONE = "done"
-    """The reply has `size` bytes, of which `data` is a part."""
+    """The reply has `size` bytes in total, and `data` is a part of it."""
     FAILED = "failed"
     """There will be no reply, for the given reason."""
     UNKNOWN = "unknown"
@@ -100,7 +99,7 @@ class TaskState(StrEnum):
 
 
 class TaskAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to each of these requests."""
+    """The answer to any of these requests."""
 
     state: TaskState
     reason: Reason = ""

@@ -10,12 +10,12 @@ import psutil
 
 _INTERFACES = Path("/sys/class/net")
 _ELSEWHERE = ("192.0.2.1", 9)
-"""A reserved address (RFC 5737): nothing is sent to it, only the route is looked up."""
+"""A reserved address (RFC 5737), to which nothing is sent; only the route is looked up."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class Interface:
-    """A network interface and its address: its first IPv4 one, or an IPv6 one if it has no other."""
+    """A network interface and its address: its first IPv4 address, or an IPv6 one if it has no other."""
 
     name: str
     index: int
@@ -24,7 +24,7 @@ class Interface:
 
 
 def own_addresses() -> list[str]:
-    """Return the addresses by which others on the local network may reach this device, the likeliest first."""
+    """Return the addresses at which others on the local network may reach this device, the likeliest first."""
     found = [interface.address for interface in multicast_interfaces()]
     with contextlib.suppress(OSError), socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asking:
         asking.connect(_ELSEWHERE)
@@ -34,9 +34,7 @@ def own_addresses() -> list[str]:
 
 
 def elsewhere(addresses: Sequence[str]) -> tuple[str, ...]:
-    """Return another device's addresses that are not also this one's, as those of container bridges are; all if none is
-    left.
-    """
+    """Return another device's addresses that are not also this one's, as those of container bridges are; all of them if none is left."""
     return foreign(addresses) or tuple(addresses)
 
 
@@ -47,7 +45,7 @@ def foreign(addresses: Sequence[str]) -> tuple[str, ...]:
 
 
 def multicast_interfaces(interfaces: Path = _INTERFACES) -> tuple[Interface, ...]:
-    """Return the interfaces that are up, carry multicast and lead to others; no loopback, no tunnels and no bridges of containers.
+    """Return the interfaces that are up, carry multicast and lead to others, so without loopback, tunnels and bridges of containers.
 
     `interfaces`: where Linux describes them.
     """
@@ -69,7 +67,7 @@ def multicast_interfaces(interfaces: Path = _INTERFACES) -> tuple[Interface, ...
 
 
 def _is_container_bridge(interface: Path) -> bool:
-    """Return whether an interface is a bridge that no port of this machine, nor a network built on one, belongs to."""
+    """Return whether an interface is a bridge without any port of this machine or of a network based on one."""
     if not (interface / "bridge").is_dir():
         return False
     ports = [interface.parent / port.name for port in (interface / "brif").glob("*")]
@@ -77,7 +75,7 @@ def _is_container_bridge(interface: Path) -> bool:
 
 
 def _kind(interface: Path) -> str:
-    """Return what Linux calls a kind of interface, such as "vlan" or "bond"; nothing for a container's cable."""
+    """Return Linux's name for the kind of an interface, such as "vlan" or "bond"; nothing for a container's cable."""
     try:
         lines = (interface / "uevent").read_text().splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""An introducer's answer: the other devices that chose it, with their certificates. MessagePack."""
+"""An introducer's answer: the other devices that chose it, with their certificates, as MessagePack."""
 
 from typing import Annotated
 
@@ -11,7 +11,7 @@ from port_planner.base.errors import PortError
 _CERTIFICATE_BYTES = 4000
 _HOST_LIMIT = 255
 _MOST = 100
-"""Largest number of introduced devices, which is that of paired ones."""
+"""Largest number of introduced devices, equal to that of paired devices."""
 
 
 class IntroductionError(PortError):
@@ -30,11 +30,11 @@ class Introduced(msgspec.Struct, frozen=True, kw_only=True):
         ]
         | None
     ) = None
-    """Address at which the device was last met; a hint."""
+    """Address at which the device was last reached, as a hint."""
 
 
 class Introductions(msgspec.Struct, frozen=True):
-    """All of them."""
+    """All devices that are introduced."""
 
     devices: Annotated[tuple[Introduced, ...], msgspec.Meta(max_length=_MOST)]
 

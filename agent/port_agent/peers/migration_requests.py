@@ -1,4 +1,4 @@
-"""Requests of a job's owner, and the answers of the device that trains it: MessagePack, everything with a cap.
+"""Requests of a job's owner, and the answers of the device that trains the job, as MessagePack with limits on everything.
 
 A job is identified by its token, 128 random bits that its owner draws for each migration. `Offer` asks whether the
 device would take it, `Bring` announces its files, `Part` sends them, and `Begin` hands it over. `Look` asks for its
@@ -17,7 +17,7 @@ from port_agent.peers.transfer import CHUNK_BYTES, IncomingFile
 from port_planner.base.errors import PortError
 
 MAX_FILES = 2000
-"""A list of this many files fits into one question."""
+"""Largest number of files; a list of so many fits into one question."""
 _MAX_FILE_BYTES = 1 << 40
 _PATH_LIMIT = 255
 _MAX_COUNT = 1 << 53
@@ -27,11 +27,11 @@ _SIZE = Annotated[int, msgspec.Meta(ge=0, le=_MAX_FILE_BYTES)]
 _COUNT = Annotated[int, msgspec.Meta(ge=0, le=_MAX_COUNT)]
 _PACE = Annotated[float, msgspec.Meta(gt=0.0, le=_MAX_PACE)]
 _PATH = Annotated[str, msgspec.Meta(max_length=_PATH_LIMIT, pattern=r"^([^/\x00.][^/\x00]*)(/[^/\x00.][^/\x00]*)*\Z")]
-"""Path below the job's directory; no part begins with a dot, so none leads out of it."""
+"""Pattern of a path below the job's directory. No part begins with a dot, so none leads out of it."""
 
 
 class MigrationMessageError(PortError):
-    """Bytes that are not a request or answer about a migrating job."""
+    """Bytes that are not a request or an answer about a migrating job."""
 
 
 class MigratedFile(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ _FILES = Annotated[tuple[MigratedFile, ...], msgspec.Meta(max_length=MAX_FILES)]
 
 
 class MigratedJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What the owner asked for, and the job's progress."""
+    """The owner's request, and the job's progress."""
 
     name: Annotated[str, msgspec.Meta(min_length=1, max_length=63)]
     epochs: _COUNT | None = None
@@ -62,21 +62,21 @@ class MigratedJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class MigrationRequest(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True):
-    """Something about a job."""
+    """A request about a job."""
 
     token: Token
 
 
 class Offer(MigrationRequest, tag="offer", frozen=True, kw_only=True):
-    """Whether the device would take a job now. The answer promises nothing."""
+    """Asks whether the device would accept a job now. The answer promises nothing."""
 
     nbytes: _SIZE
     """Bytes of all files."""
     least_bytes: _SIZE
-    """Memory without which it cannot run."""
+    """Least memory in bytes with which it can run."""
     device_kind: Annotated[str, msgspec.Meta(max_length=20)]
     machine: Annotated[str, msgspec.Meta(max_length=64)] = ""
-    """The kind of machine on which it began; empty for one that has not."""
+    """The kind of machine on which the job began; empty if it has not begun."""
 
 
 class Bring(MigrationRequest, tag="bring", frozen=True, kw_only=True):
@@ -87,7 +87,7 @@ class Bring(MigrationRequest, tag="bring", frozen=True, kw_only=True):
 
 
 class Part(MigrationRequest, tag="part", frozen=True, kw_only=True):
-    """The bytes of the `file`-th file from `offset` on."""
+    """A part of file number `file`, which begins at `offset`."""
 
     file: Annotated[int, msgspec.Meta(ge=0, lt=MAX_FILES)]
     offset: _SIZE
@@ -95,26 +95,26 @@ class Part(MigrationRequest, tag="part", frozen=True, kw_only=True):
 
 
 class Begin(MigrationRequest, tag="begin", frozen=True, kw_only=True):
-    """From here on the device has the job."""
+    """Hands the job over: from now on, the device has it."""
 
 
 class Look(MigrationRequest, tag="look", frozen=True, kw_only=True):
-    """How the job fares."""
+    """Asks for the job's state."""
 
 
 class Stop(MigrationRequest, tag="stop", frozen=True, kw_only=True):
-    """Stop training it; its files will be fetched."""
+    """Stops its training; its files will be fetched."""
 
 
 class Fetch(MigrationRequest, tag="fetch", frozen=True, kw_only=True):
-    """The bytes of a file from `offset` on."""
+    """Asks for a part of a file, which begins at `offset`."""
 
     path: _PATH
     offset: _SIZE
 
 
 class Close(MigrationRequest, tag="close", frozen=True, kw_only=True):
-    """The owner has what it needs; forget the job."""
+    """Makes the device delete the job, because the owner has what it needs."""
 
 
 Request = Offer | Bring | Part | Begin | Look | Stop | Fetch | Close
@@ -124,17 +124,19 @@ class MigrationState(StrEnum):
     """The state of a job on a device."""
 
     WELCOME = "welcome"
-    """The device would take the job now."""
+    """The device would accept the job now."""
     REFUSED = "refused"
-    """The device does not take the job, for the given reason."""
+    """The device does not accept the job, for the given reason."""
     RECEIVING = "receiving"
-    """The device has all files before number `file`, and `offset` bytes of that one; a number past the last: all files."""
+    """The device has all files before number `file`, and `offset` bytes of that one. A number beyond the last means that it has all
+    files.
+    """
     WORKING = "working"
-    """The job is in line there."""
+    """The job is in the queue there."""
     STOPPING = "stopping"
     """The job's worker is leaving."""
     STOPPED = "stopped"
-    """The job will not train there any more; `files` are its checkpoint."""
+    """The job will no longer train there; `files` are its checkpoint."""
     FAILED = "failed"
     """The job failed there; `files` are its checkpoint."""
     DONE = "done"
@@ -148,7 +150,7 @@ class MigrationState(StrEnum):
 
 
 class MigrationAnswer(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to each of these requests."""
+    """The answer to any of these requests."""
 
     state: MigrationState
     reason: Reason = ""

@@ -1,4 +1,4 @@
-"""Does multicast DNS work here? One packet per interface, to ourselves, as the doctor's test."""
+"""Test whether multicast DNS works here, for the doctor: one packet per interface, to this device itself."""
 
 import socket
 import struct
@@ -25,15 +25,15 @@ class Probe:
 
 
 def probe() -> list[Probe]:
-    """Return what each network interface does with multicast DNS.
+    """Return whether multicast DNS works, for each network interface.
 
-    Takes up to a second for each that is blocked.
+    Takes up to a second for each blocked interface.
     """
     return [Probe(interface, _trouble(interface)) for interface in multicast_interfaces()]
 
 
 def _trouble(interface: Interface) -> str:
-    """Send a query for agents and return why it did not come back; the machine's own firewall sees it, too."""
+    """Send a query for agents and return why it did not come back. The machine's own firewall also sees it."""
     family = socket.AF_INET6 if interface.is_ipv6 else socket.AF_INET
     question = _HEADER.pack(0, 0, 1, 0, 0, 0) + _NAME + struct.pack(">2H", _POINTER, _IN)
     try:

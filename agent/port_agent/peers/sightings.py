@@ -1,19 +1,20 @@
-"""Which agents were seen, and when: a table that forgets. It knows no network, and time is passed in."""
+"""The agents that were seen, and when: a table that forgets. It has no network access, and times are passed to it."""
 
 from dataclasses import dataclass, replace
 
 from port_agent.peers.announcement import Announcement, AnnouncementError, from_text
 
 TTL_S = 120
-"""Seconds that an announcement is valid; the usual time of a host's records in mDNS (RFC 6762, section 10)."""
+"""Seconds for which an announcement is valid; the usual time of a host's records in mDNS (RFC 6762, section 10)."""
 GONE_S = 150.0
-"""A device that was not seen for this long is gone: after four queries without an answer."""
+"""Seconds after which an unseen device is gone: after four queries without an answer."""
 FORGET_S = 1800.0
-"""Seconds until an agent is forgotten; until then it is queried ever more rarely, so that a switch that was off for a
-while removes nobody."""
+"""Seconds until an agent is forgotten. Until then it is queried ever more rarely, so that a switch that was off for a while removes
+nobody.
+"""
 QUERY_INTERVAL_S = 15.0
 LIMIT = 100
-"""Largest number of agents; a flood of made-up ones costs no more memory than this, and real ones stay."""
+"""Largest number of agents. A flood of forged ones costs no more memory than this, and real ones stay."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +27,7 @@ class Peer:
     query_s: float
     """Time at which to ask whether the device is still there, in monotonic seconds."""
     port: int = 0
-    """Port at which the device listens for paired devices; 0 while it is paired with none."""
+    """Port at which the device listens for paired devices; 0 while it has none."""
 
 
 class Sightings:
@@ -35,7 +36,7 @@ class Sightings:
     def __init__(self, own_id: str) -> None:
         self._own_id = own_id
         self._after_s = 0.7 * TTL_S + int(own_id, 16) % QUERY_INTERVAL_S
-        """Each device queries a little earlier or later, so that all others receive the first one's answer."""
+        """Seconds until a query, which differ for each device, so that all others receive the answer to the first one."""
         self._peers: dict[str, Peer] = {}
 
     def received(self, label: str, text: bytes, addresses: tuple[str, ...], now_s: float, port: int = 0) -> bool:
@@ -60,7 +61,7 @@ class Sightings:
         self._peers.pop(label, None)
 
     def to_query(self, now_s: float) -> list[str]:
-        """Return the ids to query now; silent ones are repeated, and finally forgotten."""
+        """Return the ids to query now; silent ones are queried repeatedly and finally forgotten."""
         self._forget(now_s, FORGET_S)
         due = [label for label, peer in self._peers.items() if peer.query_s <= now_s]
         for label in due:
@@ -70,7 +71,7 @@ class Sightings:
         return due
 
     def next_s(self) -> float | None:
-        """Return the time of the next query, None while nobody is known."""
+        """Return the time of the next query; None while no agent is known."""
         return min((peer.query_s for peer in self._peers.values()), default=None)
 
     def peers(self, now_s: float) -> tuple[Peer, ...]:

@@ -7,9 +7,9 @@ from enum import Enum
 
 
 class PublicState(Enum):
-    """Never which job, nor why it waits."""
+    """The activity in general terms: never which job, nor why it waits."""
 
     IDLE = "idle"
     TRAINING = "training"
     PAUSED = "paused"
-    """There is work, and it waits."""
+    """There is work, but it waits."""

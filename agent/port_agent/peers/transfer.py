@@ -1,8 +1,8 @@
-"""Files that go from one device to another in parts, each part in a question or an answer: the side that receives them.
+"""The receiving side of files that move from one device to another in parts, each in a question or an answer.
 
-What has arrived is read off the disk: a file is as far as it is long. So after an interruption of either side, a transfer continues where it was, a part
-that comes twice counts once, and one that leaves a gap counts not at all. A file is whole when its hash is the one that was announced.
-The protocol determines which side asks for the next part (`peers.moving`, `peers.federation`), and its announcement is kept as the journal.
+The length of a file on disk shows how much of it has arrived. So after an interruption of either side, a transfer continues where it was. A
+repeated part counts once, and one that would leave a gap is ignored. A file is whole if its hash is the announced one. The protocol
+determines which side asks for the next part (`peers.moving`, `peers.federation`), and its announcement is kept as the journal.
 """
 
 import hashlib
@@ -12,12 +12,12 @@ from functools import lru_cache
 from pathlib import Path
 
 CHUNK_BYTES = 768 << 10
-"""Bytes of a file in one question or answer; below the limits of both."""
+"""Bytes of a file in one question or answer, below the limits of both."""
 
 
 @dataclass(frozen=True, slots=True)
 class IncomingFile:
-    """A file that arrives: its destination, length and hash; None if the other device gives none."""
+    """An arriving file: its destination, length and hash (None if the other device gives none)."""
 
     path: Path
     nbytes: int
@@ -34,15 +34,15 @@ class IncomingFile:
         return self.received >= self.nbytes
 
     def take(self, offset: int, data: bytes) -> None:
-        """Add the part that begins at `offset`, if that is the next one.
+        """Add the part that begins at `offset`, if it is the next one.
 
-        Raises OSError, after which the file has none of it.
+        Raises OSError, after which the file contains nothing of the part.
         """
         if offset == self.received:
             _append(self.path, data[: max(0, self.nbytes - offset)])
 
     def verify(self) -> bool:
-        """Return whether a whole file is the one that was announced, and remove it if not; raises OSError."""
+        """Return whether a whole file is the announced one, and remove it if not; raises OSError."""
         if not self.nbytes or self.sha256 is None or sha256_of(self.path) == self.sha256:
             return True
         self.path.unlink()
@@ -57,14 +57,14 @@ class FileTransfer:
 
     @property
     def position(self) -> tuple[int, int]:
-        """The number of the file of the next part, and the part's offset; a number past the last: all are complete."""
+        """The number of the file of the next part, and the part's offset; a number beyond the last means that all are complete."""
         for number, file in enumerate(self.files):
             if not file.is_whole:
                 return number, file.received
         return len(self.files), 0
 
     def prepare(self) -> None:
-        """Create the directories of the files, and empty files; remove what is longer than announced. Raises OSError."""
+        """Create directories and empty files; remove files that are longer than announced. Raises OSError."""
         for file in self.files:
             file.path.parent.mkdir(parents=True, exist_ok=True)
             if file.received > file.nbytes:
@@ -72,14 +72,12 @@ class FileTransfer:
             file.path.touch()
 
     def verify(self) -> IncomingFile | None:
-        """Return the first file that differs from the announcement, to be sent again; None: all are correct. Raises
-        OSError.
-        """
+        """Return the first file that differs from the announcement and must be sent again; None if all are correct. Raises OSError."""
         return next((file for file in self.files if not file.verify()), None)
 
 
 def file_hash(file: Path) -> str:
-    """Return the hash of a file, read again only if its size or time has changed. Raises OSError."""
+    """Return the hash of a file, which is read again only if its size or time has changed. Raises OSError."""
     status = file.stat()
     return _kept_hash(file, status.st_size, status.st_mtime_ns)
 
@@ -96,7 +94,7 @@ def sha256_of(file: Path) -> str:
 
 
 def file_bytes(file: Path) -> int:
-    """Return the bytes of a file that exist."""
+    """Return the number of bytes of a file that exist."""
     return file.stat().st_size if file.exists() else 0
 
 

@@ -1,1 +1,1 @@
-"""A connection to a paired device: TLS 1.3 with pinned certificates, messages with caps, nothing before trust."""
+"""A connection to a paired device: TLS 1.3 with pinned certificates, limited messages, and nothing before trust."""

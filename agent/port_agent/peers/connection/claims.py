@@ -1,4 +1,4 @@
-"""Whether a device that calls itself as this one does holds its key: a name on the network is anybody's to claim."""
+"""Whether a device that announces this one's id also holds its key: anybody on the network can claim a name."""
 
 import asyncio
 import contextlib
@@ -9,15 +9,14 @@ from port_agent.peers.identity.keys import Identity
 from port_agent.peers.interfaces import foreign
 
 PROOF_S = 4.0
-"""A device of the local network shakes hands within milliseconds."""
+"""Seconds for a proof; devices of the local network complete a handshake within milliseconds."""
 
 
 async def where_key_is(own: Identity, addresses: Sequence[str], port: int) -> str:
-    """Return the first of these addresses, none of them this device's, where somebody proves to hold its key; "" if
-    nobody does.
+    """Return the first of these addresses, none of them this device's, at which somebody proves to hold this device's key; "" if nobody
+    does.
 
-    In TLS 1.3 the listening side signs the handshake before it learns who called. Raises OSError if this device's own
-    key cannot be read.
+    In TLS 1.3, the listening side signs the handshake before it learns who calls. Raises OSError if this device's own key cannot be read.
     """
     context = dialing_context(own, [own.certificate])
     for address in foreign(addresses) if port else ():

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from port_planner.base.errors import PortError
 
 FRAME_LIMIT_BYTES = 16 << 10
-"""The longest message, a certificate in a pairing, has 2.2 kB; the rest is reserved for later versions."""
+"""Largest frame in bytes. The longest message, a certificate in a pairing, has 2.2 kB; the rest is reserved for later versions."""
 _LENGTH = struct.Struct(">I")
 
 
 class FrameError(PortError):
-    """A frame that is longer than any of ours, or empty."""
+    """A frame is empty, or longer than any of ours."""
 
     def __init__(self, nbytes: int) -> None:
         self.nbytes = nbytes
@@ -19,7 +19,7 @@ class FrameError(PortError):
 
 
 def framed(content: bytes) -> bytes:
-    """Return a frame; raises FrameError for content that no frame holds."""
+    """Return a frame; raises FrameError for content that does not fit into one."""
     if not 0 < len(content) <= FRAME_LIMIT_BYTES:
         raise FrameError(len(content))
     return _LENGTH.pack(len(content)) + content
@@ -32,7 +32,7 @@ class FrameReader:
         self._held = bytearray()
 
     def feed(self, data: bytes) -> Iterator[bytes]:
-        """Yield the frames that `data` completes; raises FrameError, after which the stream is over."""
+        """Yield the frames that `data` completes; raises FrameError, after which the stream must not be used."""
         self._held += data
         at = 0
         while len(self._held) - at >= _LENGTH.size:
@@ -49,5 +49,5 @@ class FrameReader:
 
     @property
     def held_bytes(self) -> int:
-        """What waits for the rest of its frame."""
+        """Number of bytes that wait for the rest of their frame."""
         return len(self._held)

@@ -1,7 +1,7 @@
-"""One connection to a paired device: bytes of a socket, TLS, frames, messages, and the end of it with its reason.
+"""One connection to a paired device: the bytes of a socket, TLS, frames, messages, and the reason for its end.
 
-Waiting has bounds everywhere: what comes in is no more than `WAITING_MESSAGES`, then the socket is not read; who sends
-waits while more than `UNSENT_BYTES` lie unsent.
+All queues are bounded: beyond `WAITING_MESSAGES` received messages the socket is not read, and senders wait while more than `UNSENT_BYTES`
+are unsent.
 """
 
 import asyncio
@@ -26,17 +26,19 @@ from port_agent.peers.identity.device_id import DeviceId
 from port_planner.base.errors import PortError
 
 GREETING_S = 8.0
-"""Within this time of connecting both ends have proved their identity and said hello; a Pi's handshake takes 0.05 s."""
+"""Seconds after connecting in which both ends must prove their identity and send their greeting; a Pi's handshake takes 0.05 s."""
 WAITING_MESSAGES = 8
 MAX_WAITING = 64
-"""Messages in one read of the socket: devices send one in seconds, so more can only be an attempt to fill memory."""
+"""Largest number of messages in one read of the socket. Devices send one every few seconds, so more can only be an attempt to fill
+memory.
+"""
 UNSENT_BYTES = 256 << 10
 _LINGER_S = 2.0
 """Seconds that sending the last message may take."""
 
 
 class LinkClosedError(PortError):
-    """The connection is over; `offends`: whether the other end did what no agent does."""
+    """The connection has ended; `offends`: whether the other end did something that no agent does."""
 
     def __init__(self, reason: str, *, offends: bool = False) -> None:
         self.reason, self.offends = reason, offends
@@ -44,25 +46,25 @@ class LinkClosedError(PortError):
 
 
 class PeerLink(asyncio.Protocol):
-    """A connection; `on_end` is called once, with this link, when it is over."""
+    """A connection; `on_end` is called once, with this link, when it ends."""
 
     def __init__(self, engine: TlsEngine, on_end: "Callable[[PeerLink], None]") -> None:
         self._engine, self._on_end = engine, on_end
         self._frames = FrameReader()
         self._messages: deque[PeerMessage] = deque()
         self._changed = asyncio.Event()
-        """Something arrived, left, or ended."""
+        """Event that is set when something arrived, was sent, or ended."""
         self._may_write = True
         self._transport: asyncio.Transport | None = None
         self.version = OLDEST_VERSION
-        """Protocol version that both ends speak, known after the greeting."""
+        """Protocol version that both ends use, known after the greeting."""
         self.end: LinkClosedError | None = None
-        """Why it is over; None while it is not."""
+        """Why the connection ended; None while it is open."""
 
     # --- what asyncio calls
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Begin the handshake; raises TypeError for what is not a valid stream."""
+        """Begin the handshake; raises TypeError for an object that is not a valid stream."""
         if not isinstance(transport, asyncio.Transport):
             raise TypeError(f"a link runs over a stream, not over {type(transport).__name__}")
         self._transport = transport
@@ -70,7 +72,7 @@ class PeerLink(asyncio.Protocol):
         self.data_received(b"")
 
     def data_received(self, data: bytes) -> None:
-        """Handle received bytes; anything but messages of a trusted device ends the connection."""
+        """Handle received bytes; anything except messages of a trusted device ends the connection."""
         if self.end is not None:
             return
         try:
@@ -110,7 +112,7 @@ class PeerLink(asyncio.Protocol):
     # --- what the agent calls
 
     async def greet(self, software: str) -> tuple[DeviceId, PeerHello]:
-        """Return the other end's identity and greeting, once both ends have proved who they are.
+        """Return the other end's identity and greeting, once both ends have proved their identity.
 
         Raises LinkClosedError if that fails or takes longer than `GREETING_S`.
         """
@@ -140,7 +142,7 @@ class PeerLink(asyncio.Protocol):
         await self._until(lambda: self._may_write and self.end is None)
 
     def send_soon(self, message: PeerMessage) -> bool:
-        """Send a message unless the other end reads too slowly; returns whether it was sent."""
+        """Send a message unless the other end reads too slowly; return whether it was sent."""
         if self.end is not None or not self._may_write:
             return False
         self._write(message)
@@ -149,7 +151,7 @@ class PeerLink(asyncio.Protocol):
     async def receive(self) -> PeerMessage:
         """Return the next message.
 
-        Raises LinkClosedError once the connection is over; a `Goodbye` of the other end is such an end.
+        Raises LinkClosedError once the connection has ended, also by the other end's `Goodbye`.
         """
         await self._until(lambda: bool(self._messages))
         message = self._messages.popleft()
@@ -158,7 +160,7 @@ class PeerLink(asyncio.Protocol):
         return message
 
     def close(self, reason: str, *, offends: bool = False) -> LinkClosedError:
-        """End the connection and tell the other end why; return the error to raise."""
+        """End the connection and send the reason to the other end; return the error to raise."""
         if self.end is None:
             if self._engine.is_ready:
                 self._write(Goodbye(reason=reason[:REASON_LIMIT]))
@@ -191,7 +193,7 @@ class PeerLink(asyncio.Protocol):
             self._transport.write(data)
 
     async def _until(self, condition: Callable[[], bool]) -> None:
-        """Wait for a condition; raises LinkClosedError when the connection ends before."""
+        """Wait for a condition; raises LinkClosedError if the connection ends first."""
         while not condition():
             if self.end is not None:
                 raise self._ended()

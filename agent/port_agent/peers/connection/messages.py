@@ -1,4 +1,4 @@
-"""Messages of paired devices: MessagePack maps, each with its kind, every text and list with a cap.
+"""Messages of paired devices: MessagePack maps, each with its kind; every text and list has a size limit.
 
 Unknown keys are skipped, so that keys can be added within a version; an unknown kind ends the connection. `PeerHello`
 comes first from both sides and settles the version.
@@ -15,19 +15,19 @@ from port_agent.peers.decoding import PeerCodec, Reason, Sha256
 from port_planner.base.errors import PortError
 
 OLDEST_VERSION, NEWEST_VERSION = 1, 2
-"""Versions of this protocol that this agent speaks."""
+"""Oldest and newest version of this protocol that this agent supports."""
 QUESTIONS_VERSION = 2
-"""First protocol version with questions and answers; a device with an older one is asked nothing."""
+"""First protocol version with questions and answers; devices with an older one are not asked anything."""
 CHUNK_BYTES = 12 << 10
-"""Longer content is sent in chunks, each within a frame."""
+"""Size in bytes of the chunks in which longer content is sent, each in one frame."""
 QUESTION_LIMIT_BYTES = 1 << 20
-"""A planning problem, compressed: a step of 6,000 operators, the most that are searched, takes 0.2 MB."""
+"""Largest question in bytes. A compressed planning problem of 6,000 operators, the largest that is searched, takes 0.2 MB."""
 ANSWER_LIMIT_BYTES = 1 << 20
-"""Costs of 20,000 operators, or a plan: a plan takes some kB."""
+"""Largest answer in bytes: costs of 20,000 operators, or a plan, which takes some kB."""
 _LONGEST_SOLVING_S = 3600.0
 _MAX_NUMBER = 1 << 31
 _MAX_JOULES = 1e12
-"""A day at 11 megawatts: larger values are not plausible for any of our devices."""
+"""Largest plausible joules: a day at 11 megawatts."""
 _MAX_VERSION = 1 << 16
 
 Version = Annotated[int, msgspec.Meta(ge=1, le=_MAX_VERSION)]
@@ -40,7 +40,7 @@ class PeerMessageError(PortError):
 
 
 class PeerMessage(msgspec.Struct, tag_field="kind", frozen=True, kw_only=True):
-    """One message; each kind is a class of its own."""
+    """One message; each kind is a separate class."""
 
 
 class PeerHello(PeerMessage, tag="hello", frozen=True, kw_only=True):
@@ -52,7 +52,7 @@ class PeerHello(PeerMessage, tag="hello", frozen=True, kw_only=True):
 
 
 class Heartbeat(PeerMessage, tag="heartbeat", frozen=True, kw_only=True):
-    """What a device does now; sent every few seconds as a sign of life."""
+    """The current activity of a device; sent every few seconds as a sign of life."""
 
     name: Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)]
     board: Annotated[str, msgspec.Meta(max_length=BOARD_LIMIT)]
@@ -64,7 +64,7 @@ class Heartbeat(PeerMessage, tag="heartbeat", frozen=True, kw_only=True):
     """Name of the job that the device trains."""
     progress: Annotated[float, msgspec.Meta(ge=0.0, le=1.0)] | None = None
     today_joules: Annotated[float, msgspec.Meta(ge=0.0, le=_MAX_JOULES)] | None = None
-    """Joules since midnight of that device; None if nothing meters it."""
+    """Joules since midnight of that device; None if nothing measures them."""
     is_measured: bool = False
     """Whether these joules are measured, or estimated."""
 
@@ -75,7 +75,7 @@ class Heartbeat(PeerMessage, tag="heartbeat", frozen=True, kw_only=True):
 
 
 class PeerQuestion(PeerMessage, tag="question", frozen=True, kw_only=True):
-    """What one device asks of another; one at a time in each direction, by ascending numbers."""
+    """A question of one device to another; one at a time in each direction, with ascending numbers."""
 
     number: QuestionNumber
     about: Annotated[str, msgspec.Meta(max_length=20)]
@@ -83,7 +83,7 @@ class PeerQuestion(PeerMessage, tag="question", frozen=True, kw_only=True):
     name: Sha256
     """The content hash of what is requested."""
     nbytes: Annotated[int, msgspec.Meta(ge=0, le=QUESTION_LIMIT_BYTES)] = 0
-    """Bytes that follow in chunks once the other device answers GO_ON; 0: nothing."""
+    """Bytes that follow in chunks once the other device answers GO_ON; 0 if there are none."""
     seconds: Annotated[float, msgspec.Meta(ge=0.0, le=_LONGEST_SOLVING_S)] = 0.0
     """CPU time that solving may take."""
 
@@ -94,7 +94,7 @@ class PeerQuestion(PeerMessage, tag="question", frozen=True, kw_only=True):
 
 
 class QuestionChunk(PeerMessage, tag="question-piece", frozen=True, kw_only=True):
-    """The next bytes of what belongs to a question."""
+    """The next bytes of the content that belongs to a question."""
 
     number: QuestionNumber
     data: Chunk
@@ -114,7 +114,7 @@ class AnswerKind(StrEnum):
     FOUND = "found"
     """The content follows in chunks."""
     REFUSED = "refused"
-    """There is none, for the given reason."""
+    """There is no content, for the given reason."""
 
 
 class PeerAnswer(PeerMessage, tag="answer", frozen=True, kw_only=True):
@@ -146,7 +146,7 @@ PEER_MESSAGES: "PeerCodec[PeerMessage]" = PeerCodec(_KINDS, PeerMessageError, "n
 def common_version(ours: PeerHello, theirs: PeerHello) -> int:
     """Return the newest version that both speak.
 
-    Raises PeerMessageError, which names the older side, where there is none.
+    Raises PeerMessageError, which names the older side, if there is none.
     """
     version = min(ours.newest, theirs.newest)
     if version < max(ours.oldest, theirs.oldest):

@@ -1,8 +1,8 @@
 """TLS 1.3 between paired devices, without sockets: bytes in, bytes out.
 
-Each side shows its certificate and knows the other's by heart: the only authorities of a connection are the certificates
-of paired devices themselves. No names, no tickets (a resumed session would outlive `unpair`), no older version.
-asyncio's own TLS holds 256 KiB for each connection; this holds what is under way.
+Each side shows its certificate and has the other's stored: the only authorities of a connection are the certificates of the paired devices.
+There are no names, no tickets (a resumed session would outlive `unpair`) and no older versions. asyncio's own TLS keeps 256 KiB for each
+connection; this module keeps only data in transit.
 """
 
 import contextlib
@@ -19,17 +19,17 @@ from port_agent.peers.identity.keys import Identity, certificate_pem
 from port_planner.base.errors import PortError
 
 PROTOCOL_NAME = "port-agent/1"
-"""ALPN: a client with another protocol at this port is rejected in the handshake."""
+"""Name in ALPN; a client with another protocol at this port is rejected in the handshake."""
 _PLAIN_BYTES = 16 << 10
-"""A TLS record holds no more."""
+"""Largest plaintext in bytes of a TLS record."""
 
 
 class TlsError(PortError):
-    """The other end is not who it must be, or does not speak TLS 1.3."""
+    """The other end is not the expected device, or does not use TLS 1.3."""
 
 
 def check_certificate(der: bytes) -> None:
-    """Raise TlsError for bytes that TLS cannot use as the one certificate (DER) of a device."""
+    """Raise TlsError if TLS cannot use these bytes as the only certificate (DER) of a device."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     try:
         context.load_verify_locations(cadata=certificate_pem(der))
@@ -74,7 +74,7 @@ class TlsEngine:
         """Whether the handshake is done, so that this end has seen the other's certificate."""
 
     def begin(self) -> None:
-        """Queue the beginning of a handshake for sending."""
+        """Queue the first handshake message for sending."""
         self.receive(b"")
 
     def receive(self, data: bytes) -> bytes:
@@ -107,7 +107,7 @@ class TlsEngine:
             raise TlsError(_reason(error)) from error
 
     def end(self) -> None:
-        """Queue the close of the connection for sending."""
+        """Queue the closing alert for sending."""
         with contextlib.suppress(ssl.SSLError, ValueError):
             self._object.unwrap()
 

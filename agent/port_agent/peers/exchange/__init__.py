@@ -1,1 +1,1 @@
-"""What paired devices ask each other for, by content hash: questions, answers, and the files that are shared."""
+"""Requests between paired devices, by content hash: questions, answers, and the shared files."""

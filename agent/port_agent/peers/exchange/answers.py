@@ -1,6 +1,6 @@
-"""The topics that a paired device can be asked for, and the answering side.
+"""The topics about which a paired device can be asked, and the answering side.
 
-Without network: the supervisor loads it before a device is paired.
+This module uses no network, because the supervisor loads it before a device is paired.
 """
 
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ from typing import Protocol
 from port_planner.base.errors import ExitCode, PortError
 
 ANSWER_S = 30.0
-"""Time to answer a question, or to continue with what follows; solving takes additional time."""
+"""Seconds to answer a question, or to continue with the next part; solving takes additional time."""
 _SOLVING_FACTOR = 4.0
 """Factor by which the clock may exceed a solver's CPU time, because it yields to everything else."""
 
@@ -21,14 +21,14 @@ def solving_patience_s(seconds: float) -> float:
 
 
 class Topic(StrEnum):
-    """What can be requested, by the hash of what it belongs to."""
+    """A kind of request; its name is the hash of the thing requested."""
 
     COSTS = "costs"
     """Costs of operators on one kind of machine."""
     PLAN = "plan"
     """A plan that was made for a step and a budget."""
     SOLVE = "solve"
-    """A plan that is still to be made, for the problem sent with the question."""
+    """A plan that must still be made, for the problem sent with the question."""
     FEDERATE = "federate"
     """The federation request sent with the question (`port_agent.peers.federation_requests`)."""
     MOVE = "move"
@@ -54,7 +54,7 @@ class NotAnsweredError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class PeerClient:
-    """A paired device that asks: how it is called, and its id."""
+    """A paired device that asks: its name and its id."""
 
     name: str
     id: str
@@ -73,10 +73,10 @@ class PeerServer(Protocol):
         """Return a plan for the problem of the device `client`, found within this much CPU time."""
 
     async def federate(self, client: PeerClient, request: bytes) -> bytes:
-        """Return what this device answers to a request of the device `client` that leads a federation."""
+        """Return this device's answer to a request of the device `client`, which leads a federation."""
 
     async def move(self, client: PeerClient, request: bytes) -> bytes:
-        """Return what this device answers to a request about a job of the device `client`."""
+        """Return this device's answer to a request of the device `client` about a job."""
 
     async def introduce(self, client: PeerClient) -> bytes:
-        """Return whom this device introduces to the device `client`."""
+        """Return the devices that this device introduces to the device `client`."""

@@ -1,7 +1,7 @@
 """Questions over one connection, in both directions, one at a time in each.
 
-What belongs to a question or an answer goes in pieces of bounded number and size. Every wait has an end; who asks faster than
-`ANSWER_EVERY_S` waits for that long.
+The content of a question or an answer is sent in chunks of limited number and size. Every wait has an end, and a device that asks more
+often than every `ANSWER_EVERY_S` must wait.
 """
 
 import asyncio
@@ -35,14 +35,13 @@ from port_agent.peers.exchange.answers import (
 from port_planner.base.errors import PortError
 
 ANSWER_EVERY_S = 0.05
-"""A device that asks without end gets at most 20 answers per second."""
+"""Least seconds between answers: a device that asks without end gets at most 20 answers per second."""
 MAX_COUNTED, COUNTED_S = 1000, 10.0
-"""Largest number of messages in this many seconds, except chunks that are waited for: an honest device sends 400 if its
-answers cross."""
+"""Largest number of messages in this many seconds, except expected chunks: an honest device sends 400 if its answers cross."""
 
 
 class ExchangeError(PortError):
-    """A message that no agent sends: the connection must be closed."""
+    """A message that no agent sends, after which the connection must be closed."""
 
 
 @dataclass(slots=True)
@@ -84,7 +83,7 @@ class Exchange:
     async def ask(self, topic: Topic, name: str, problem: bytes = b"", seconds: float = 0.0) -> bytes:
         """Return the other device's answer.
 
-        Raises NotAnsweredError, and LinkClosedError where the connection ends meanwhile.
+        Raises NotAnsweredError, and LinkClosedError if the connection ends meanwhile.
         """
         if self._link.version < QUESTIONS_VERSION:
             raise NotAnsweredError("its agent is older and answers no questions; update it")
@@ -109,7 +108,7 @@ class Exchange:
             return bytes(sent.data)
 
     def take(self, message: PeerMessage) -> None:
-        """Handle a message of the other device; raises ExchangeError for what no agent sends."""
+        """Handle a message of the other device; raises ExchangeError for one that no agent sends."""
         answering, asking = self._answering is not None, self._turn.locked()
         match message:
             case QuestionChunk() if answering and message.number == self._received.number:
@@ -134,12 +133,12 @@ class Exchange:
                 raise ExchangeError(f"a {type(message).__name__} was not expected")
 
     def end(self) -> None:
-        """Stop: the connection is over."""
+        """Stop, because the connection has ended."""
         self.stop_answering()
         self._sent.changed.set()
 
     def stop_answering(self) -> None:
-        """Abandon the current answer, because nobody waits for it."""
+        """Abandon the current answer, because nobody waits for it any more."""
         task, self._answering = self._answering, None
         if task is not None:
             task.cancel()
@@ -176,7 +175,7 @@ class Exchange:
             raise ExchangeError(f"question {number} was never asked")
 
     def _count(self) -> None:
-        """Raise ExchangeError for more messages than questions and answers justify."""
+        """Raise ExchangeError if there are more messages than questions and answers justify."""
         now_s = time.monotonic()
         if now_s - self._counted_since_s > COUNTED_S:
             self._counted_since_s, self._counted = now_s, 0
@@ -208,7 +207,7 @@ class Exchange:
         await self._answer_with(question.number, content, reason)
 
     async def _answer_with(self, number: int, content: bytes, reason: str) -> None:
-        """Send an answer; its last message completes the question, and the next one may arrive."""
+        """Send an answer. Its last message completes the question, after which the next one may arrive."""
         kind = AnswerKind.REFUSED if reason else AnswerKind.FOUND
         messages: list[PeerMessage] = [
             PeerAnswer(number=number, answer=kind, reason=reason[:REASON_LIMIT], nbytes=0 if reason else len(content))
@@ -226,7 +225,7 @@ class Exchange:
             return
 
     async def _content(self, question: PeerQuestion, received: _Exchange) -> bytes:
-        """Return what is requested; raises NotAnsweredError, LinkClosedError."""
+        """Return the requested content; raises NotAnsweredError, LinkClosedError."""
         try:
             topic = Topic(question.about)
         except ValueError:

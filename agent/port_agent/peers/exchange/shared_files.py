@@ -1,7 +1,7 @@
 """Costs and plans that this device shares with paired ones: files by name, a limited number of each.
 
-Whoever plans on this device puts them here (`port-agent plan`); nothing else is ever read for another device. Their
-content is opaque here: the receiver checks it.
+Planning on this device stores them here (`port-agent plan`), and nothing else is ever read for another device. This module does not
+interpret their content; the receiver checks it.
 """
 
 import contextlib
@@ -15,11 +15,11 @@ from port_planner.base.errors import ExitCode, PortError
 
 SHARED_FOLDER = "shared"
 MAX_SHARED = 64
-"""Largest number of files of one topic; those written longest ago are removed. A plan takes some kB, costs some 100 kB."""
+"""Largest number of files of one topic; the oldest are removed. A plan takes some kB, and costs take some 100 kB."""
 
 
 class SharedFileError(PortError):
-    """A content that is not shared."""
+    """A content that cannot be shared."""
 
     exit_code = ExitCode.IMPOSSIBLE
 

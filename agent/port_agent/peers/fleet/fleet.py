@@ -1,4 +1,4 @@
-"""Connections to all paired devices: answer callers, call those that are not connected, report what this one does.
+"""Connections to all paired devices: answers callers, calls devices that are not connected, and reports this one's activity.
 
 Nothing listens and nothing is called before `run`, which the supervisor starts only while a device is paired.
 """
@@ -33,13 +33,15 @@ HEARTBEAT_S = 10.0
 LOOK_S = 5.0
 """Seconds between looks for devices to call, and for silent ones."""
 CONNECT_S = 4.0
-"""A device of the local network answers within milliseconds, one that sleeps on Wi-Fi within a second or two."""
+"""Seconds for a connection: a device of the local network answers within milliseconds, and one that sleeps on Wi-Fi within a second or
+two.
+"""
 CROSS_S = 3.0
-"""Delay of calls by the device with the larger id, so that calls seldom cross."""
+"""Seconds by which the device with the larger id delays its calls, so that calls seldom cross."""
 CALL_AGAIN_S, CALL_SELDOM_S = 5.0, 60.0
-"""Seconds until the next call after one that failed; each further wait is twice as long, up to the second number."""
+"""Seconds until the next call after a failed one. Each further wait is twice as long, up to the second number."""
 MAX_GREETING = 16
-"""Connections of callers that have not yet proved who they are; the oldest makes way. Each takes up to 100 kB."""
+"""Largest number of connections of unidentified callers; the oldest makes way. Each takes up to 100 kB."""
 MAX_HEARTBEATS = 20
 """Largest number of heartbeats in `HEARTBEAT_S`; a device sends one, and some more while its state changes."""
 CUT_OFF_S = 300.0
@@ -52,7 +54,7 @@ class FleetError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class FleetContext:
-    """What a fleet needs of the agent around it."""
+    """What a fleet needs from the surrounding agent."""
 
     software: str
     """The version, sent in the greeting."""
@@ -63,12 +65,12 @@ class FleetContext:
     server: PeerServer
     """Server that answers the other devices."""
     audit: Callable[[str, str], None]
-    """Takes the short name of a device and what happened, for the history."""
+    """Function that records an event in the history, given the short name of a device and the text."""
 
 
 @dataclass(slots=True)
 class _Calls:
-    """To one device or static address: when next, and how many failed in a row."""
+    """Calls to one device or static address: the time of the next one, and the number of failures in a row."""
 
     next_s: float
     failed: int = 0
@@ -77,7 +79,7 @@ class _Calls:
 
 
 class Fleet:
-    """This device among its paired devices; raises OSError if the key cannot be read."""
+    """This device among its paired devices. Raises OSError if the key cannot be read."""
 
     def __init__(self, own: Identity, paired: PairedDevices, context: FleetContext) -> None:
         self._own, self._paired, self._context = own, paired, context
@@ -85,13 +87,13 @@ class Fleet:
         self._static: tuple[Address, ...] = ()
         self._calls: dict[DeviceId | Address, _Calls] = {}
         self._greeting: dict[PeerLink, None] = {}
-        """Callers that have not proved who they are, the oldest first."""
+        """Unidentified callers, the oldest first."""
         self._exchanges: dict[DeviceId, Exchange] = {}
-        """Exchange with each connected device."""
+        """The exchange with each connected device."""
         self._tasks: set[asyncio.Task[None]] = set()
         self._cut_off: dict[DeviceId, float] = {}
         self._found: dict[Address, DeviceId] = {}
-        """Device that answered at each static address."""
+        """The device that answered at each static address."""
         self._wake = asyncio.Event()
         self._announce = False
         self._listening, self._dialing = self._contexts()
@@ -116,7 +118,7 @@ class Fleet:
                 task.cancel()
 
     def announce(self) -> None:
-        """Report to the others soon what this device does now."""
+        """Report this device's activity to the others soon."""
         self._announce = True
         self._wake.set()
 
@@ -125,7 +127,7 @@ class Fleet:
         self._wake.set()
 
     def refresh(self) -> None:
-        """Accept the devices that are paired now, and nobody else; raises OSError."""
+        """Accept exactly the devices that are paired now; raises OSError."""
         self._listening, self._dialing = self._contexts()
         for device in [key for key in self._calls if isinstance(key, DeviceId) and self._paired.get(key) is None]:
             self._calls.pop(device)
@@ -140,12 +142,12 @@ class Fleet:
         self.refresh()
 
     def trouble(self, device: DeviceId) -> str:
-        """Return why a device could not be reached last, or nothing."""
+        """Return why a device could not be reached the last time, or ""."""
         calls = self._calls.get(device)
         return calls.trouble if calls is not None else ""
 
     async def ask(self, device: DeviceId, topic: Topic, name: str, problem: bytes = b"", seconds: float = 0.0) -> bytes:
-        """Return a device's answer; raises NotAnsweredError with the reason if it gives none."""
+        """Return a device's answer; raises NotAnsweredError with the reason if there is none."""
         exchange = self._exchanges.get(device)
         if exchange is None:
             raise NotAnsweredError(self.trouble(device) or "it is not connected")
@@ -155,7 +157,7 @@ class Fleet:
             raise NotAnsweredError(f"the connection ended: {error.reason}") from error
 
     def cut(self, device: PairedDevice, reason: str) -> None:
-        """Disconnect a device for a while that sent something no agent sends, and log that."""
+        """Disconnect a device for a while because it sent something that no agent sends, and record that."""
         self._cut_off[device.id] = time.monotonic() + CUT_OFF_S
         self._context.audit(device.name, f"blocked for {CUT_OFF_S / 60:.0f} minutes: {reason}")
         member = self.roster.member(device.id)
@@ -183,7 +185,7 @@ class Fleet:
                     await self._wake.wait()
 
     def _give_memory_back(self) -> None:
-        """Release memory left by handshakes, once for all recent connections."""
+        """Release memory left over from handshakes, once for all recent connections."""
         links = frozenset(self.roster.links())
         if links != self._trimmed_links:
             self._trimmed_links = links
@@ -209,7 +211,7 @@ class Fleet:
             asyncio.get_running_loop().call_later(calls.next_s - now_s, self._wake.set)
 
     async def _try_places(self, calls: _Calls, places: list[Address], whom: DeviceId | Address) -> None:
-        """Call one place after another, and stay with the first that answers."""
+        """Call one place after another, and keep the first connection that is answered."""
         met = False
         try:
             for place in places:
@@ -223,9 +225,9 @@ class Fleet:
             calls.next_s = time.monotonic() + min(wait_s, CALL_SELDOM_S)
 
     async def _try(self, calls: _Calls, place: Address, whom: DeviceId | Address) -> bool:
-        """Call at a place and stay until the connection ends; returns whether the device that was called answered.
+        """Call a place and stay until the connection ends; return whether the called device answered.
 
-        At a static address that is any paired device.
+        At a static address, any paired device counts.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -268,9 +270,10 @@ class Fleet:
     # --- one connection
 
     async def _serve(self, link: PeerLink, place: Address | None, whom: DeviceId | None = None) -> bool:
-        """Take part in a connection until it ends; returns True then.
+        """Take part in a connection until it ends; return True then.
 
-        Raises LinkClosedError when it ends before both know each other. `place` is where we called, None where they did, and `whom` the device that is expected there.
+        Raises LinkClosedError if it ends before both ends know each other. `place`: the address that was called; None for a caller. `whom`:
+        the device that is expected there.
         """
         device, hello = await link.greet(self._context.software)
         self._greeting.pop(link, None)
@@ -347,7 +350,7 @@ class Fleet:
 
 
 def _why(error: OSError) -> str:
-    """Return why a call failed, without the address, which is part of asyncio's own words."""
+    """Return why a call failed, without the address that asyncio's text contains."""
     if isinstance(error, TimeoutError):
         return "no answer"
     return os.strerror(error.errno) if error.errno is not None and error.errno > 0 else str(error)

@@ -1,7 +1,6 @@
-"""Which devices this one is paired with: a file for each, named by the device's id.
+"""The devices with which this one is paired: a file for each, named by the device's id.
 
-Trust is the certificate in the file, and it counts only while its hash is the file's name: a file that was damaged or
-renamed trusts nobody.
+The certificate in the file is trusted only if its hash is the file's name, so a damaged or renamed file trusts nobody.
 """
 
 import contextlib
@@ -24,13 +23,13 @@ FOLDER = "paired"
 OWN_NAME = "this device"
 """Name of this device in messages to its own owner."""
 MAX_PAIRED = 100
-"""Devices; each may hold a connection."""
+"""Largest number of paired devices; each may have a connection."""
 _SUFFIX, _REFUSED = ".json", ".refused"
 _FILE_LIMIT_BYTES = 16 << 10
 
 
 class PairedDeviceError(PortError):
-    """No paired device, or more than one, by that name."""
+    """No paired device, or more than one, matches that name."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -39,7 +38,8 @@ class PairedDeviceError(PortError):
 class PairedDevice:
     """A trusted device. `address` is the host and port where it was last reached, a hint.
 
-    `introduced_by`: the id of the device that introduced it; None: it was paired by a code. `chose_us`: it chose this one as its introducer.
+    `introduced_by`: the id of the device that introduced it; None if it was paired by a code. `chose_us`: whether it chose this device as
+    its introducer.
     """
 
     id: DeviceId
@@ -61,13 +61,13 @@ class _Record(msgspec.Struct):
 
 
 class PairedDevices:
-    """The files of a state directory; `damaged` names those that count for nothing."""
+    """The paired devices in a state directory; `damaged` names files that do not count."""
 
     def __init__(self, state_dir: Path) -> None:
         self._folder = state_dir / FOLDER
         self._devices: dict[DeviceId, PairedDevice] = {}
         self._lock = threading.Lock()
-        """Contacts are recorded by another thread than unpairing, which must not bring a device back."""
+        """Lock, because contacts are recorded by a different thread than unpairing, which must stay in force."""
         self.damaged: tuple[str, ...] = ()
 
     def load(self) -> None:
@@ -92,7 +92,7 @@ class PairedDevices:
         return self._devices.get(device)
 
     def find(self, text: str) -> PairedDevice:
-        """Return the one device that a user means by its name, id, or the beginning of its id.
+        """Return the one device that a user means by its name, its id, or the beginning of its id.
 
         Raises PairedDeviceError.
         """
@@ -112,7 +112,7 @@ class PairedDevices:
         return tuple(device for device in self.all() if device.introduced_by == introducer)
 
     def choose(self, device_id: str) -> bool:
-        """Note, durably, that a device chose this one as its introducer; returns whether it had not before. Raises OSError."""
+        """Record durably that a device chose this one as its introducer; return whether that is new. Raises OSError."""
         with self._lock:
             known = next((one for one in self._devices.values() if str(one.id) == device_id), None)
             if known is None or known.chose_us:
@@ -121,12 +121,12 @@ class PairedDevices:
         return True
 
     def refuse(self, device: DeviceId) -> None:
-        """Stop trusting a device, even if it is introduced, until it is paired by a code; raises OSError."""
+        """Stop trusting a device, even if it is introduced again, until it is paired by a code; raises OSError."""
         write_atomically(self._refusal(device), b"")
         self.remove(device)
 
     def is_refused(self, device: DeviceId) -> bool:
-        """Return whether nobody may introduce a device."""
+        """Return whether a device may not be introduced."""
         return self._refusal(device).exists()
 
     def add(self, device: PairedDevice) -> PairedDevice:
@@ -143,7 +143,7 @@ class PairedDevices:
         return named
 
     def _free_name(self, device: DeviceId, name: str) -> str:
-        """Return a name that looks like that of no other device: a name belongs to the id that had it first."""
+        """Return a name that does not look like another device's; a name belongs to the id that had it first."""
         others = [one.name for one in self._devices.values() if one.id != device]
         if not any(_looks_like(name, taken) for taken in (OWN_NAME, *others)):
             return name
@@ -159,9 +159,9 @@ class PairedDevices:
         self._devices[device.id] = device
 
     def met(self, device: DeviceId, name: str, address: tuple[str, int] | None) -> tuple[str, str] | None:
-        """Record a device's name and address, if they are new and it is still paired; raises OSError.
+        """Record a device's name and address if they are new and it is still paired; raises OSError.
 
-        Returns the old and the new name, if it changed.
+        Returns the old and the new name if the name changed.
         """
         with self._lock:
             known = self._devices.get(device)
@@ -189,13 +189,13 @@ class PairedDevices:
 
 
 def _looks_like(name: str, other: str) -> bool:
-    """Return whether people may take a name for another: capitals count as small letters, characters beyond ASCII as any."""
+    """Return whether people may mistake a name for another: case is ignored, and characters beyond ASCII match any character."""
     one, two = name.casefold(), other.casefold()
     return len(one) == len(two) and all(a == b or not (a + b).isascii() for a, b in zip(one, two, strict=True))
 
 
 def device_of(certificate: bytes, name: str, paired_at: float, address: tuple[str, int] | None) -> PairedDevice:
-    """Return the device that has a certificate (DER)."""
+    """Return the device to which a certificate (DER) belongs."""
     found = DeviceId(hashlib.sha256(certificate).digest())
     return PairedDevice(found, certificate, clean(name, NAME_LIMIT) or found.group, paired_at, address)
 

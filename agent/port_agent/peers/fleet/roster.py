@@ -1,4 +1,4 @@
-"""Which paired devices are connected, and their last report: a table without network; time is passed in."""
+"""The connected paired devices and their last reports: a table without network access, to which times are passed."""
 
 from dataclasses import dataclass
 
@@ -7,12 +7,12 @@ from port_agent.peers.connection.messages import Heartbeat
 from port_agent.peers.identity.device_id import DeviceId
 
 SILENT_S = 22.0
-"""A device that is silent for this long is gone: two heartbeats are lost. With `fleet.LOOK_S` that is 27 s at most."""
+"""Seconds of silence after which a device is gone: two heartbeats are lost. With `fleet.LOOK_S` that is 27 s at most."""
 
 
 @dataclass(slots=True)
 class FleetMember:
-    """A device that is connected. Moments are on the monotonic clock."""
+    """A connected device. Times are on the monotonic clock."""
 
     link: PeerLink
     dialed_by_us: bool
@@ -23,7 +23,7 @@ class FleetMember:
 
 
 class Roster:
-    """One connection for each device."""
+    """The connections, one for each device."""
 
     def __init__(self, own: DeviceId) -> None:
         self._own = own
@@ -33,7 +33,7 @@ class Roster:
     def arrive(
         self, device: DeviceId, link: PeerLink, *, dialed_by_us: bool, software: str, now_s: float
     ) -> PeerLink | None:
-        """Take a new connection; returns the connection to close for it, which may be the new one itself.
+        """Add a new connection; return the connection to close instead, which may be the new one.
 
         Of two that cross, both sides keep the one that the device with the smaller id dialed.
         """
@@ -55,13 +55,13 @@ class Roster:
         return is_first
 
     def notice(self, device: DeviceId, link: PeerLink, now_s: float) -> None:
-        """Record that a device sent something: during a busy exchange its heartbeats wait."""
+        """Record that a device sent something; during a busy exchange, its heartbeats wait."""
         member = self._members.get(device)
         if member is not None and member.link is link:
             member.received_s = now_s
 
     def leave(self, device: DeviceId, link: PeerLink) -> bool:
-        """Record the end of a connection; return whether the device is gone with it."""
+        """Record the end of a connection; return whether the device is now gone."""
         member = self._members.get(device)
         if member is None or member.link is not link:
             return False
@@ -69,13 +69,13 @@ class Roster:
         return True
 
     def forget(self, device: DeviceId) -> PeerLink | None:
-        """Forget a device; returns its connection, if there is one, to be closed."""
+        """Forget a device; return its connection, if there is one, so that it can be closed."""
         self._last_heartbeat.pop(device, None)
         member = self._members.pop(device, None)
         return member.link if member is not None else None
 
     def member(self, device: DeviceId) -> FleetMember | None:
-        """Return a device that is connected."""
+        """Return a connected device."""
         return self._members.get(device)
 
     def links(self) -> tuple[PeerLink, ...]:
@@ -87,5 +87,5 @@ class Roster:
         return tuple(member.link for member in self._members.values() if now_s - member.received_s > SILENT_S)
 
     def last_heartbeat(self, device: DeviceId) -> tuple[float, Heartbeat] | None:
-        """Return the time and content of a device's last report, None if there was none since the agent started."""
+        """Return the time and content of a device's last report; None if there was none since the agent started."""
         return self._last_heartbeat.get(device)

@@ -1,1 +1,1 @@
-"""This device's identity for others: a key pair, and an id that is the hash of its certificate."""
+"""This device's identity: a key pair, and an id that is the hash of its certificate."""

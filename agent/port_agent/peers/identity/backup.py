@@ -1,6 +1,6 @@
 """A device's identity, its pairings and the privacy budget that its data has spent, as one file for a replaced card.
 
-The file holds the private key: whoever has it can act as this device. Both must not run at once.
+The file contains the private key, with which anybody can act as this device. Both devices must not run at the same time.
 """
 
 import os
@@ -16,19 +16,20 @@ from port_agent.system.checksum import bytes_checksum
 _PAIRED_FOLDER, _PRIVACY_FOLDER = "paired", "privacy"
 _TRUSTED, _UNTRUSTED = ".json", ".refused"
 _LIMIT_BYTES = 4 << 20
-"""A hundred paired devices take 150 kB."""
+"""Largest size in bytes; a hundred paired devices take 150 kB."""
 
 
 class _Backup(msgspec.Struct, frozen=True):
     identity: bytes
     paired: dict[str, bytes]
-    """Files by their names: trusted devices, and those that nobody may introduce."""
+    """Contents by file name: trusted devices, and those that nobody may introduce."""
     privacy: dict[str, bytes] = {}
-    """Files by their names: the privacy spent by data, which is no less on a new card."""
+    """Contents by file name: the privacy that data has spent, which stays spent on a new card."""
 
 
 def write_backup(state_dir: Path, file: Path) -> tuple[Identity, int]:
-    """Write the identity in a state directory, and the devices that it trusts, readable by its owner only; returns it and how many these are.
+    """Write the identity in a state directory, and the devices that it trusts, into a file that only its owner can read; return it and the
+    number of devices.
 
     Raises IdentityError for a damaged one, OSError.
     """
@@ -50,9 +51,9 @@ def _count_trusted(paired: Iterable[str]) -> int:
 
 
 def restore_backup(file: Path, state_dir: Path) -> tuple[Identity, int]:
-    """Make a state directory that of the device in a backup; returns its identity and how many it trusts.
+    """Restore a device's identity from a backup into a state directory; return the identity and the number of trusted devices.
 
-    Raises IdentityError for a damaged backup, and where there is another identity already, OSError.
+    Raises OSError, and IdentityError for a damaged backup, and if there is already another identity.
     """
     with file.open("rb") as stream:
         seal, _, content = stream.read(_LIMIT_BYTES).partition(b"\n")
@@ -87,14 +88,14 @@ def restore_backup(file: Path, state_dir: Path) -> tuple[Identity, int]:
 
 
 def _is_newer(file: Path, *, is_trust: bool) -> bool:
-    """Return whether a file of a backup takes a place here: what was spent or unpaired here meanwhile stays so."""
+    """Return whether a file of a backup replaces the existing one: what was spent or unpaired here meanwhile stays so."""
     if is_trust:
         return file.suffix != _TRUSTED or not file.with_suffix(_UNTRUSTED).exists()
     return not file.exists()
 
 
 def _give_to_owner(state_dir: Path, paths: Iterable[Path]) -> None:
-    """Give files that root wrote to the owner of the state directory, as which the agent runs."""
+    """Give files that root wrote to the owner of the state directory, the user as which the agent runs."""
     if os.geteuid() == 0:
         owner = state_dir.stat()
         for path in paths:

@@ -1,8 +1,8 @@
-"""A device's id: the SHA-256 of its certificate, as people read and type it.
+"""A device's id: the SHA-256 of its certificate, in the form that people read and type.
 
-Written as Syncthing writes its own: base 32 in upper case, a check digit after every 13, groups of seven. The check
-digits are Luhn's algorithm over 32 symbols, doubling from the right as it is meant to: they see every single wrong
-symbol, and every two neighbours exchanged but the first symbol of the alphabet next to the last.
+The form is that of Syncthing: base 32 in upper case, a check digit after every 13, groups of seven. The check digits follow Luhn's
+algorithm over 32 symbols, doubling from the right as intended. They detect every single wrong symbol, and every exchange of neighbours
+except the first symbol of the alphabet next to the last.
 """
 
 import base64
@@ -13,16 +13,16 @@ from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.units import shown
 
 DIGEST_BYTES = 32
-"""SHA-256."""
+"""Bytes of a SHA-256 digest."""
 SHORT_DIGITS = 12
-"""The announced part of an id: 48 bits in hexadecimal, which do not coincide by chance on one network."""
+"""Digits of the announced part of an id: 48 bits in hexadecimal, which do not coincide by chance on one network."""
 _ALPHABET = "ABCDEFGHIJKLMNOPQRSTUVWXYZ234567"
 _CHECKED, _GROUP = 13, 7
 _SYMBOLS = 4 * _CHECKED
-"""52 hold 260 bits: the digest and four zeros."""
+"""Number of symbols: 52 contain 260 bits, which are the digest and four zeros."""
 _SHORT = re.compile(rf"[0-9a-f]{{{SHORT_DIGITS}}}")
 _MISREAD = str.maketrans({"0": "O", "1": "I", "8": "B"})
-"""Digits that the alphabet lacks, and the letters that they are read as."""
+"""Digits that the alphabet lacks, and the letters as which they are read."""
 
 
 class DeviceIdError(PortError):
@@ -43,7 +43,7 @@ class DeviceId:
     digest: bytes
 
     def __str__(self) -> str:
-        """Return the one spelling that is printed."""
+        """Return the spelling that is printed."""
         symbols = base64.b32encode(self.digest).decode("ascii").rstrip("=")
         parts = (symbols[at : at + _CHECKED] for at in range(0, _SYMBOLS, _CHECKED))
         checked = "".join(part + check_digit(part) for part in parts)
@@ -61,7 +61,7 @@ class DeviceId:
 
 
 def read_device_id(text: str) -> DeviceId:
-    """Return the id that `text` means, in whatever case and grouping, with or without its check digits.
+    """Return the id that `text` denotes, in any case and grouping, with or without check digits.
 
     Raises DeviceIdError.
     """
@@ -92,5 +92,5 @@ def check_digit(symbols: str) -> str:
 
 
 def is_short_id(text: str) -> bool:
-    """Return whether `text` is spelled like an announced id."""
+    """Return whether `text` has the form of an announced id."""
     return _SHORT.fullmatch(text) is not None

@@ -1,7 +1,7 @@
-"""This device's key pair and certificate, in one file: created when first needed, then kept.
+"""This device's key pair and certificate, in one file that is created when it is first needed.
 
-Not at installation: images of memory cards are copied, and a copied key would make two devices one. The file is created
-by a process of its own (`port_agent.peers.identity.make`), so that the agent does not keep `cryptography` loaded.
+It is not created at installation, because images of memory cards are copied, and a copied key would make two devices one. A separate
+process creates the file (`port_agent.peers.identity.make`), so that the agent does not keep `cryptography` loaded.
 """
 
 import base64
@@ -16,15 +16,15 @@ from port_planner.base.errors import PortError
 
 FILE_NAME = "identity.pem"
 LIMIT_BYTES = 16 << 10
-"""Ours has 1 kB; a larger file is not ours."""
+"""Largest key file in bytes; ours has 1 kB."""
 _OLD_FILE_NAME = "device-id"
-"""Random bits, from before there were keys."""
+"""Name of a file of random bits from before there were keys."""
 _MAKER = "port_agent.peers.identity.make"
 _MAKING_PATIENCE_S = 120.0
 """Longest wait for a new key, in seconds. It takes 0.3 s on a PC; a first start from a slow card reads 10 MB of
 libraries."""
 _MAKING = threading.Lock()
-"""Discovery and pairing may both need the first key at once."""
+"""Lock, because discovery and pairing may both need the first key at once."""
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 
 
@@ -34,7 +34,7 @@ class IdentityError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """This device's identity to others. `certificate` is what they pin, in DER; the key stays in the file."""
+    """This device's identity. `certificate`, in DER, is what others pin; the key stays in the file."""
 
     id: DeviceId
     certificate: bytes
@@ -42,7 +42,7 @@ class Identity:
 
 
 def own_identity(state_dir: Path) -> Identity:
-    """Return this device's identity, created now if there is none; reads files and may start a process.
+    """Return this device's identity, creating it if there is none. Reads files and may start a process.
 
     Raises IdentityError if the file is damaged or cannot be created, OSError if it cannot be read.
     """
@@ -69,9 +69,9 @@ def read_identity(path: Path) -> Identity:
 
 
 def key_file(pem: bytes, digest: bytes) -> bytes:
-    """Return the content of a key file: a line with id and checksum, which readers of PEM skip, and the PEM.
+    """Return the content of a key file: a line with id and checksum, which readers of PEM skip, and then the PEM.
 
-    Raises ValueError unless `digest` has the length of one.
+    Raises ValueError if `digest` does not have the length of a digest.
     """
     if len(digest) != DIGEST_BYTES:
         raise ValueError(f"a digest of {len(digest)} bytes; SHA-256 has {DIGEST_BYTES}")

@@ -1,7 +1,7 @@
-"""Make a key pair and its certificate: `python -m port_agent.peers.identity.make FILE`, a process of its own.
+"""Create a key pair and its certificate: `python -m port_agent.peers.identity.make FILE`, in a separate process.
 
-P-256, because every TLS library has it and Flower signs with it. The certificate does not describe the device: it is known
-by its hash. It is valid from 1970 on and without end (RFC 5280, 4.1.2.5): boards without a clock battery start there.
+The key is P-256, because every TLS library supports it and Flower signs with it. The certificate does not describe the device, which is
+known by its hash. It is valid from 1970 without end (RFC 5280, 4.1.2.5), because boards without a clock battery start in 1970.
 """
 
 import hashlib
@@ -19,9 +19,9 @@ from port_agent.peers.identity.keys import key_file
 from port_agent.system.atomic_file import write_atomically
 
 COMMON_NAME = "port-agent"
-"""The same for all, and not a host name.
+"""Common name of all certificates, which is not a host name.
 
-The key's hash follows it: OpenSSL finds a trusted certificate by its subject, and only the first of several equal ones.
+The key's hash is appended, because OpenSSL finds a trusted certificate by its subject, and only the first of several equal ones.
 """
 _BEGIN = datetime(1970, 1, 1, tzinfo=UTC)
 _END = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC)
@@ -37,7 +37,7 @@ def new_key_and_certificate() -> tuple[bytes, bytes]:
 
 
 def self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
-    """Return a certificate of `key` for both ends of a TLS connection, and nothing else."""
+    """Return a certificate of `key` that is valid only for both ends of a TLS connection."""
     mark = x509.SubjectKeyIdentifier.from_public_key(key.public_key()).digest.hex()
     common, serial = (NameOID.COMMON_NAME, COMMON_NAME), (NameOID.SERIAL_NUMBER, mark)
     name = x509.Name([x509.NameAttribute(*attribute) for attribute in (common, serial)])
@@ -62,7 +62,7 @@ def self_signed(key: ec.EllipticCurvePrivateKey) -> x509.Certificate:
 
 
 def main(argv: list[str]) -> int:
-    """Write a key file; returns the exit code."""
+    """Write a key file; return the exit code."""
     (path,) = argv
     pem, digest = new_key_and_certificate()
     try:

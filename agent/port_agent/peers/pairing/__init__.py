@@ -1,1 +1,1 @@
-"""Pairing, by which two devices come to trust each other: one shows a code, which is typed at the other."""
+"""Pairing, which makes two devices trust each other: one shows a code, which a person types at the other."""

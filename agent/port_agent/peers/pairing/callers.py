@@ -1,4 +1,4 @@
-"""Callers while a code is shown: several at once, few from one address; all of them together share the code's tries."""
+"""Callers while a code is shown: several at once, few from one address; all together share the code's tries."""
 
 import contextlib
 import queue
@@ -30,9 +30,9 @@ from port_agent.peers.pairing.protocol import (
 from port_agent.peers.pairing.stream import PairingStream
 
 CALLER_S = 10.0
-"""One try takes 0.2 s, on a slow board 1 s."""
+"""Seconds for a caller; one try takes 0.2 s, on a slow board 1 s."""
 MAX_AT_ONCE, MAX_OF_HOST = 16, 2
-"""Callers that are answered at once: beyond the first number the oldest makes way, beyond the second the host's next is
+"""Largest numbers of callers that are answered at once. Beyond the first, the oldest makes way; beyond the second, a host's next one is
 rejected.
 """
 _AFTER_WRONG_S = 1.0
@@ -54,14 +54,14 @@ class Callers:
         self.outcome: queue.SimpleQueue[LastEvent] = queue.SimpleQueue()
         self._tries = TRIES
         self._proving = threading.Lock()
-        """One proof at a time: each uses up a try before the next is examined."""
+        """Lock that allows one proof at a time, because each uses up a try before the next is examined."""
         self._lock = threading.Lock()
-        """Protects the fields below, and what is sent."""
+        """Lock that protects the fields below, and sending."""
         self._callers: list[_Caller] = []
         self._turned_away: set[str] = set()
 
     def accept(self, listener: socket.socket) -> None:
-        """Take callers until the listener is closed."""
+        """Accept callers until the listener is closed."""
         with contextlib.suppress(OSError):
             while True:
                 sock, address = listener.accept()
@@ -99,7 +99,7 @@ class Callers:
             self._callers.remove(caller)
 
     def _answer(self, stream: PairingStream, host: str) -> None:
-        """Take part in one try; raises PairingError if nobody pairs by it."""
+        """Handle one try; raises PairingError if no device is paired by it."""
         exchange = PairingExchange(PairingSide.SHOWER, self._digits, self._own)
         exchange.take_start(stream.receive())
         stream.send(exchange.start())
@@ -142,10 +142,10 @@ def _hang_up(sock: socket.socket) -> None:
 
 
 def new_partner(partner: PairingPartner, host: str) -> NewPartner:
-    """Return a paired device with the address that it was met at."""
+    """Return a paired device with the address at which it was met."""
     return NewPartner(partner.certificate, partner.name, (plain_host(host), partner.port))
 
 
 def plain_host(host: str) -> str:
-    """Return an address as people write it: an IPv4 one from an IPv6 socket without its prefix."""
+    """Return an address as people write it: an IPv4 address from an IPv6 socket without its prefix."""
     return host.removeprefix("::ffff:")

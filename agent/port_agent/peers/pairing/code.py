@@ -1,4 +1,4 @@
-"""The code that one device shows and a person types at the other: eight random digits and one that checks them."""
+"""The code that one device shows and a person types at the other: eight random digits and a check digit."""
 
 import os
 import re
@@ -10,28 +10,28 @@ RANDOM_DIGITS = 8
 _SOURCE_BYTES = 16
 """Random bytes for a code, so that each code is as likely as any other, to 1 in 10^30."""
 TRIES = 3
-"""Wrong codes until a new one must be shown: guessing succeeds once in 33 million pairings."""
+"""Wrong codes until a new one must be shown; guessing succeeds once in 33 million pairings."""
 LIFETIME_S = 300.0
-"""Long enough to walk to the other device."""
+"""Seconds for which a code is valid, long enough to walk to the other device."""
 
 
 class PairingCodeError(PortError):
-    """What was typed is not a valid code."""
+    """The typed text is not a valid code."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 def new_code() -> str:
-    """Return a new code in the form shown, such as "482-193-059"."""
+    """Return a new code in the form in which it is shown, such as "482-193-059"."""
     digits = f"{int.from_bytes(os.urandom(_SOURCE_BYTES)) % 10**RANDOM_DIGITS:0{RANDOM_DIGITS}d}"
     digits += _check_digit(digits)
     return "-".join(digits[at : at + 3] for at in range(0, len(digits), 3))
 
 
 def read_code(text: str) -> str:
-    """Return the digits of a code that was typed, in whatever grouping.
+    """Return the digits of a typed code, in any grouping.
 
-    Raises PairingCodeError, before a try is lost to a slip of the finger.
+    Raises PairingCodeError, so that a typing error does not use up a try.
     """
     digits = re.sub(r"[\s-]", "", text)
     if not re.fullmatch(rf"[0-9]{{{RANDOM_DIGITS + 1}}}", digits):

@@ -1,9 +1,8 @@
-"""The pairing protocol of two devices, without sockets: SPAKE2 over the code, then a proof from either side.
+"""The pairing protocol of two devices, without sockets: SPAKE2 over the code, then a proof from each side.
 
-The side where the code was typed first proves that it knows the resulting key; only then does the device that shows it
-answer. A proof is an HMAC with that key over the certificate, the name and the port that it comes with, so nobody
-between the two can substitute another certificate. Each connection tests one code. Only the code is secret:
-certificates are what each device later shows to any caller.
+The side where the code was typed proves first that it knows the resulting key; only then does the device that shows the code answer. A
+proof is an HMAC with that key over the accompanying certificate, name and port, so nobody between the two can substitute another
+certificate. Each connection tests one code. Only the code is secret; each device later shows its certificate to any caller.
 """
 
 import hashlib
@@ -22,9 +21,9 @@ from port_agent.peers.decoding import REASON_LIMIT, PeerCodec, Reason
 from port_planner.base.errors import PortError
 
 CERTIFICATE_LIMIT_BYTES = 2048
-"""Ours has 500."""
+"""Largest certificate in bytes; ours has 500."""
 _ELEMENT_BYTES = 33
-"""A point of Ed25519 and the side that it comes from."""
+"""Bytes of a point of Ed25519 and of the side from which it comes."""
 _MAC_BYTES = 32
 
 Certificate = Annotated[bytes, msgspec.Meta(min_length=1, max_length=CERTIFICATE_LIMIT_BYTES)]
@@ -32,7 +31,7 @@ Port = Annotated[int, msgspec.Meta(ge=0, lt=1 << 16)]
 
 
 class PairingError(PortError):
-    """Two devices did not pair."""
+    """Two devices were not paired."""
 
 
 class WrongCodeError(PairingError):
@@ -48,7 +47,7 @@ class PairingSide(Enum):
 
 @dataclass(frozen=True, slots=True)
 class PairingPartner:
-    """A device that proved that it knows the code. `port` is where it listens for paired devices."""
+    """A device that proved to know the code. `port`: where it listens for paired devices."""
 
     certificate: bytes
     name: str
@@ -77,7 +76,7 @@ _MESSAGES: "PeerCodec[_Start | _Proof | _Refusal]" = PeerCodec(
 
 
 class PairingExchange:
-    """One side of one try: `start`, `take_start`, then `proof` and `take_proof` in the order of the side."""
+    """One side of one try: call `start`, `take_start`, then `proof` and `take_proof` in the order of the side."""
 
     def __init__(self, side: PairingSide, digits: str, own: PairingPartner) -> None:
         kind = SPAKE2_A if side is PairingSide.JOINER else SPAKE2_B
@@ -101,12 +100,12 @@ class PairingExchange:
             raise PairingError(f"the other side did not send a point of the curve: {error}") from error
 
     def proof(self) -> bytes:
-        """Return the proof that this side knows the code, with what the other is to trust."""
+        """Return the proof that this side knows the code, with the data that the other side should trust."""
         own = self._own
         return _MESSAGES.encode(_Proof(own.certificate, own.name, own.port, self._mac(self._side, own)))
 
     def take_proof(self, content: bytes) -> PairingPartner:
-        """Return the other device; raises WrongCodeError when it does not know the code, PairingError."""
+        """Return the other device; raises WrongCodeError if it does not know the code, PairingError."""
         message = _read(content)
         if not isinstance(message, _Proof):
             raise PairingError("the other device pairs by another protocol; update the older one of the two")

@@ -1,6 +1,6 @@
-"""Pair with a device that shows a code: `python -m port_agent.peers.pairing.join`, a process of its own.
+"""Pair with a device that shows a code: `python -m port_agent.peers.pairing.join`, in a separate process.
 
-Its request is `JoinDevice`: the code is not among the arguments, which every user can list.
+Its request is `JoinDevice`. The code is not an argument, because every user can list arguments.
 """
 
 import socket
@@ -55,7 +55,7 @@ def _join(own: PairingPartner, digits: str, host: str, sock: socket.socket) -> N
 
 
 def main() -> int:
-    """Join; returns the exit code."""
+    """Join; return the exit code."""
     request = next(requests(msgspec.json.Decoder(JoinDevice)))
     return run_pairing(
         request,

@@ -1,4 +1,4 @@
-"""Messages between the supervisor and the pairing processes. Light: the supervisor has no cryptography."""
+"""Messages between the supervisor and the pairing processes. It loads no cryptography, like the supervisor."""
 
 from typing import Annotated
 
@@ -8,7 +8,7 @@ from port_agent.peers.announcement import NAME_LIMIT
 
 
 class PairingPlace(msgspec.Struct, frozen=True):
-    """What a pairing process receives about this device."""
+    """What a pairing process needs to know about this device."""
 
     state_dir: str
     name: str
@@ -24,7 +24,7 @@ class ShowCode(msgspec.Struct, frozen=True):
 
 
 class JoinDevice(msgspec.Struct, frozen=True):
-    """Pair with the device that shows the typed code, at the first of its addresses where it is reached."""
+    """Pair with the device that shows the typed code, at the first of its addresses that can be reached."""
 
     place: PairingPlace
     code: str
@@ -33,7 +33,7 @@ class JoinDevice(msgspec.Struct, frozen=True):
 
 
 class CodeShown(msgspec.Struct, frozen=True, tag_field="event", tag="code"):
-    """A code is shown, and its device waits on a port."""
+    """A code is shown, and the device waits on a port."""
 
     code: str
     port: int
@@ -48,7 +48,7 @@ class WrongCode(msgspec.Struct, frozen=True, tag_field="event", tag="wrong"):
 
 
 class CallersTurnedAway(msgspec.Struct, frozen=True, tag_field="event", tag="turned-away"):
-    """A host calls more often than one that pairs does. Told once of each host; the code holds."""
+    """A host calls more often than an honest device does. Reported once for each host; the code stays valid."""
 
     host: str
 
@@ -60,7 +60,7 @@ class PairingFailed(msgspec.Struct, frozen=True, tag_field="event", tag="failed"
 
 
 class NewPartner(msgspec.Struct, frozen=True, tag_field="event", tag="paired"):
-    """The last event: a device just proved that it knows the code."""
+    """The last event: a device has just proved to know the code."""
 
     certificate: bytes
     name: Annotated[str, msgspec.Meta(max_length=NAME_LIMIT)]

@@ -1,7 +1,7 @@
-"""Show a code and wait for the device where it is typed: `python -m port_agent.peers.pairing.show`, a process of its own.
+"""Show a code and wait for the device at which it is typed: `python -m port_agent.peers.pairing.show`, in a separate process.
 
-It listens only while it runs: minutes, until a device pairs or the tries are used up. Its request is `ShowCode`; its
-events are the code, wrong tries, disturbing hosts, and finally the device or why there is none.
+It listens only while it runs: for minutes, until a device pairs or the tries are used up. Its request is `ShowCode`; its events are the
+code, wrong tries, disturbing hosts, and finally the device or why there is none.
 """
 
 import contextlib
@@ -24,13 +24,13 @@ from port_agent.system.helper_process import requests, send_event
 from port_planner.base.errors import PortError
 
 _LOOK_S = 1.0
-"""Seconds until a code ends after the agent that shows it, however that ended."""
+"""Seconds after which a code ends once the agent that shows it has ended, for whatever reason."""
 
 
 def show_code(
     own: PairingPartner, listener: socket.socket, end_s: float, send: Callable[[PairingEvent], None]
 ) -> LastEvent:
-    """Wait for the other device until `end_s` of the monotonic clock; returns the last event."""
+    """Wait for the other device until `end_s` of the monotonic clock; return the last event."""
     code, agent = new_code(), os.getppid()
     send(CodeShown(code, listener.getsockname()[1], end_s - time.monotonic()))
     callers = Callers(own, read_code(code), end_s, send)
@@ -52,9 +52,9 @@ def listen_on(port: int) -> socket.socket:
 
 
 def run_pairing(request: ShowCode | JoinDevice, place: str, pair: Callable[[PairingPartner], LastEvent]) -> int:
-    """Make `pair` do what was requested, given this device's identity for its partner, and send the last event.
+    """Run `pair` for the request, with this device's identity for its partner, and send the last event.
 
-    Returns the exit code. An error of the system is reported for `place`.
+    Returns the exit code. A system error is reported for `place`.
     """
     own = request.place
     try:
@@ -68,7 +68,7 @@ def run_pairing(request: ShowCode | JoinDevice, place: str, pair: Callable[[Pair
 
 
 def main() -> int:
-    """Show a code; returns the exit code."""
+    """Show a code; return the exit code."""
     request = next(requests(msgspec.json.Decoder(ShowCode)))
 
     def pair(own: PairingPartner) -> LastEvent:

@@ -11,7 +11,7 @@ _LENGTH = struct.Struct(">I")
 
 
 class PairingStream:
-    """One connection of a pairing, over at `end_s` of the monotonic clock."""
+    """One connection of a pairing, which ends at `end_s` of the monotonic clock."""
 
     def __init__(self, sock: socket.socket, end_s: float) -> None:
         self._socket, self._end_s = sock, end_s

@@ -1,1 +1,1 @@
-"""From a training script to a bundle that was tried on this device."""
+"""From a training script to a bundle that has been tried on this device."""

@@ -21,7 +21,7 @@ _MIB = 1 << 20
 _SAVED_SHARES = (0.5, 0.0)
 """Shares of the budget beyond which tensors saved by autograd go to the host.
 
-Half leaves memory for gradients, optimizer state and the running operator; if that is not enough, all of them go.
+Half of the budget leaves memory for gradients, optimizer state and the running operator; if that is not enough, all saved tensors go.
 """
 
 
@@ -32,8 +32,7 @@ class DeviceTooSmallError(PortError):
 
 
 def within_device(run: Callable[[], Result], what: str, job: TrainingJob, backend: Backend, pools: Pools) -> Result:
-    """Return the result of `run`, described by `what`; tensors saved by autograd go to the host if the device runs
-    short.
+    """Return the result of `run`, described by `what`. If the device runs short, tensors saved by autograd go to the host.
 
     Raises DeviceTooSmallError if it still exceeded the budget. The budget is not enforced, because torch aborts a
     process whose device runs out of memory during a backward pass with hooks.

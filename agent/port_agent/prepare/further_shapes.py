@@ -1,4 +1,4 @@
-"""Tile the graphs of further shapes where the first shape's graph is tiled, if they do not fit whole."""
+"""Tile the graphs of further shapes in the same places as the first shape's graph, if they do not fit whole."""
 
 from collections.abc import Set
 
@@ -40,7 +40,8 @@ def with_further_shapes(
 
 
 def tiled_like(graph: StepGraph, other: StepGraph, tiling: Tiling, apart: Set[str] = frozenset()) -> Tiling:
-    """Return the cut of `other`, a graph of another shape, for this one: the same chains where both have the same values, else chains as fat.
+    """Return the tiling of `other`, a graph of another shape, for this one: the same chains if both have the same values, otherwise chains
+    of equal size.
 
     `apart`: as for `tile_fat`.
     """

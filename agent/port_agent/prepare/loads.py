@@ -1,4 +1,4 @@
-"""What the machine does while its meter is calibrated: rest, arithmetic, memory traffic, flash."""
+"""Loads for the machine while its meter is calibrated: rest, arithmetic, memory traffic, flash."""
 
 import mmap
 import os
@@ -17,21 +17,21 @@ from port_planner.base.direct_io import bypass_page_cache
 
 _RUN_S = 2.0
 _REPEATS = 4
-"""Six loads, four times two seconds each and a period before it: about a minute."""
+"""Repetitions of six loads, each of two seconds after one period: about a minute."""
 _MATRIX = 512
 _MOVED_ELEMENTS = 8 << 20
-"""Three tensors of 32 MiB: beyond the caches of small machines."""
+"""Elements of each of three tensors of 32 MiB, which exceed the caches of small machines."""
 _CHUNK = 1 << 20
 _FILE_CHUNKS = 64
 _WRITES_PER_S = 50
-"""Largest number of MiB written per second: calibration takes 0.5 GB of a fast medium's life and less of a slow one's."""
+"""Largest number of MiB written per second. Calibration writes 0.5 GB to a fast medium, and less to a slow one."""
 
 
 class Threads:
-    """A load of threads that each repeat something until it is stopped; one core at most for each."""
+    """A load of threads that repeat something until it is stopped; each uses at most one core."""
 
     def __init__(self, name: str, work: Callable[[], Callable[[], object]], cores: int, counts: WorkClass) -> None:
-        """`work` makes the function that a thread repeats; its core-seconds count as `counts`."""
+        """`work` returns the function that a thread repeats; its core-seconds count as `counts`."""
         self.name = name
         self._make, self._cores, self._counts = work, cores, counts
         self._stopped = threading.Event()
@@ -40,7 +40,7 @@ class Threads:
         self._begun_s = 0.0
 
     def start(self) -> None:
-        """Begin."""
+        """Start the load."""
         self._stopped.clear()
         self._cpu_s.clear()
         self._begun_s = time.monotonic()
@@ -49,7 +49,7 @@ class Threads:
             thread.start()
 
     def stop(self) -> Mapping[WorkClass, float]:
-        """End; return core-seconds, and for how long any core was busy."""
+        """Stop it; return the core-seconds, and the seconds in which any core was busy."""
         self._stopped.set()
         for thread in self._threads:
             thread.join()
@@ -64,7 +64,7 @@ class Threads:
 
 
 class FlashTransfers:
-    """A load that writes a file again and again, or reads it, past the page cache."""
+    """A load that repeatedly writes or reads a file, bypassing the page cache."""
 
     def __init__(self, name: str, descriptor: int, counts: WorkClass) -> None:
         """`descriptor`: a file of 64 MiB. `counts`: READ or WRITTEN."""
@@ -78,7 +78,7 @@ class FlashTransfers:
         self._buffer.write(os.urandom(_CHUNK))
 
     def start(self) -> None:
-        """Begin."""
+        """Start the load."""
         self._stopped.clear()
         self._moved_bytes = 0
         self._thread = threading.Thread(target=self._move, daemon=True)
@@ -113,10 +113,10 @@ class FlashTransfers:
 
 
 def calibrate(source: PowerSource, directory: Path, cores: int, progress: Callable[[float], None]) -> Calibration:
-    """Return what this machine draws at rest, for arithmetic and memory traffic on its cores, and for the flash in `directory`.
+    """Return what this machine draws at rest, for arithmetic and memory traffic on its cores, and for the flash of `directory`.
 
-    Flash is charged beyond the core-seconds that its transfers take. Raises CalibrationError where the meter said too little,
-    and OSError where the directory takes no file of 64 MiB.
+    Flash is charged only beyond the core-seconds of its transfers. Raises CalibrationError if the meter gave too few readings, and OSError
+    if the directory cannot hold a file of 64 MiB.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

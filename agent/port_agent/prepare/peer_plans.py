@@ -1,7 +1,7 @@
 """Plans of paired devices: requested, checked here, and shared in return.
 
-Whatever arrives is untrusted data. A plan is lowered against this device's own problem; a device that sends something
-invalid is reported, and planning continues as if nobody had answered.
+All received data is untrusted. A plan is lowered for this device's own problem; a device that sends something invalid is reported, and
+planning continues as if nobody had answered.
 """
 
 import time
@@ -31,13 +31,13 @@ if TYPE_CHECKING:
     from port_planner.make_bundle import PlanFunction  # which needs torch, and a process that only plans again does not
 
 _PROMPT_S = 5.0
-"""A paired device reports within milliseconds whether it has a plan; a silent one is waited for once."""
+"""Seconds for a prompt answer. A paired device reports within milliseconds whether it has a plan; a silent one is waited for only once."""
 
 ProblemOf = Callable[[StepGraph, CostTable, int], PlanProblem]
 
 
 class PeerLine(Protocol):
-    """The way to paired devices; each raises NotAnsweredError."""
+    """The connection to paired devices; each method raises NotAnsweredError."""
 
     def shared(self, topic: Topic, name: str) -> PeerContent:
         """Return what paired devices share under a name."""
@@ -53,27 +53,27 @@ class PeerLine(Protocol):
 
 
 class PeerPlans:
-    """What paired devices do for one run of planning.
+    """What paired devices contribute to one run of planning.
 
-    `shares`: plans are taken from them and given to them. `solves`: plans are solved there. `report` is for the user.
+    `shares`: whether plans are exchanged with them. `solves`: whether they solve plans. `report` is for the user.
     """
 
     def __init__(self, line: PeerLine, *, shares: bool, solves: bool) -> None:
         self._line, self._shares, self._solves = line, shares, solves
         self._asks = shares
-        """Whether plans are still requested: no longer, once no device answers promptly."""
+        """Whether plans are still requested: no longer once no device answers promptly."""
         self._notes: dict[str, None] = {}
         """Notes, each reported once, in order."""
         self._solved: dict[str, int] = {}
         """Number of plans that each device solved."""
 
     def report(self) -> list[str]:
-        """Return what paired devices did, and why they did no more."""
+        """Return what paired devices contributed, and why they contributed no more."""
         solved = [f"{count} plan{'s' * (count > 1)} solved on {name}" for name, count in self._solved.items()]
         return [*solved, *self._notes]
 
     def planner(self, local: "PlanFunction", problem_of: ProblemOf) -> "PlanFunction":
-        """Return a planner that uses plans of paired devices if they are as good as can be known, otherwise `local`'s.
+        """Return a planner that uses plans of paired devices if they are as good as can be known, and `local`'s plans otherwise.
 
         Quick plans are made here.
         """

@@ -18,7 +18,7 @@ from port_planner.profiling.shared_costs import SharedCostsError, pack_shared, s
 
 
 class PlanPeers(PeerPlans):
-    """What paired devices do for one run of planning: plans, and costs if `shares`."""
+    """What paired devices contribute to one run of planning: plans, and costs if `shares`."""
 
     def __init__(self, line: PeerLine, *, shares: bool, solves: bool) -> None:
         super().__init__(line, shares=shares, solves=solves)
@@ -44,7 +44,7 @@ class PlanPeers(PeerPlans):
         return found.content
 
     def judge_costs(self, threads: int, measured: MeasuredCosts) -> None:
-        """Report what became of the costs from `costs`, and share what was measured here."""
+        """Report how the costs from `costs` were used, and share what was measured here."""
         given = self._costs_of
         if given is not None and measured.disputed:
             self._accuse(given, measured.disputed)

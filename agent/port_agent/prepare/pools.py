@@ -18,18 +18,18 @@ _HOST_NAME = "host memory"
 _SAMPLE_BYTES, _LATENCY_BYTES = 16 << 20, 4096
 _REPEATS = 3
 _MIN_SECONDS = 1e-6
-"""Least seconds of a sample, because clocks resolve no less."""
+"""Least seconds of a sample, because of the resolution of clocks."""
 
 
 class PoolError(PortError):
-    """Budgets that do not go with the memory that a job's device has."""
+    """The budgets do not match the memory of a job's device."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)
 class Pools:
-    """Budgets in bytes: of the host's memory, and of the device's own; None if operators compute in the host's.
+    """Budgets in bytes: of the host's memory, and of the device's own; None if operators compute in the host's memory.
 
     `recording_bytes`: limit of the device's own memory during plain steps, which are recorded and compared.
     """
@@ -40,12 +40,12 @@ class Pools:
 
     @property
     def computing_bytes(self) -> int:
-        """Budget of the memory that operators compute in, for which plans are made."""
+        """Budget of the memory in which operators compute, and for which plans are made."""
         return self.ram_bytes if self.device_bytes is None else self.device_bytes
 
 
 def pools_of(backend: Backend, ram_bytes: int, gpu_ram_bytes: int | None, recording_bytes: int | None = None) -> Pools:
-    """Return the budgets of a job on this device; raises PoolError if one is missing, or one too many was given."""
+    """Return the budgets of a job on this device; raises PoolError if one is missing, or one too many is given."""
     if not backend.unified and gpu_ram_bytes is None:
         raise PoolError(
             f"the model computes on {backend.kind}, which has memory of its own; give the job's budget of it with --gpu-ram"
@@ -78,21 +78,22 @@ def with_own_memory(device: DeviceCosts, backend: Backend, pools: Pools) -> Devi
 
 
 def with_transfer_ring(device: DeviceCosts, backend: Backend) -> DeviceCosts:
-    """Return the same where operators are divided between the host and a device with memory of its own: transfers have a ring there."""
+    """Return the same costs with a ring for transfers, if operators are divided between the host and a device with its own memory."""
     return device if backend.unified else replace(device, host_base_bytes=device.host_base_bytes + BUFFERS * BURST)
 
 
 def with_host_headroom(device: DeviceCosts, ram_bytes: int) -> DeviceCosts:
-    """Return the same, with pages limited to what the host's budget leaves them."""
+    """Return the same, with pages limited to what the host's budget leaves for them."""
     free_bytes = max(0, ram_bytes - device.host_base_bytes)
     targets = (t if t.capacity_bytes is None else replace(t, capacity_bytes=free_bytes) for t in device.scratch_targets)
     return replace(device, scratch_targets=tuple(targets))
 
 
 def measured_host(backend: Backend, free_bytes: int) -> Flash:
-    """Return the host's memory as a paging target of the device: the measured speed of copies, and no room yet.
+    """Return the host's memory as a paging target of the device, with the measured speed of copies and no space yet.
 
-    Its joules per byte are an estimate: those of the thriftiest medium, of which a copy is a part. `free_bytes`: bytes that tensors may take of the device's memory.
+    Its joules per byte are an estimate: those of the most economical medium, which include a copy. `free_bytes`: bytes that tensors may
+    take of the device's memory.
     """
     sample = min(_SAMPLE_BYTES, max(2 * _LATENCY_BYTES, (free_bytes - backend.allocated_bytes()) // 2))
     sizes = (sample, _LATENCY_BYTES)
@@ -123,8 +124,8 @@ def _seconds(backend: Backend, nbytes: int, *, out: bool) -> float:
 def copy_seconds(
     backend: Backend, target: torch.Tensor, source: torch.Tensor, ring: TransferRing | None = None
 ) -> float:
-    """Return the seconds of the fastest of a few copies of bytes, of which one or both are on the backend's device;
-    `ring`: through that.
+    """Return the seconds of the fastest of a few copies of bytes, one or both of which are on the backend's device. `ring`: copy through
+    this ring.
     """
     seconds = []
     for _ in range(_REPEATS):

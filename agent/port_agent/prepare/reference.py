@@ -1,6 +1,6 @@
 """Plain PyTorch's first steps of a job, with which its bundle is compared.
 
-The job's own steps run; afterwards job and generators are as before.
+The job's own steps run; then job and generators are restored.
 """
 
 import copy
@@ -33,7 +33,7 @@ from port_planner.plain_steps import Pass, dropped_optimizer_state, model_state,
 def compared_steps(job: TrainingJob) -> int:
     """Return how many batches show every kind of step.
 
-    Before an update and after it, each phase of accumulation, each bucket.
+    They cover the time before and after an update, each phase of accumulation, and each bucket.
     """
     return job.accumulate + 1 + len(job.buckets)
 
@@ -41,9 +41,9 @@ def compared_steps(job: TrainingJob) -> int:
 def with_expected_results(prepared: CapturedJob, steps: int) -> CapturedJob:
     """Return the prepared job with the losses and the state of plain PyTorch after `steps` batches.
 
-    The steps are recorded again, each phase of accumulation, if `prepare` left that to them. On a device they run
-    twice. Raises what the job raises, CaptureError if a step differs from the recorded one or training changes what
-    that does not, and UnrepeatableError if the second run gave different numbers.
+    The steps are recorded again for each phase of accumulation, if `prepare` left that to them. On a device they run twice. Raises what the
+    job raises. Raises CaptureError if a step differs from the recorded one or training changes something that the recorded step does not,
+    and UnrepeatableError if the second run gave different numbers.
     """
     if not steps or prepared.known is not None:  # this program has counted on: the script alone is compared
         return prepared
@@ -55,9 +55,7 @@ def with_expected_results(prepared: CapturedJob, steps: int) -> CapturedJob:
 
 
 class _Recording:
-    """Runs steps as the program does, and records them again if a recording of their bucket and rows was not compared
-    yet.
-    """
+    """Runs steps as the program does, and records those again for whose bucket and number of rows no recording was compared yet."""
 
     def __init__(self, prepared: CapturedJob) -> None:
         self._tapes = prepared.tapes
@@ -103,7 +101,7 @@ def _plain(prepared: CapturedJob, steps: int, run: Pass) -> ExpectedResults:
 
 @contextmanager
 def _put_back(prepared: CapturedJob) -> Iterator[None]:
-    """Put back what training changes: weights that are trained or that the step writes to, buffers, gradients, optimizer, scheduler, generators."""
+    """Restore what training changes: weights that are trained or written, buffers, gradients, optimizer, scheduler and generators."""
     job = prepared.job
     optimizer, scheduler = job.optimizer, job.scheduler
     buffers = dict(job.model.named_buffers(remove_duplicate=False))
@@ -146,5 +144,5 @@ def _put_back(prepared: CapturedJob) -> Iterator[None]:
 
 
 def _copied(values: dict[str, Any]) -> dict[str, Any]:
-    """Return a copy with tensors of its own; the parameters of a group stay themselves."""
+    """Return a copy with separate tensors; the parameters of a group stay the same objects."""
     return {k: v.detach().clone() if isinstance(v, torch.Tensor) else v for k, v in values.items()}

@@ -1,4 +1,4 @@
-"""Whether a device gives the same bits again: by what is known of its operators, and by running plain PyTorch twice."""
+"""Whether a device gives the same bits again, by what is known about its operators, and by running plain PyTorch twice."""
 
 from collections.abc import Iterable, Sequence
 from typing import Any
@@ -20,13 +20,13 @@ _UNNAMED = "operators that are in no table"
 
 
 class UnrepeatableError(PortError):
-    """A step whose numbers differ each time on its device, so that no plan can give plain PyTorch's."""
+    """A step's numbers differ each time on its device, so no plan can give plain PyTorch's."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 def reordered_in(graphs: Iterable[StepGraph], *, allowed: bool) -> tuple[str, ...]:
-    """Return the operators that add in another order each time; raises UnrepeatableError for them unless that is `allowed`."""
+    """Return the operators that add in a different order each time; raises UnrepeatableError for them unless that is `allowed`."""
     graphs = tuple(graphs)
     found: dict[str, str] = {}
     for graph in graphs:
@@ -41,7 +41,7 @@ def reordered_in(graphs: Iterable[StepGraph], *, allowed: bool) -> tuple[str, ..
 
 
 def not_repeated(job: TrainingJob, data: Sequence[Column]) -> UnrepeatableError:
-    """Return the error for plain PyTorch's own steps having differed, with the first operator that shows it."""
+    """Return the error for plain PyTorch's own steps that differ, with the first operator that shows it."""
     traces = [_traced(job, data) for _ in range(2)]
     first = next((name for (name, a), (_, b) in zip(*traces, strict=False) if a != b), None)
     where = "no operator of one step shows it" if first is None else f"first in {first}"

@@ -19,10 +19,10 @@ from port_planner.sparse.choose import Contributions, Layer, TrainableChoice, an
 from port_planner.sparse.probe import ProbeResult, TrainingProbe, job_probe
 
 Prepare = Callable[[], CapturedJob]
-"""Captures the job with its model in its current state, without frozen parameters."""
+"""Function that captures the job with its model in its current state, without frozen parameters."""
 
 _HEADROOM_SHARE = 0.02
-"""Share of the budget that is kept free for what a dry run finds unplanned."""
+"""Share of the budget that is kept free for the unplanned memory that a dry run finds."""
 _TRIES = 5
 
 
@@ -87,10 +87,9 @@ def train_less(
 ) -> SparseJob:
     """Freeze parameters that are not worth their memory and capture the job again.
 
-    The contribution of each layer is measured by training it for `steps` batches with plain PyTorch. The set is the
-    best whose step keeps everything resident, so that nothing has to be paged or recomputed; its size from the full
-    capture is checked against a capture of the set itself. No step takes more than `limits`. Raises InfeasibleError if
-    nothing fits.
+    The contribution of each layer is measured by training it for `steps` batches with plain PyTorch. The chosen set is the best one whose
+    step keeps everything resident, without paging or recomputation. Its size, estimated from the full capture, is verified by capturing the
+    set itself. No step takes more than `limits`. Raises InfeasibleError if nothing fits.
     """
     job, costs = full.job, _tables(full, measured, device)
     needed = TrainedBytes(full.graphs, costs)
@@ -154,7 +153,7 @@ def _chosen(
 
 
 def _counted(probe: TrainingProbe, layers: tuple[Layer, ...], progress: Progress) -> Callable[[frozenset[str]], float]:
-    """Return the probe, reporting how much of the analysis is done."""
+    """Return the probe, which then also reports the progress of the analysis."""
     total = 1 + sum(bool(layer.biases) + bool(layer.weights) for layer in layers)
 
     def measure(names: frozenset[str]) -> float:

@@ -1,4 +1,4 @@
-"""This machine as a board: arithmetic, memory and flash measured, watts calibrated if there is a meter."""
+"""This machine as a board: measured arithmetic, memory and flash, with watts calibrated if there is a meter."""
 
 import os
 import platform
@@ -23,7 +23,7 @@ from port_planner.profiling.sustained_writes import MAX_BYTES, SustainedWrite, m
 from port_planner.profiling.timing import shortest_run_s
 
 _REPEATS = 10
-"""Runs from which a processor's rate is determined."""
+"""Number of runs from which a processor's rate is determined."""
 _SMALL_BOARD_WATTS = {"static_watts": 2.0, "compute_watts": 4.0}
 """Watts of a small board, if none were measured."""
 
@@ -40,11 +40,10 @@ def measure_board(
 ) -> tuple[Board, tuple[str, ...]]:
     """Return this machine as a board, and what the meter could not measure.
 
-    Writes at most `max_written_bytes` to find the speed of sustained writing, which is the board's; the initial speed
-    is given next to it. Watts are those `given` (`static_watts`, `compute_watts`), otherwise what calibration with
-    `source` finds, otherwise assumed. If the meter covers only a part of the machine, its name in the file's sources
-    says which. A Jetson's figures are those of the current power mode, which title and sources name. The title also
-    names clusters of different cores.
+    Writes at most `max_written_bytes` to find the speed of sustained writing, which becomes the board's; the initial speed is listed beside
+    it. Watts are those `given` (`static_watts`, `compute_watts`), or else those that calibration with `source` finds, or else assumed. If
+    the meter covers only a part of the machine, its name in the file's sources shows which. A Jetson's figures are those of the current
+    power mode, which title and sources name. The title also names clusters of different cores.
     """
     torch.set_num_threads(threads)
     mode = power_mode(root)
@@ -91,7 +90,7 @@ def _sustained(page_dir: Path, max_written_bytes: int) -> SustainedWrite:
 
 
 def _ending(writes: SustainedWrite) -> str:
-    """Return after how many bytes the speed was measured, and whether it was still falling."""
+    """Return the number of written bytes at which the speed was measured, and whether it was still falling."""
     after = f"after {format_bytes(writes.written_bytes)} of writing"
     return after if writes.steady else f"{after}, where the speed was not steady yet"
 
@@ -124,7 +123,7 @@ def _calibrated(
     progress: Callable[[float], None],
     mode: str | None,
 ) -> tuple[dict[str, Number], tuple[str, ...]]:
-    """Return the board's numbers that a calibration finds; none without a power sensor."""
+    """Return the board's figures from a calibration; none without a power sensor."""
     if source is None or source.info.kind is not Kind.MEASURED or set(given) >= set(_SMALL_BOARD_WATTS):
         return {}, ()
     cores = os.cpu_count() or 1
@@ -136,7 +135,7 @@ def _calibrated(
 
 
 def board_numbers(found: Calibration, cores: int, meter: str) -> dict[str, Number]:
-    """Return a calibration as figures of a board file, each with its error; what was not measured is missing.
+    """Return a calibration as figures of a board file, each with its error; unmeasured figures are missing.
 
     `compute_watts` and `moving_watts` are of all cores, `one_core_watts` of one, all above rest.
     """

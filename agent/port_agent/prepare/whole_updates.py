@@ -1,4 +1,4 @@
-"""Jobs that sum gradients over micro-batches: one graph for a whole update, if that moves less than micro-batches do."""
+"""Jobs that sum gradients over micro-batches: one graph for a whole update, if that moves less data than micro-batches do."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,7 +20,7 @@ def with_whole_update(
 ) -> tuple[CapturedJob, MeasuredCosts]:
     """Return the same with the graph of a whole update and its costs, if `quick` plans of it cost less energy and wear.
 
-    The worker runs it wherever all micro-batches of an update are there; the others stay for the rest.
+    The worker runs it whenever all micro-batches of an update exist; the other graphs stay for the rest.
     """
     counts = full_batches(prepared.graphs, prepared.job.accumulate)
     if prepared.known is not None and prepared.known.numbers:  # each batch has its own
@@ -63,7 +63,7 @@ def with_whole_update(
 def merged_costs(update: WholeUpdate, ops: Sequence[Sequence[OpCost]]) -> tuple[OpCost, ...]:
     """Return the costs of an update's operators from those of its micro-batches.
 
-    The first random one has room for all of them to draw once before.
+    The first random operator includes memory for all of them to draw once before it.
     """
     graph = update.graph
     costs = [ops[m][i] for m, i in update.origin]
@@ -80,6 +80,6 @@ def _bytes_of(graph: StepGraph, i: int) -> int:
 
 
 def _total(programs: Sequence[Program | None]) -> float | None:
-    """Return joules, wear included; None if there is no program."""
+    """Return the joules, wear included; None if there is no program."""
     found = [program for program in programs if program is not None]
     return sum(p.joules + p.wear_joules for p in found) if len(found) == len(programs) else None

@@ -1,6 +1,6 @@
-"""Frozen weights that stay in the safetensors files that a job loaded them from: its bundle names file, place and checksum.
+"""Frozen weights that stay in the safetensors files from which a job loaded them; its bundle names file, place and checksum.
 
-safetensors maps its files, so where a weight's memory lies tells which bytes of which file it is.
+safetensors maps its files, so the address of a weight's memory shows which bytes of which file it is.
 """
 
 import sys
@@ -20,12 +20,12 @@ from port_planner.ir.device_kinds import CPU
 from port_planner.make_bundle import CapturedJob, TensorSlice
 
 MIN_BYTES = 64 << 10
-"""Smaller tensors go into the bundle: naming them saves nothing to speak of."""
+"""Bytes below which tensors go into the bundle, because naming them would save almost nothing."""
 _CHUNK_BYTES = 1 << 20
 
 
 def with_weight_files(prepared: CapturedJob) -> CapturedJob:
-    """Return the job with weights left in their files that no step writes and whose files hold the same bytes."""
+    """Return the job with those weights left in their files that no step writes and whose files contain the same bytes."""
     if sys.platform != "linux" or prepared.job.pruning is not None:
         return prepared
     written = {g.storages[s].key for g in prepared.graphs.values() for op in g.ops for s in op.writes}
@@ -44,7 +44,7 @@ def with_weight_files(prepared: CapturedJob) -> CapturedJob:
 
 @dataclass(frozen=True, slots=True)
 class _Contents:
-    """Bytes in memory that a storage starts from."""
+    """Bytes in memory with which a storage begins."""
 
     address: int
     nbytes: int
@@ -65,7 +65,7 @@ def _contents(tensor: torch.Tensor | TensorSlice) -> _Contents | None:
 
 
 def _part_of_file(key: str, contents: _Contents, mappings: Iterable[FileMapping]) -> FileRange | None:
-    """Return the part of a file that holds these contents; None if there is none, or its bytes differ."""
+    """Return the part of a file that contains these contents; None if there is none, or its bytes differ."""
     address, nbytes = contents.address, contents.nbytes
     around = next((m for m in mappings if m.start <= address and address + nbytes <= m.stop), None)
     if around is None or nbytes < MIN_BYTES:

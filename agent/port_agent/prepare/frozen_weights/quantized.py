@@ -1,7 +1,7 @@
-"""Frozen weights whose values need fewer bits: stored as codes and scales, or in 16 bits, and decoded by the step's own
-operators, if plans then cost less.
+"""Frozen weights whose values need fewer bits. They are stored as codes and scales or in 16 bits, and the step's own operators decode them,
+if plans then cost less.
 
-The job itself quantized them, or loaded them from 16 bits to compute in 32; this only detects it, and that decoding gives
+The job itself quantized them, or loaded them from 16 bits to compute in 32. This module only detects that, and verifies that decoding gives
 their bits.
 """
 
@@ -26,7 +26,7 @@ from port_planner.problem.decoded_weights import PAIRS, CodedWeight, ShortWeight
 from port_planner.profiling.operators import MeasuredCosts
 
 MIN_BYTES = 64 << 10
-"""Smaller weights stay as they are: one more operator takes longer than reading their bytes."""
+"""Bytes below which weights stay as they are, because one more operator takes longer than reading them."""
 _DTYPES = {torch.float32: "float32", torch.bfloat16: "bfloat16"}
 _SHORT = (torch.bfloat16, torch.float16)
 
@@ -39,8 +39,8 @@ def with_quantized_weights(
     planner: make_bundle.PlanFunction,
     measure: Callable[[CapturedJob], MeasuredCosts],
 ) -> tuple[CapturedJob, MeasuredCosts]:
-    """Return the job with frozen weights that need fewer bits decoded in the step, and its costs, if `planner`'s plans
-    then cost less, or only those fit.
+    """Return the job with frozen weights that need fewer bits decoded in the step, and its costs, if `planner`'s plans then cost less or
+    fit only then.
 
     `measure`: measures the rewritten graphs.
     """
@@ -81,7 +81,7 @@ def quantized(prepared: CapturedJob) -> CapturedJob:
 
 
 def _candidates(prepared: CapturedJob) -> dict[str, tuple[str, torch.Tensor]]:
-    """Return name and contents, by key, of the frozen weights that can be decoded in the step if they need fewer bits."""
+    """Return, by key, name and contents of the frozen weights that could be decoded in the step if they need fewer bits."""
     graphs = prepared.graphs.values()
     if any(graph.device != CPU for graph in graphs):
         return {}
@@ -101,7 +101,7 @@ def _may_be_coded(tensor: torch.Tensor) -> bool:
 
 
 def _coded(name: str, tensor: torch.Tensor) -> tuple[CodedWeight, dict[str, torch.Tensor]] | None:
-    """Return how a weight is coded and its parts by key; None if it is not quantized, or torch decodes different bits."""
+    """Return how a weight is coded, and its parts by key; None if it is not quantized, or if torch decodes it to different bits."""
     for quantization in Quantization if packing.available() else ():
         pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
         for piece in chunks_of_tensor(tensor):  # copies: the weight itself may be on flash, and stay there
@@ -122,7 +122,7 @@ def _coded(name: str, tensor: torch.Tensor) -> tuple[CodedWeight, dict[str, torc
 
 
 def _in_16_bits(name: str, tensor: torch.Tensor) -> tuple[ShortWeight, dict[str, torch.Tensor]] | None:
-    """Return a 32-bit weight whose numbers are all numbers of a type of 16 bits, and those by key; None for any other."""
+    """Return a 32-bit weight whose numbers all exist in a 16-bit type, and the 16-bit numbers by key; None for any other weight."""
     for dtype in _SHORT if tensor.dtype is torch.float32 else ():
         pieces: list[torch.Tensor] = []
         for piece in chunks_of_tensor(tensor):
@@ -139,7 +139,7 @@ def _in_16_bits(name: str, tensor: torch.Tensor) -> tuple[ShortWeight, dict[str,
 def _coded_piece(
     quantization: Quantization, dtype: torch.dtype, piece: memoryview
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return codes and scales of some of a weight's items, a row for each block, as `CodedWeight` has them."""
+    """Return codes and scales of some of a weight's items, a row for each block, in the form of `CodedWeight`."""
     items = np.frombuffer(piece, np.uint8)
     blocks, rest = divmod(items.size // dtype.itemsize, quantization.block)
     paired = quantization is Quantization.NF4

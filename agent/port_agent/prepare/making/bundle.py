@@ -1,4 +1,4 @@
-"""Make a bundle on this machine: plan, try it out, plan again with the measurements, write.
+"""Make a bundle on this machine: plan, try the plan, plan again with the measurements, and write the bundle.
 
 `port-agent plan` calls this.
 """
@@ -35,9 +35,9 @@ class BundleReport:
 
 @dataclass(frozen=True, slots=True)
 class MakeOptions:
-    """What the first plan is made for and how. `page_dirs`: directories on the device's media, in their order.
+    """The purpose of the first plan, and how it is made. `page_dirs`: directories on the device's media, in their order.
 
-    `wide`: more smaller plans, by the chosen planner instead of the quick one, none dominated by another.
+    `wide`: make more plans for smaller budgets, with the chosen planner instead of the quick one; none is dominated by another.
     """
 
     pools: Pools
@@ -46,10 +46,10 @@ class MakeOptions:
     wide: bool = False
     throttle: Throttle | None = None
     run_alone: Callable[[], PlainRun] = PlainRun
-    """Runs the script alone, after the plans are made."""
+    """Function that runs the script alone, after the plans are made."""
     is_last: bool = True
-    """Whether an error is final although the worker held more than was known when tilings were chosen; then a
-    sufficient budget is searched for.
+    """Whether an error is final even if the worker held more than was known when tilings were chosen. If so, a sufficient budget is
+    searched for.
     """
 
 
@@ -62,13 +62,12 @@ def make(
     progress: Progress,
     workers: DryRunWorkers | None = None,
 ) -> BundleReport:
-    """Plan, dry-run the plan for two steps, reserve what turned out unplanned, and write the bundle.
+    """Plan, run the plan for two steps, reserve the memory that proved unplanned, and write the bundle.
 
-    The bundle's first plan is for the host's memory, and for the device's if it has its own. Smaller plans follow, to
-    which the agent switches when memory gets short; they write no more than the draft's limits and keep to their
-    deadline if they can. `workers`: one of them may already be loading torch. Raises InfeasibleError if nothing fits;
-    then nothing is left behind, and an existing bundle stays. Weights and data are written once, into the `bundle_file`
-    next to `path`; each further try replaces only the plans after them.
+    The bundle's first plan is for the host's memory, and for the device's if it has its own. Smaller plans follow, to which the agent
+    switches when memory gets short. They respect the draft's limit of writes, and its deadline if they can. `workers`: one of them may
+    already be loading torch. Raises InfeasibleError if nothing fits; then nothing is left behind, and an existing bundle stays. Weights and
+    data are written once, into the `bundle_file` next to `path`; each further try replaces only the plans after them.
     """
     workers = workers or DryRunWorkers(bundle_file.threads)
     refinement = Refinement(bundle_file, measured, device, options.pools, options.page_dirs, options.throttle, workers)
@@ -88,7 +87,7 @@ def make(
 
 
 def _refined(refinement: Refinement, options: MakeOptions, progress: Progress) -> BundleReport:
-    """Try plans until one takes what it predicts, add smaller ones, and run the referee.
+    """Try plans until one takes the predicted memory, add smaller ones, and run the referee.
 
     Raises InfeasibleError, DryRunError.
     """
@@ -108,7 +107,7 @@ def _refined(refinement: Refinement, options: MakeOptions, progress: Progress) -
 
 
 def _refereed(refinement: Refinement, smaller: list[SmallerPlans], options: MakeOptions) -> Manifest:
-    """Run the script alone, add its results and all plans to the draft, and run that alongside it.
+    """Run the script alone, add its results and all plans to the draft, and run the bundle beside it.
 
     Raises DryRunError, CaptureError.
     """

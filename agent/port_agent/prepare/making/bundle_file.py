@@ -1,4 +1,4 @@
-"""The file that a bundle grows in: weights and data are written once, plans are written after them as often as they change."""
+"""The file in which a bundle grows: weights and data are written once, and plans are rewritten after them whenever they change."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a device's operators, watts and media cost: this machine's as measured, or those of another board."""
+"""The costs of a device's operators, watts and media: this machine's as measured, or those of another board."""
 
 import platform
 from collections.abc import Mapping, Sequence
@@ -18,7 +18,7 @@ _FLASH_STAGE = "flash"
 
 
 def by_class(graphs: Mapping[str, StepGraph], measured: MeasuredCosts, power: PowerModel) -> MeasuredCosts:
-    """Return the same with the joules of operators that memory holds up at their own watts, where those are known."""
+    """Return the same costs, with the joules of memory-bound operators at their own watts, where those are known."""
     tables = tuple(
         tuple(
             cost if op_work(graph, index).dense else replace(cost, joules=cost.joules * power.moving_share)
@@ -81,7 +81,7 @@ def on_medium(device: DeviceCosts, medium: Medium) -> DeviceCosts:
 
 
 def with_scratch(device: DeviceCosts, media: Sequence[tuple[Path, Medium]], progress: Progress) -> DeviceCosts:
-    """Return the device with further media for what lives within a step, each measured in its directory."""
+    """Return the device with further media for storages that live within a step, each measured in its directory."""
     further = []
     for done, (folder, medium) in enumerate(media):
         rounds = rounds_of(part_of(progress, done, len(media)), _FLASH_STAGE)

@@ -1,6 +1,4 @@
-"""What a dry run teaches about costs: what packing takes, and how much longer a whole step takes than its operators one
-at a time.
-"""
+"""What a dry run shows about costs: the cost of packing, and how much longer a whole step takes than its operators one at a time."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +12,7 @@ from port_planner.profiling import neighbours
 from port_planner.profiling.operators import MeasuredCosts
 
 _LIKELY_PACE = (0.5, 2.0)
-"""Outside this range the dry run's step shows what else the machine was doing."""
+"""Range of plausible paces; beyond it, the dry run's step shows the machine's other work."""
 
 
 def with_packings(

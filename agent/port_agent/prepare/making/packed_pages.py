@@ -1,4 +1,4 @@
-"""Which media take packed pages: those so slow that packing a page takes less time than it saves."""
+"""Which media use packed pages: those so slow that packing a page takes less time than it saves."""
 
 import time
 from collections.abc import Iterable
@@ -14,11 +14,9 @@ from port_planner.ir.costs import DeviceCosts, Flash
 _SAMPLED_WEIGHTS = 16
 """The number of largest weights sampled to see how small pages get."""
 _WORTH_PACKING_PAGES = 0.95
-"""Share of the seconds of a page's way out and back that packing must stay below, so that it saves more than
-measurement noise.
-"""
+"""Share of the seconds of writing and reading a page below which packing must stay, so that it saves more than measurement noise."""
 _PACKED = torch.float32
-"""Type by which pages are packed: that of weights, momenta and activations."""
+"""Type as which pages are packed: that of weights, momenta and activations."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +31,7 @@ class _PagePacking:
 def with_packed_pages(device: DeviceCosts, weights: Iterable[torch.Tensor]) -> DeviceCosts:
     """Return the device with packed pages on each medium that is slow enough for that to save time.
 
-    Packed size and packing time are measured on `weights`; momenta and activations are much alike.
+    Packed size and packing time are measured on `weights`; momenta and activations are similar.
     """
     found = _page_packing(weights)
     if found is None:
@@ -43,7 +41,7 @@ def with_packed_pages(device: DeviceCosts, weights: Iterable[torch.Tensor]) -> D
 
 
 def _page_packing(weights: Iterable[torch.Tensor]) -> _PagePacking | None:
-    """Pack the beginnings of the largest weights; None if there are none large enough or nothing can be packed here."""
+    """Pack the beginnings of the largest weights; None if none is large enough, or if nothing can be packed here."""
     width = _PACKED.itemsize
     large = sorted((w for w in weights if w.dtype is _PACKED and w.nbytes >= CHUNK), key=lambda w: -w.numel())
     if not large or not packing.available():

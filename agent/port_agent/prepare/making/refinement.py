@@ -27,25 +27,26 @@ from port_planner.make_bundle import InfeasibleError, PlanFunction
 from port_planner.profiling.operators import MeasuredCosts
 
 _TRIES = 4
-"""Largest number of tries of one planner: each corrects what the one before took besides its plan."""
+"""Largest number of tries with one planner; each corrects for what the previous one took besides its plan."""
 _QUICK_S = 1.0
-"""Seconds of a search for plans that are many, or that are only dry-run to see what a worker holds besides them."""
+"""Seconds for searching plans that are many, or that are only dry-run to see what a worker holds besides them."""
 _SLOW_STEP_S = 15.0
-"""Seconds of a step above which the first dry run has only one: on an SD card a step of GPT-2 moves 4 GB, and the last
-dry run shows the rest."""
+"""Seconds of a step above which the first dry run has only one step. On an SD card, a step of GPT-2 moves 4 GB; the last dry run shows
+the rest.
+"""
 
 _Runs = dict[str, tuple[tuple[int, ...], tuple[Decision, ...]]]
-"""Order of a plan's operators and its recomputations, for each graph."""
+"""Order of a plan's operators, and its recomputations, for each graph."""
 
 
 def quick_planner(limits: PlannedLimits) -> PlanFunction:
-    """Return the planner for plans on the way to the first one, and besides it."""
+    """Return the planner for intermediate plans, and for those besides the first one."""
     return make_bundle.default_planner(strategy="greedy", time_limit_s=_QUICK_S, limits=limits)
 
 
 @dataclass(frozen=True, slots=True)
 class _RefinedPlans:
-    """Plans that took in a dry run what was planned."""
+    """Plans that took the planned memory in a dry run."""
 
     plans: _Runs
     dry_run: DryRun
@@ -53,7 +54,7 @@ class _RefinedPlans:
 
 @dataclass(slots=True)
 class Refinement:
-    """Tries of plans for a bundle, with the knowledge of the `device` and of operators' costs that the last one left."""
+    """Tries of plans for a bundle, with the knowledge of the `device` and of operators' costs after the last one."""
 
     bundle_file: BundleFile
     measured: MeasuredCosts
@@ -65,12 +66,10 @@ class Refinement:
     start_bytes: int = 0
     """The peak before the first step; 0 until a dry run, or a budget that is too small for one, measures it."""
     refined: _RefinedPlans | None = None
-    """Plans that already ran as planned and need no further dry run."""
+    """Plans that already ran as planned, and need no further dry run."""
 
     def find_unplanned(self) -> DryRun:
-        """Dry-run a quick plan to see what a worker holds besides it, what packing takes, and the pace; the chosen
-        planner decides.
-        """
+        """Run a quick plan to see what a worker holds besides it, the cost of packing, and the pace. The chosen planner then decides."""
         quick = quick_planner(NO_LIMITS)
         try:
             found, _ = self.tried(quick, spared=UNKNOWN, probe_packing=True)
@@ -88,8 +87,8 @@ class Refinement:
         planning: Callable[[float], None] = lambda share: None,
         meanwhile: Callable[[], None] = nothing,
     ) -> DryRun:
-        """Try plans until one takes almost what it predicts, and return its dry run; `planning` is called with the
-        share of tries done.
+        """Try plans until one takes almost the predicted memory, and return its dry run; `planning` is called with the share of tries that
+        are done.
 
         Raises InfeasibleError if none does.
         """
@@ -109,7 +108,7 @@ class Refinement:
         probe_packing: bool = False,
         meanwhile: Callable[[], None] = nothing,
     ) -> tuple[DryRun, bool]:
-        """Plan, write and run; record what turned out unplanned. Return whether the gain was negligible.
+        """Plan, write and run; record the memory that proved unplanned. Return whether the gain was negligible.
 
         `meanwhile`: what this process does itself while the plans run in another, which loads torch during the search.
         """
@@ -119,14 +118,14 @@ class Refinement:
         return self.run(plans, costs, probe_packing=probe_packing, meanwhile=meanwhile)
 
     def planned(self, ram_bytes: int, planner: PlanFunction) -> tuple[dict[str, Plan], dict[str, CostTable]]:
-        """Return plans for a budget, and the costs that they were made with. Raises InfeasibleError."""
+        """Return plans for a budget, and the costs with which they were made. Raises InfeasibleError."""
         bundle_file = self.bundle_file
         return make_bundle.plan_all(
             bundle_file.prepared, self.measured, self.device, ram_bytes, planner, bundle_file.limits
         )
 
     def _planned(self, planner: PlanFunction, ram_bytes: int) -> tuple[dict[str, Plan], dict[str, CostTable]]:
-        """As `planned`, and within the host's memory if that is separate; the error says what a worker takes to start."""
+        """Return plans as `planned` does, within the host's memory if that is separate; the error says what a worker needs to start."""
         try:
             found = self.planned(ram_bytes, planner)
             self._check_host(*found)
@@ -162,7 +161,9 @@ class Refinement:
         probe_packing: bool = False,
         meanwhile: Callable[[], None] = nothing,
     ) -> tuple[DryRun, bool]:
-        """Put these plans first in the draft and run them; note what turned out unplanned. Return whether the gain was negligible."""
+        """Put these plans first in the draft and run them; record the memory that proved unplanned. Return whether the gain was
+        negligible.
+        """
         manifest = self.bundle_file.put([plans], costs, [self.pools.computing_bytes])
         runs = _what_runs(plans)
         if self.refined is not None and self.refined.plans == runs:
@@ -195,7 +196,7 @@ class Refinement:
     def _first_steps(self, manifest: Manifest, whole: int, *, moving: bool) -> int:
         """Return how many of the `whole` dry run's steps the first one runs.
 
-        `moving`: pages move, so that a later one runs in any case.
+        `moving`: whether pages move, in which case a later dry run follows anyway.
         """
         prepared = self.bundle_file.prepared
         if manifest.plans[0].seconds > _SLOW_STEP_S:
@@ -206,7 +207,7 @@ class Refinement:
 
 
 def _what_runs(plans: Mapping[str, Plan]) -> _Runs | None:
-    """Return what plans do, without their figures; None if costs also decide when transfers begin."""
+    """Return what plans do, without their figures; None if costs also determine when transfers begin."""
     moving = any(
         plan.sliced or any(d.action not in (Action.RECOMPUTE, Action.INTERMEDIATE) for d in plan.decisions)
         for plan in plans.values()

@@ -1,6 +1,4 @@
-"""A bundle's further plans: for smaller budgets, to which the agent switches when memory gets short, and one that
-reduces flash wear.
-"""
+"""A bundle's further plans: for smaller budgets, to which the agent switches when memory gets short, and one that reduces flash wear."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +26,7 @@ class SmallerPlans:
     plans: Mapping[str, Plan]
     ram_bytes: int
     keeps_limits: bool
-    """Whether the smaller plans keep to the deadline, if the bundle has one."""
+    """Whether the smaller plans meet the deadline, if the bundle has one."""
 
 
 def smaller_plans(refinement: Refinement, planner: PlanFunction | None) -> list[SmallerPlans]:
@@ -68,7 +66,7 @@ def _planned(refinement: Refinement, ram_bytes: int, planner: PlanFunction) -> d
 def with_cheapest_first(refinement: Refinement, smaller: Sequence[SmallerPlans], found: DryRun) -> DryRun:
     """Replace the first plan by plans for smaller budgets if they cost less, and return a dry run of the result.
 
-    If they take in that dry run what was not planned, the first plan stays, with what was `found`.
+    If they take unplanned memory in that dry run, the first plan stays, with what was `found`.
     """
     bundle, device = Bundle(refinement.bundle_file.path), refinement.device
     keeping = [one.plans for one in smaller if one.keeps_limits]
@@ -86,7 +84,7 @@ def with_cheapest_first(refinement: Refinement, smaller: Sequence[SmallerPlans],
 
 
 def with_smaller_plans(refinement: Refinement, smaller: Sequence[SmallerPlans]) -> Manifest:
-    """Add plans after the draft's own, except those that another one beats, and return its manifest."""
+    """Add plans after the draft's own, except those that another plan beats, and return its manifest."""
     bundle = Bundle(refinement.bundle_file.path)
     main = bundle.manifest.main_graph
     choices = [bundle.plans[0], *(one.plans for one in smaller)]

@@ -1,4 +1,4 @@
-"""The budget that an error suggests: one that a dry run kept, so that the next run with it succeeds."""
+"""The budget that an error suggests, which a dry run has kept, so that the next run with it succeeds."""
 
 from port_agent.prepare.making.refinement import Refinement, quick_planner
 from port_agent.prepare.making.unplanned import HEADROOM_SHARE
@@ -9,15 +9,13 @@ from port_planner.make_bundle import InfeasibleError
 _TRIES = 4
 """Largest number of tries of budgets: the first measures the worker's memory, which the next one includes."""
 _MORE = 1.02
-"""Least increase of a budget that was not enough."""
+"""Least increase, as a factor, of a budget that was not enough."""
 
 
 def try_floor(refinement: Refinement, refusal: InfeasibleError) -> None:
-    """Put into an error a budget that a dry run kept, plus what differs from run to run; otherwise one that seems
-    enough.
+    """Put into an error a budget that a dry run kept, with a margin for differences from run to run, or else one that seems enough.
 
-    If the device has its own memory nothing is tried. The refinement's plans are then no longer those of its own
-    budget.
+    If the device has its own memory, nothing is tried. Afterwards, the refinement's plans are no longer those of its own budget.
     """
     if refusal.needed_bytes is None or refinement.pools.device_bytes is not None:
         return

@@ -1,4 +1,4 @@
-"""Unplanned memory: what a dry run took besides its plan is reserved before the next."""
+"""Unplanned memory: what a dry run took besides its plan is reserved in the next plan."""
 
 from dataclasses import replace
 
@@ -12,24 +12,22 @@ from port_planner.make_bundle import InfeasibleError
 HEADROOM_SHARE = 0.01
 """Share of the budget that is left free for differences from run to run."""
 UNKNOWN = 1 / 12
-"""The same in the first dry run, which finds what a worker holds besides its plan: 30 MiB for a small transformer, say."""
+"""The same share in the first dry run, which finds what a worker holds besides its plan: 30 MiB for a small transformer."""
 _FRAGMENTS = 1 / 16
-"""Share of the device's budget that is additionally reserved each time a dry run finds no memory there that its plan
-counts on.
-"""
+"""Share of the device's budget that is additionally reserved each time a dry run finds that planned memory is not available there."""
 _TOLERANCE = 0.03
 """Accepted difference between the measured and the planned peak, as a share."""
 _MORE = 1.05
-"""Suggested budget as a multiple of a step's memory that no try kept within the budget."""
+"""Suggested budget as a multiple of a step's memory, if no try kept within the budget."""
 
 
 def target_bytes(pools: Pools, spared: float = HEADROOM_SHARE) -> int:
-    """Return the planning target: the budget of the memory that operators compute in, without the headroom."""
+    """Return the planning target: the budget of the memory in which operators compute, without the headroom."""
     return int(pools.computing_bytes * (1 - spared))
 
 
 def held_bytes(pools: Pools, found: DryRun) -> int:
-    """Return what a dry run took of the host's memory, including the device's if they are one."""
+    """Return what a dry run took of the host's memory, including the device's if both are one."""
     return found.peak_bytes + (found.device_peak_bytes if pools.device_bytes is None else 0)
 
 
@@ -58,7 +56,7 @@ def _near(taken: int, planned: int, budget: int) -> bool:
 
 
 def too_much(pools: Pools, found: DryRun) -> InfeasibleError:
-    """Return the error for a step that no try kept within its budgets."""
+    """Return the error for a step that stayed within its budgets in no try."""
     held, budget, option = held_bytes(pools, found), pools.ram_bytes, "--ram"
     if pools.device_bytes is not None and held <= pools.ram_bytes:
         held, budget, option = found.device_peak_bytes, pools.device_bytes, "--gpu-ram"
@@ -71,7 +69,7 @@ def too_much(pools: Pools, found: DryRun) -> InfeasibleError:
 
 
 def too_little_to_start(reason: str, start_bytes: int) -> InfeasibleError:
-    """Return the error of a budget below the peak before the first step."""
+    """Return the error for a budget below the peak before the first step."""
     return InfeasibleError(
         f"{reason}; before the first step, loading Python and torch takes {format_bytes(start_bytes)}",
         int(start_bytes * (1 + HEADROOM_SHARE)),

@@ -1,1 +1,1 @@
-"""The process that measures operators and compares tiles, alongside the one that plans."""
+"""The process that measures operators and compares tiles for the planning process."""

@@ -1,7 +1,7 @@
 """Compare tiled operators with whole ones, within the planned budget.
 
-Kernels must see the bundle's number of threads from the start. What chains make from random data may exceed the budget
-by far, so it is paged like the tensors of any program under a budget.
+Kernels must see the bundle's number of threads from the start. The results that chains compute from random data may exceed the budget by
+far, so they are paged like the tensors of any program under a budget.
 """
 
 from collections.abc import Iterator
@@ -16,8 +16,7 @@ from port_planner.exactness.request import ComparisonRequest, pack_differing
 def compare(source: Path, target: Path, ram_bytes: int, page_dir: Path) -> bool:
     """Make the comparisons in file `source`, write the differences to `target`, and return whether any was intercepted.
 
-    Interception is used for what does not fit otherwise: it takes several times as long, and must be this process's
-    last work.
+    Interception is used for comparisons that do not fit otherwise. It takes several times as long, and must be this process's last work.
     """
     request = ComparisonRequest(source.read_bytes())
     free_bytes = ram_bytes - resident_bytes()
@@ -36,7 +35,7 @@ def compare(source: Path, target: Path, ram_bytes: int, page_dir: Path) -> bool:
 
 @contextmanager
 def _cached_within(free_bytes: int) -> Iterator[None]:
-    """Let the allocator, if it is ours, keep no more freed memory than fits alongside what is held."""
+    """Let our allocator, if it is loaded, keep only as much freed memory as fits beside the memory in use."""
     allocator = active()
     if not isinstance(allocator, Allocator):
         yield

@@ -1,4 +1,4 @@
-"""A bundle's first steps in a worker of its own: their memory and time, and whether they give the right numbers."""
+"""A bundle's first steps in a separate worker: their memory and time, and whether their numbers are right."""
 
 import contextlib
 import tempfile
@@ -31,11 +31,9 @@ from port_planner.ir.costs import PackingCost
 from port_planner.ir.graph import Role, storage_key
 
 DRY_RUN_STEPS = 2
-"""The second step finds what the first left: optimizer state, pages, caches."""
+"""Number of steps. The second step meets what the first left: optimizer state, pages, caches."""
 _CACHE_LIMIT_BYTES = 1 << 30
-"""Limit of the worker's allocator, live and cached blocks together; not the plan's peak, which the dry run is to find
-out.
-"""
+"""Limit in bytes of the worker's allocator, live and cached blocks together; it is not the plan's peak, which the dry run must find."""
 
 
 class DryRunError(PortError):
@@ -59,9 +57,9 @@ class Throttle:
 class DryRun:
     """The figures of a dry run.
 
-    Peaks of resident memory, with what partly touched blocks may still add, and its last step's compute seconds divided
-    by those planned. `start_bytes`: the peak before the first step, while the worker loads Python, torch and the
-    bundle. `packings`: by graph, what packing takes if the run measured it; without joules.
+    Peaks of resident memory include what partly touched blocks may still add. The pace is the last step's compute seconds divided by the
+    planned ones. `start_bytes`: the peak before the first step, while the worker loads Python, torch and the bundle. `packings`: by graph,
+    what packing takes if the run measured it; without joules.
     """
 
     peak_bytes: int
@@ -85,7 +83,7 @@ def _page_folders(page_dirs: Sequence[Path]) -> Iterator[list[Path]]:
 
 
 def check_readable(result: Path, manifest: Manifest) -> None:
-    """Raise DryRunError if a result cannot be read as a user would, or a tensor differs from the script alone."""
+    """Raise DryRunError if a user could not read a result, or if a tensor differs from the script alone."""
     checksums = manifest.plain.results.checksums
     try:
         with safe_open(result, framework="pt") as stream:
@@ -101,11 +99,11 @@ def check_readable(result: Path, manifest: Manifest) -> None:
 
 
 def nothing() -> None:
-    """Do nothing meanwhile."""
+    """Do nothing."""
 
 
 class DryRunWorkers:
-    """Workers with a number of threads, of which the next may load torch before its task is known."""
+    """Workers with a number of threads; the next one may load torch before its task is known."""
 
     def __init__(self, threads: int) -> None:
         self.threads = threads
@@ -131,9 +129,8 @@ class DryRunWorkers:
     ) -> DryRun:  # fmt: skip
         """Run a few steps of a bundle, paging to a directory on each of its media, and return the figures.
 
-        At least `compared` steps are compared with plain PyTorch's. `probe_packing`: also measure what packing tensors
-        would take. `meanwhile`: what this process does itself until it listens. Raises DryRunError if the worker fails,
-        or gives different numbers.
+        At least `compared` steps are compared with plain PyTorch's. `probe_packing`: also measure what packing tensors would take.
+        `meanwhile`: work of this process before it listens. Raises DryRunError if the worker fails, or gives different numbers.
         """
         with _page_folders(page_dirs) as (folder, *further):
             options = TorchOptions(
@@ -175,7 +172,7 @@ class DryRunWorkers:
 
 @dataclass(slots=True)
 class _DryRunReport:
-    """What a dry run's worker reported so far."""
+    """What a dry run's worker has reported so far."""
 
     threads: int
     start_bytes: int = 0
@@ -203,7 +200,7 @@ class _DryRunReport:
     def dry_run(self, ended: int) -> DryRun:
         """Return the figures of the run that `ended` with this exit code.
 
-        Raises DryRunError if it failed for any reason but a full device.
+        Raises DryRunError if it failed for any reason except a full device.
         """
         if self.failed is not None and self.failed.code == torch.OutOfMemoryError.__name__:
             return DryRun(self.peak_bytes, self.start_bytes, device_full=True)

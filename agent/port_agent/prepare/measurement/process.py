@@ -1,7 +1,7 @@
 """The process that measures and compares operators: `python -m port_agent.prepare.measurement.process THREADS`.
 
-It answers each request with `Answered`, `Progressed` before it. Its first request finds it as bare as a
-worker, so that the memory which it reports is a worker's.
+It answers each request with `Progressed` and finally `Answered`. At its first request it has loaded no more than a worker, so that the
+memory that it reports is a worker's.
 """
 
 import math
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 class Measure(msgspec.Struct, frozen=True, tag="measure"):
-    """Profile the graphs in a file and write their costs to another. `resident`: also what they leave resident.
+    """Profile the graphs in a file and write their costs to another. `resident`: also write what they leave resident.
 
     `shared`: a file with costs of another machine, or nothing. `elsewhere`: the graphs were recorded on another device.
     `ram_bytes`: limit of the measuring process; 0: no limit.
@@ -38,9 +38,7 @@ class Measure(msgspec.Struct, frozen=True, tag="measure"):
 
 
 class Compare(msgspec.Struct, frozen=True, tag="compare"):
-    """Make the comparisons in a file within bytes of RAM, with a page directory, and write the differences to another
-    file.
-    """
+    """Make the comparisons in a file within a number of bytes of RAM, with a page directory, and write the differences to another file."""
 
     source: str
     target: str
@@ -84,7 +82,7 @@ def main(arguments: list[str]) -> int:
 
 
 def _answer(request: Request) -> bool:
-    """Execute a request; return whether it must be the last of this process."""
+    """Execute a request; return whether it must be this process's last."""
     if isinstance(request, Measure):
         _measure(request)
         return False

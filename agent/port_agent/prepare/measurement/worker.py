@@ -1,6 +1,6 @@
 """The measurement worker: a process with torch loaded that measures operators and compares tiles.
 
-Loading torch takes two seconds of a processor, so the process is kept for the next request with as many threads.
+Loading torch takes two CPU seconds, so the process is kept for the next request with the same number of threads.
 """
 
 import tempfile
@@ -30,7 +30,7 @@ _EVENTS: "msgspec.json.Decoder[Event]" = msgspec.json.Decoder(Event)
 
 
 class MeasurementWorker:
-    """Answers requests in another process: in one process while entered, otherwise in a new one for each.
+    """Answers requests in another process: while entered, in one process; otherwise in a new one for each.
 
     `limit_bytes`: memory limit of that process, including blocks kept for reuse; None: it keeps all freed blocks.
     """
@@ -39,7 +39,7 @@ class MeasurementWorker:
         self._limit_bytes = limit_bytes
         self._kept = False
         self._helper: Helper[Event] | None = None
-        """The process, with `_threads` threads; `_was_asked`: it may have left memory resident."""
+        """The process, which has `_threads` threads; `_was_asked`: whether it may have left memory resident."""
         self._threads, self._was_asked = 0, False
 
     def __enter__(self) -> Self:
@@ -107,7 +107,7 @@ class MeasurementWorker:
     def compare(
         self, pairs: Sequence[tuple[StepGraph, RewrittenGraph]], threads: int, ram_bytes: int, page_dir: Path
     ) -> tuple[tuple[Difference, ...], ...]:
-        """Run replacements alongside the originals, and return the differences of each pair.
+        """Run replacements and their originals, and return the differences of each pair.
 
         Raises DryRunError if the process fails.
         """

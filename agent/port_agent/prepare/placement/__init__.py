@@ -1,1 +1,1 @@
-"""Dividing a step's operators among devices: their costs on each, their places, and the numbers that this must give."""
+"""Dividing a step's operators among devices: their costs on each, their places, and the expected results."""

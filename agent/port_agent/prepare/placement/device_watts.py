@@ -1,7 +1,7 @@
-"""What the machine draws more while a device computes: the energy of operators there, by the meter that this machine has.
+"""The additional power of the machine while a device computes: the energy of operators there, by this machine's meter.
 
-A matrix product and a sum of large tensors run in turn while the meter is read, for operators that compute and those that memory holds up.
-The host waits meanwhile, as it does in a step, so what it draws for that is counted, too.
+A matrix product and a sum of large tensors run in turn while the meter is read; they stand for compute-bound and memory-bound operators.
+The host waits meanwhile, as in a step, so its power for that is also counted.
 """
 
 import contextlib
@@ -25,25 +25,25 @@ from port_planner.ir.graph import StepGraph
 from port_planner.profiling.operators import MeasuredCosts
 
 _WHOLE = (Coverage.WALL, Coverage.BOARD, Coverage.RAIL_SUM, Coverage.BATTERY)
-"""Coverages that include the whole machine, whichever part of it computes."""
+"""Coverages that include the whole machine, whichever part computes."""
 _MIN_S, _MIN_READINGS = 2.0, 4
 """Least duration of a mean, and least readings of the slowest meter."""
 _SENSOR_S = 1.0
-"""Averaging time of a card's own sensor."""
+"""Averaging time in seconds of a card's own sensor."""
 _PRODUCT, _SUM_ITEMS = 1024, 8 << 20
-"""Rows of the matrices, and numbers of the tensors: 12 and 64 MiB."""
+"""Rows of the matrices and numbers of the tensors: 12 and 64 MiB."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceWatts:
-    """Watts above the machine at rest while a device computes, and while it waits for memory; `source`: the meter."""
+    """Watts above the machine at rest while a device computes, and while it waits for memory. `source`: the meter."""
 
     dense: float
     moving: float
     source: str
 
     def applied(self, graphs: Mapping[str, StepGraph], measured: MeasuredCosts) -> MeasuredCosts:
-        """Return the costs of operators with the joules of these watts."""
+        """Return the costs of operators with joules computed from these watts."""
         tables = tuple(
             tuple(
                 replace(cost, joules=cost.seconds * (self.dense if op_work(graph, i).dense else self.moving))
@@ -97,7 +97,7 @@ def _tells_of_gpu(source: PowerSource) -> bool:
 
 
 def watts_of(backend: Backend, meters: Sequence[PowerSource]) -> DeviceWatts | None:
-    """Return the watts of the device by these meters together; None if one has no figure."""
+    """Return the watts of the device by these meters together; None if one of them has no figure."""
     if not meters:
         return None
     kind = backend.kind

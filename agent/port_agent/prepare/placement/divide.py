@@ -1,7 +1,7 @@
-"""Operators of a job's graphs divided between the CPU and a device: measured on both, chosen by time, transfers included.
+"""Operators of a job's graphs divided between the CPU and a device: measured on both, and chosen by time, including transfers.
 
-Both memories bound the choice. Where one of them is short, each division is planned within the budgets, and so is the
-whole step on one device. The fastest of these plans is used.
+Both memories limit the choice. If one of them is short, each division is planned within the budgets, as is the whole step on one device.
+The fastest of these plans is used.
 """
 
 import contextlib
@@ -40,11 +40,11 @@ from port_planner.search.placement.operator_devices import (
 
 _SAMPLE_BYTES, _LATENCY_BYTES = 4 << 20, 4096
 _MIN_SECONDS = 1e-9
-"""Least seconds of a transfer's sample: a link never takes zero or less."""
+"""Least seconds of a transfer's sample, because no link takes zero seconds or less."""
 
 
 class PlacementError(PortError):
-    """Operators that cannot be divided, or need not be."""
+    """The operators cannot be divided, or need not be."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -109,12 +109,11 @@ def placed_job(
     prepared: CapturedJob, on_cpu: MeasuredCosts, on_device: MeasuredCosts, kind: str, links: Links, watts: float, memory: PlacementMemory, *,
     time_limit_s: float,
 ) -> PlacedJob:  # fmt: skip
-    """Return the job with its operators where they take the least time within `memory`, by measurements of each graph
-    on both devices.
+    """Return the job with its operators where they take the least time within `memory`, by measurements of each graph on both devices.
 
-    Graphs that update come first: weights, sums of gradients and optimizer state stay where those put them. `watts`: power of the machine during transfers. Raises PlacementError if no division was found that is faster within the budgets than
-    one device alone. Raises DeviceChoiceError if an operator of a further graph cannot run where the first graph's
-    weights are, or no choice fits the memories.
+    Graphs with an update come first: weights, sums of gradients and optimizer state stay where these graphs put them. `watts`: power of the
+    machine during transfers. Raises PlacementError if no division was found that is faster within the budgets than one device alone. Raises
+    DeviceChoiceError if an operator of a further graph cannot run where the first graph's weights are, or no choice fits the memories.
     """
     kinds, known = dict[str, tuple[str, ...]](), dict[str, str]()
     made, ops, elsewhere = dict[str, StepGraph](), dict[str, tuple[OpCost, ...]](), dict[str, _Costs]()
@@ -163,7 +162,7 @@ def _judged(
     memory: PlacementMemory,
     time_limit_s: float,
 ) -> tuple[DeviceChoice, Mapping[str, float]]:
-    """Return the choice that takes least within the budgets, and the times of single kinds of devices.
+    """Return the choice that takes the least time within the budgets, and the times of single kinds of devices.
 
     If nothing is paged, that is the first choice. Otherwise plans decide, because they page or recompute during
     computation: plans of that choice, of the choices with unlimited memory and without paging, and of all on one
@@ -210,7 +209,7 @@ def _one_is_best(kind: str, alone: Mapping[str, float], time_limit_s: float) -> 
 
 
 def _table(measured: MeasuredCosts, prepared: CapturedJob) -> list[_Costs]:
-    """Return what operators cost, graph by graph; None for those that a device lacks."""
+    """Return the costs of operators, graph by graph; None for those that a device lacks."""
     absent = measured.absent or ((),) * len(prepared.graphs)
     return [
         tuple(None if i in lacking else cost for i, cost in enumerate(table))
@@ -226,7 +225,7 @@ def _problem(
     links: Links,
     memory: PlacementMemory,
 ) -> DeviceProblem:
-    """Return the choice to be made for a graph whose lasting storages are where other graphs put them."""
+    """Return the placement problem of a graph whose lasting storages are where other graphs put them."""
     rows: list[_Costs] = list(zip(*costs, strict=True))
     for s, storage in enumerate(graph.storages):
         home = known.get(storage.key) if storage.persistent else None
@@ -244,7 +243,7 @@ def _problem(
 
 
 def _with_the_device(devices: Sequence[int], problem: DeviceProblem) -> tuple[int, ...]:
-    """Return a choice in which the device has a part: bundles are of one kind of device, and further graphs may have little to do there."""
+    """Return a choice that includes the device: bundles are of one kind of device, and further graphs may hardly use it."""
     if DEVICE in devices:
         return tuple(devices)
     grouped = {i for group in problem.together for i in group}
@@ -263,7 +262,7 @@ def _elsewhere(placed: PlacedStep, kinds: Sequence[str], costs: tuple[_Costs, _C
 def _costs(
     placed: PlacedStep, kinds: Sequence[str], costs: tuple[_Costs, _Costs], links: Links, watts: float
 ) -> tuple[OpCost, ...]:
-    """Return the costs of a placed graph's operators; workspace on the CPU is the host's, not of the planned memory."""
+    """Return the costs of a placed graph's operators; workspace on the CPU is taken from the host's memory, not from the planned one."""
     graph, found = placed.graph, []
     for op, origin in zip(graph.ops, placed.origin, strict=True):
         moved = transfer_of(graph, op)

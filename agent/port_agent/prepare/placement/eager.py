@@ -1,4 +1,4 @@
-"""Run a recorded step operator by operator, each on its device: the numbers that a placed program must give.
+"""Run a recorded step operator by operator, each on its device: the expected results of a placed program.
 
 There is no plan here, no rewritten graph and no concurrent transfer: each operator's operands are moved to its device,
 it runs, and its results stay there until the next one needs them.
@@ -21,8 +21,8 @@ from port_planner.ir.torch_operators import function_of, literal
 class EagerStep:
     """Steps of one graph over one set of contents.
 
-    `kinds`: of the device that each operator runs on; `teams`: those of the CPU's threads, where operators are divided among such. `contents`:
-    what storages that outlive a step hold, and constants, by key; a step puts what it changes there.
+    `kinds`: kind of the device on which each operator runs. `teams`: teams of the CPU's threads, if operators are divided among them.
+    `contents`: contents by key of constants and of storages that outlive a step; a step stores its changes there.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class EagerStep:
         self._last_use = [uses[-1] if uses else -1 for uses in graph.uses]
 
     def run(self, batch: Sequence[torch.Tensor], scalars: Sequence[float | int] = ()) -> torch.Tensor:
-        """Run the step on a batch and return its loss, on the host."""
+        """Run the step on a batch and return its loss on the host."""
         graph = self.graph
         bases: dict[int, torch.Tensor] = {
             s: self.contents[storage.key]

@@ -34,7 +34,7 @@ class PlacementMemory:
         return self.pools.device_bytes is None
 
     def memory(self, graph: StepGraph, homes: Mapping[str, int]) -> DeviceMemory:
-        """Return what bounds the choice for a graph; `homes`: memories, by key, where other graphs have put what lasts."""
+        """Return what limits the choice for a graph. `homes`: by key, the memories in which other graphs have put lasting storages."""
         device, pools = self.device, self.pools
         targets = [PageTarget(DEVICE, device.flash)]
         if self.unified:
@@ -49,7 +49,7 @@ class PlacementMemory:
         return DeviceMemory((HOST, DEVICE), held_of(graph, homes, host=HOST), tuple(bounds), tuple(targets))
 
     def costs(self, graph: StepGraph, ops: tuple[OpCost, ...]) -> CostTable:
-        """Return the costs of a graph on both; in one memory, what the CPU holds of it is missing for the device."""
+        """Return the costs of a graph on both; if both use one memory, the CPU's part of it is missing for the device."""
         table = CostTable(self.device, ops)
         if not self.unified:
             return table
@@ -75,7 +75,7 @@ class PlacementMemory:
 
 
 def of_the_cpu(device: DeviceCosts) -> DeviceCosts:
-    """Return the costs of a step that the device has no part in: all is in the host's memory."""
+    """Return the costs of a step in which the device takes no part, so that all is in the host's memory."""
     if device.host is None:
         return device
     media = tuple(target for target in device.scratch_targets if target.capacity_bytes is None)

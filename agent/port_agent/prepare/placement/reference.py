@@ -1,4 +1,4 @@
-"""Expected results of a placed job: its operators run one at a time on their devices, alongside plain PyTorch's on one."""
+"""Expected results of a placed job: its operators run one at a time on their devices, beside plain PyTorch's on one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -57,7 +57,7 @@ def with_placed_reference(
 def _reference(
     prepared: CapturedJob, graphs: Mapping[str, StepGraph], kinds: Mapping[str, Sequence[str]], kind: str
 ) -> ExpectedResults:
-    """Return losses and state after as many steps as were compared with plain PyTorch; generators are then as before."""
+    """Return losses and state after as many steps as were compared with plain PyTorch; generators are restored."""
     job, count = prepared.job, len(prepared.reference.losses)
     before = generator_states((kind,))
     contents = eager_contents({key: _initial(tensor) for key, tensor in prepared.tensors.items()})

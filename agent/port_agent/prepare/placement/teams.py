@@ -1,7 +1,7 @@
-"""Operators of a job's graphs divided among teams of the CPU's threads: other numbers of them, or the cores of one cluster.
+"""Operators of a job's graphs divided among teams of the CPU's threads: different numbers of threads, or the cores of one cluster.
 
-Some operators gain nothing of a second thread, and one draws less. All teams compute in the same memory, so nothing is transferred; what it
-takes to pass an operator to a team, and to switch from one team's operator to another's, is measured and counted.
+Some operators gain nothing from a second thread, and one thread draws less. All teams compute in the same memory, so nothing is
+transferred. The costs of passing an operator to a team, and of switching between teams, are measured and counted.
 """
 
 import os
@@ -29,7 +29,7 @@ from port_planner.search.placement.operator_devices import (
 
 _REPEATS = 200
 _SPREAD_ITEMS = 1 << 17
-"""Elements from which torch divides an elementwise operator among threads: it takes 32,768 for each."""
+"""Elements from which torch divides an elementwise operator among threads; it needs 32,768 for each."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +54,7 @@ class TeamPlacement:
 
 
 def measured_times(threads: int, teams: Sequence[CpuTeam]) -> TeamTimes:
-    """Return the overhead of teams besides their operators; number 0 is all `threads`."""
+    """Return the overhead of teams besides their operators; number 0 is the team of all `threads`."""
     count = 1 + len(teams)
     with CpuTeams(threads, teams) as made, torch.no_grad():
         numbers, out = torch.ones(_SPREAD_ITEMS), torch.empty(_SPREAD_ITEMS)
@@ -74,7 +74,7 @@ def measured_times(threads: int, teams: Sequence[CpuTeam]) -> TeamTimes:
 
 @contextmanager
 def on_cores_of(team: CpuTeam) -> Iterator[None]:
-    """Run processes that are started in the block on a team's cores alone."""
+    """Run processes that are started in the block only on a team's cores."""
     if not team.cores:
         yield
         return
@@ -90,11 +90,10 @@ def team_placement(
     prepared: CapturedJob, measured: Sequence[MeasuredCosts], threads: int, teams: Sequence[CpuTeam], times: TeamTimes,
     watts: Sequence[float], static_watts: float, *, time_limit_s: float,
 ) -> TeamPlacement:  # fmt: skip
-    """Return the job with each operator on the team that takes the fewest joules, in no more seconds than the fastest
-    team for all.
+    """Return the job with each operator on the team that takes the fewest joules, without taking longer than the fastest team for all.
 
-    `measured`, `watts`: of each team, number 0 first: all `threads`. Raises PlacementError if one team alone takes as
-    little.
+    `measured`, `watts`: costs and power of each team, beginning with number 0, all `threads`. Raises PlacementError if one team alone takes
+    as little.
     """
     graphs, ops = dict(prepared.graphs), list[tuple[OpCost, ...]]()
     names = [CpuTeam(threads).text, *(team.text for team in teams)]
@@ -128,7 +127,7 @@ def _with_entry(cost: OpCost, entry_s: float, watts: float) -> OpCost:
 
 
 def _costs(problem: DeviceProblem, choice: DeviceChoice, watts: Sequence[float]) -> tuple[OpCost, ...]:
-    """Return what operators cost on their teams, the switch from the one before included."""
+    """Return the costs of operators on their teams, including the switch from the previous one."""
     found, before = [], choice.devices[-1]
     for costs, team in zip(problem.costs, choice.devices, strict=True):
         cost = costs[team]

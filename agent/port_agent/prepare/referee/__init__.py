@@ -1,1 +1,1 @@
-"""The referee of a bundle: the script that it was made from, run alone, and the bundle alongside it."""
+"""The referee of a bundle: the script from which it was made, run alone, and the bundle beside it."""

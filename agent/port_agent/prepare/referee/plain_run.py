@@ -28,14 +28,14 @@ from port_planner.schedules import spelled
 _MIN_UPDATES, _MAX_UPDATES = 4, 24
 """Fewest and most updates.
 
-The fewest end an epoch of their samples; the most are made if they take no time, or until the schedule changes.
+The fewest include the end of an epoch of their samples. The most are made if they are quick, or until the schedule changes.
 """
 _WITHIN_S = 2.0
 """Seconds for updates beyond the fewest."""
 _UNCHANGED_WITHIN_S = 5.0
 """CPU seconds for further updates on tensors without contents, up to the number that will be trained."""
 _AHEAD_WITHIN_S = 60.0
-"""CPU seconds for all updates of a program that counts, on tensors without contents."""
+"""CPU seconds for all updates of a program that counts its steps, on tensors without contents."""
 _PATIENCE_S = 600.0
 """Seconds of the whole run, including the script's own start."""
 _MAX_NAMED = 3
@@ -43,7 +43,7 @@ _MAX_NAMED = 3
 
 @dataclass(frozen=True, slots=True)
 class Script:
-    """A script, and what its bundle is planned for.
+    """A script, and the purpose of its bundle.
 
     `peak_bytes`: peak of its step without planning; `updates`: number to be trained.
     """
@@ -59,8 +59,7 @@ class Script:
 def run_alone(prepared: CapturedJob, script: Script) -> PlainRun:
     """Run the script in a separate process and return its results, or why it could not run.
 
-    Raises CaptureError if it changes a tensor of the model that the recorded step does not change, or a later step runs
-    other operators.
+    Raises CaptureError if it changes a tensor of the model that the recorded step does not change, or if a later step runs other operators.
     """
     own = _other_by_design(prepared)
     if own:
@@ -83,7 +82,7 @@ def run_ahead(
 ) -> KnownSteps:
     """Return the steps of that many updates of a script, run in a separate process on tensors without contents.
 
-    `schedule`: expected values of its scheduler. Raises CaptureError, with the reason, if they are not known.
+    `schedule`: expected values of its scheduler. Raises CaptureError, with the reason, if the steps are not known.
     """
     with tempfile.TemporaryDirectory(dir=page_dir, prefix=".port-ahead-") as folder:
         target = Path(folder).absolute() / "ahead"
@@ -115,7 +114,7 @@ def _run(request: bytes, threads: int, guarded: Mapping[str, str]) -> None:
 
 
 def _other_by_design(prepared: CapturedJob) -> str:
-    """Return why a bundle's numbers are meant to differ from its script's, or ""."""
+    """Return why a bundle's numbers are expected to differ from its script's, or ""."""
     if prepared.reordered:
         return "sums may be made in a different order"
     if prepared.placed or prepared.teams:
@@ -132,23 +131,21 @@ def _sizes(prepared: CapturedJob) -> list[BucketSize]:
 
 
 def _rows(job: TrainingJob, size: BucketSize, buckets: int) -> int:
-    """Return how many samples of a bucket make a short epoch: full batches for two updates of all buckets together, and
-    the short one.
-    """
+    """Return how many samples of a bucket make a short epoch: full batches for two updates of all buckets together, and the short batch."""
     full, rest = divmod(size.samples, size.batch_size)
     kept = min(full, max(1, 2 * job.accumulate // buckets))
     return kept * size.batch_size + (0 if job.drop_last and kept else rest)
 
 
 def _least_updates(prepared: CapturedJob) -> int:
-    """Return how many updates show the end of an epoch, and the schedule's first change if that is near."""
+    """Return how many updates include the end of an epoch, and the schedule's first change if that is near."""
     rows = prepared.schedule
     changed = next((update for update, row in enumerate(rows) if row != rows[0]), 0)
     return min(max(_MIN_UPDATES, min(changed + 1, _MAX_UPDATES)), _known_updates(prepared))
 
 
 def _known_updates(prepared: CapturedJob) -> int:
-    """Return the largest number of updates for which the bundle has numbers."""
+    """Return the largest number of updates for which the bundle has the optimizer's numbers."""
     recorded = prepared.optimizer.recorded
     known = [
         _MAX_UPDATES,

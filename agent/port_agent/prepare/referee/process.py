@@ -1,8 +1,8 @@
 """The script run alone: `python -m port_agent.prepare.referee.process`, with one request on standard input.
 
-No recorder, no mode and no patched function is in this process. The job's own code runs, in the loop that anyone would
-write (`port_planner.plain_steps`), until its numbers are recorded; then further updates run without contents
-(`unchanged_steps`). Or all of them do, to know the steps of a program that counts. Under a budget its memory is guarded, which no operator notices.
+This process has no recorder, no mode and no patched function. The job's own code runs, in an ordinary loop (`port_planner.plain_steps`),
+until its numbers are recorded. Further updates then run without contents (`unchanged_steps`). For a program that counts its steps, all
+updates run without contents. Under a budget its memory is guarded, which no operator notices.
 """
 
 import itertools
@@ -26,11 +26,10 @@ if TYPE_CHECKING:
 class Follow(msgspec.Struct, frozen=True, tag=True):
     """Train what a script describes, and write the results to `target`.
 
-    `folder`: for columns of data meanwhile. `finds_beside`: whether modules next to the script are found, as in plain
-    Python. `rows`: first samples of each bucket to use. `least_updates`: at least this many, then until `within_s`
-    seconds are over, and at most `most_updates`. `ram_bytes`: limit of resident memory, if it is guarded. Up to
-    `trained_updates`, the operators of further updates are examined, for at most `unchanged_within_s` seconds of CPU
-    time. `schedule`: expected values of its scheduler.
+    `folder`: directory for temporary columns of data. `finds_beside`: whether modules next to the script are found, as in plain Python.
+    `rows`: first samples of each bucket to use. `least_updates`: at least this many, then until `within_s` seconds are over, and at most
+    `most_updates`. `ram_bytes`: limit of resident memory, if it is guarded. Up to `trained_updates`, the operators of further updates are
+    examined, for at most `unchanged_within_s` seconds of CPU time. `schedule`: expected values of its scheduler.
     """
 
     script: str
@@ -53,7 +52,7 @@ class RunAhead(msgspec.Struct, frozen=True, tag=True):
     """Run what a script describes for `updates` on tensors without contents, within `within_s` seconds of CPU time, and
     write its steps, as `KnownSteps`, to `target`; or why they are not known, as text.
 
-    The rest as in `Follow`.
+    The other fields are those of `Follow`.
     """
 
     script: str
@@ -71,8 +70,8 @@ class Followed(msgspec.Struct, frozen=True):
     """Results of a script's first updates, run alone: losses of its batches as hexadecimal floats, and XXH3-64 of the
     bytes of each tensor.
 
-    `began`: of parameters and buffers before them; `ended`: of these and the optimizer's state after them, by storage
-    key. `generators`: digests of the states of torch's default generators after them, by kind of device. `unchanged_updates`:
+    `began`: hashes of parameters and buffers before the updates. `ended`: hashes of these and of the optimizer's state after them, by
+    storage key. `generators`: digests of the states of torch's default generators after them, by kind of device. `unchanged_updates`:
     number of further updates that run the same operators; `changed`: difference of the next one, if there is one.
     """
 
@@ -125,7 +124,7 @@ def _ahead(job: "TrainingJob", request: RunAhead) -> "KnownSteps | str":
 
 
 def followed(job: "TrainingJob", request: Follow) -> Followed:
-    """Train a job as requested and return the results; the job has advanced afterwards."""
+    """Train a job as requested and return the results; the job has then advanced."""
     from port_agent.prepare.referee.unchanged_steps import ChangedStepError, unchanged_updates
     from port_agent.training.comparison import generator_checksums, tensor_checksum
     from port_planner.job_checks import checked_samples

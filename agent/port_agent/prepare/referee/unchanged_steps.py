@@ -1,9 +1,8 @@
 """Check that later steps, which no comparison reaches, run the same operators.
 
-A script may decide by Python values in a place that the recorder does not search. So its loss is run for further updates
-on tensors without contents: forward, backward and the hooks after the optimizer's step. The arguments of each operator
-are compared with those of the first such step on a batch with the same number of rows.
-Neither weights nor optimizer state change.
+A script may branch on Python values in a place that the recorder does not search. So further updates of its loss run on tensors without
+contents: forward, backward and the hooks after the optimizer's step. The arguments of each operator are compared with those of the first
+such step on a batch with the same number of rows. Neither weights nor optimizer state change.
 """
 
 import itertools
@@ -30,14 +29,14 @@ from port_planner.torch_compat.modes import OperatorMode, pytree, without_modes
 from port_planner.torch_compat.optimizers import hooks_after_steps, note_step
 
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Exceptions that code may raise if it asks a tensor for contents."""
+"""Exceptions that code may raise if it asks a tensor without contents for them."""
 
 Call = tuple[Any, ...]
-"""An operator and its arguments, tensors by shape, layout and place."""
+"""An operator and its arguments, with tensors by shape, layout and place."""
 
 
 class ChangedStepError(PortError):
-    """A later step runs other operators, or with other arguments."""
+    """A later step runs different operators, or with different arguments."""
 
 
 def unchanged_updates(
@@ -48,10 +47,10 @@ def unchanged_updates(
     within_s: float,
     schedule: SpelledSchedule = NO_SCHEDULE,
 ) -> int:
-    """Return how many updates, from the one after `first` on and to `last` at most, run the operators of the first of them.
+    """Return how many updates, from the one after `first` to at most `last`, run the operators of the first of them.
 
-    `columns`: of each bucket; `schedule`: expected values of its scheduler. As many are run as `within_s` seconds of the processor allow, none where the script looks at contents. Raises ChangedStepError
-    for the first that differs. The job is not to be used afterwards.
+    `columns`: columns of each bucket. `schedule`: expected values of its scheduler. As many updates run as `within_s` CPU seconds allow,
+    and none if the script looks at contents. Raises ChangedStepError for the first that differs. Afterwards the job must not be used.
     """
     sizes = [
         BucketSize(c[0].shape[0], size)
@@ -123,7 +122,7 @@ class _Calls(OperatorMode):
         return made
 
     def leave_buffers(self) -> None:
-        """Note which results take the places of buffers. Raises ChangedStepError where others are expected."""
+        """Record which results replace buffers. Raises ChangedStepError if others are expected."""
         made = (item for item in self._model.named_buffers() if not has_contents(item[1]))
         self._note(("the model's buffers", "", *((name, *self._described(buffer)) for name, buffer in made)))
 
@@ -134,7 +133,7 @@ class _Calls(OperatorMode):
             raise ChangedStepError(_difference(self._expected[number : number + 1], call))
 
     def finished(self) -> list[Call]:
-        """Return what ran. Raises ChangedStepError where it is less than was expected."""
+        """Return the recorded calls. Raises ChangedStepError if there are fewer than expected."""
         if self._expected is not None and len(self.calls) < len(self._expected):
             raise ChangedStepError(f"{self._expected[len(self.calls)][0]} no longer runs")
         return self.calls
@@ -154,7 +153,7 @@ class _Calls(OperatorMode):
 
 
 def _difference(expected: Sequence[Call], call: Call) -> str:
-    """Describe where the program makes a call that it did not make in earlier steps."""
+    """Describe where the program makes a call that earlier steps did not make."""
     place, name = program_line(), call[0]
     line = f"{place}{': ' if place else ''}"
     if not expected or expected[0][0] != name:

@@ -1,1 +1,1 @@
-"""Steps with tiled operators, where this machine's kernels give the bits of the whole."""
+"""Steps with tiled operators, for those where this machine's kernels give the bits of the whole."""

@@ -1,4 +1,4 @@
-"""Read weights that take much of the budget in blocks."""
+"""Read in blocks the weights that take much of the budget."""
 
 from dataclasses import replace
 
@@ -19,10 +19,10 @@ LARGE = 1 / 2
 """Share of the step's own memory above which weights are read in blocks."""
 
 BLOCK = 1 / 8
-"""Share of the step's own memory that a block takes, with the optimizer's state of the same rows."""
+"""Share of the step's own memory for a block, with the optimizer's state of the same rows."""
 
 COLUMNS_BLOCK = 1 / 4
-"""The same for a block of columns that is gathered from rows: for each, all rows are read."""
+"""The same share for a block of columns, which is gathered from rows: for each block, all rows are read."""
 
 MAX_BLOCKS = 16
 """Largest number of blocks; with more, transfers would be too small."""
@@ -31,11 +31,10 @@ MAX_BLOCKS = 16
 def in_blocks(
     presplit: TiledJob, device: DeviceCosts, ram_bytes: int, allowed: ComparisonLimits, progress: Progress
 ) -> TiledJob:
-    """Return the job with weights in blocks that take much of `ram_bytes`, measured again, except those with different
-    bits.
+    """Return the job with weights that take much of `ram_bytes` in blocks, measured again, except those whose bits differ.
 
-    If no weight is in blocks, `prepared` has none, and nothing is measured. Raises DryRunError if a process that
-    compares or measures fails.
+    If no weight needs blocks, `prepared` stays unchanged, and nothing is measured. Raises DryRunError if a process that compares or
+    measures fails.
     """
     prepared, own_bytes = presplit.prepared, ram_bytes - device.base_bytes
     graphs = prepared.graphs
@@ -70,7 +69,7 @@ def block_counts(weight: LargeWeight, own_bytes: int) -> tuple[int, int]:
 
 
 def _can_be_blocks(prepared: CapturedJob, weight: LargeWeight) -> bool:
-    """Return whether weight and state are stored row by row, and the weight has contents of its own."""
+    """Return whether weight and state are stored row by row, and the weight has its own contents."""
     layouts = [prepared.layouts[key] for key in weight.keys]
     rows = weight.shape, (weight.shape[1], 1), 0
     alike = all((layout.shape, layout.stride, layout.offset) == rows for layout in layouts)

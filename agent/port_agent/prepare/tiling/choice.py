@@ -1,4 +1,4 @@
-"""Whole, in halves or tiled: the cheapest within the budget, chosen before any dry run, and again with a dry run's
+"""The choice between whole, halves and tiles: the cheapest within the budget, made before any dry run, and again with a dry run's
 findings.
 """
 
@@ -19,15 +19,14 @@ _Result = TypeVar("_Result")
 
 
 CLOSE, APART = 0.01, 0.05
-"""Shares of the joules: candidates whose quick plans differ by less than the second may be planned properly before one
-is chosen; by at least the first, once the savings are known to be small.
+"""Shares of the joules: if quick plans of candidates differ by less than the second, the candidates may be planned properly before the
+choice; if by at least the first, only once the savings are known to be small.
 """
 
 SEARCH_S, MIN_SEARCH_S = 60.0, 6.0
-"""CPU seconds for comparing, measuring and planning what is tried for one budget, after which nothing further is
-changed.
+"""CPU seconds for comparing, measuring and planning the candidates of one budget, after which nothing more is changed.
 
-The shorter applies if the whole has a plan, which tiling can only make cheaper.
+The shorter limit applies if the whole has a plan, because tiling can then only reduce the cost.
 """
 
 QUICK_S = 5.0
@@ -45,10 +44,9 @@ def choose_tiling(
 ) -> TiledJob:
     """Return the job whole, in halves or with tiled chains of operators, whichever costs least for `target`.
 
-    Graphs of further shapes stay as they are in `presplit` (`further_shapes`). `reordered`: whether chains may sum over
-    their tiles in a different order than the whole. All candidates are compared and measured; quick plans decide, and
-    if these are close, plans of `planner` for their choice, the halves and the whole. If nothing fits, the candidate
-    that needs least is returned. Raises DryRunError if a process fails.
+    Graphs of further shapes stay as they are in `presplit` (`further_shapes`). `reordered`: whether chains may sum over their tiles in a
+    different order than the whole. All candidates are compared and measured. Quick plans decide; if these are close, `planner` plans their
+    choice, the halves and the whole. If nothing fits, the candidate that needs least is returned. Raises DryRunError if a process fails.
     """
     device, ram_bytes, allowed, progress = target.device, target.ram_bytes, target.allowed, target.progress
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits)
@@ -84,11 +82,11 @@ def choose_tiling(
 def best_candidate(
     quick: Sequence["PlanCost"], plan: Callable[[TiledJob], "PlanCost | None"], end_s: float = math.inf
 ) -> "PlanCost":
-    """Return the candidate that costs least by `plan`, of those with `quick` plans; the cheapest of these if none has
-    another.
+    """Return the candidate whose `plan` costs least, among those with `quick` plans; if none has another plan, the cheapest of the quick
+    ones.
 
-    If the costs are close, the candidates are planned one after another, the cheapest first, as long as the next one
-    may win: if planning saved twice the largest share that it saved so far, and until `end_s` of CPU time.
+    If the costs are close, the candidates are planned one after another, the cheapest first, until `end_s` of CPU time. This continues
+    while the next one could win if planning saved twice the largest share that it has saved so far.
     """
     found: PlanCost | None = None
     saved = 0.0
@@ -108,11 +106,11 @@ def best_candidate(
 
 
 def again_with_base(make: Callable[[DeviceCosts, bool], _Result], device: DeviceCosts) -> _Result:
-    """Return what is made for `device`; if nothing fits, once more with what a dry run found besides the step.
+    """Return the result of `make` for `device`; if nothing fits, once more with the memory that a dry run found besides the step.
 
-    `make` is called with a device and whether this is its last call. Tilings are chosen before any dry run, and near
-    the floor of the step others are needed if the worker holds more than was measured operator by operator. Raises
-    InfeasibleError if nothing fits then either, or no dry run found more.
+    `make` is called with a device and whether this is its last call. Tilings are chosen before any dry run. Near the least memory of the
+    step, others are needed if the worker holds more than the measurements of single operators show. Raises InfeasibleError if nothing fits
+    then either, or if no dry run found more.
     """
     try:
         return make(device, False)

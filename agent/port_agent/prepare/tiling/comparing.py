@@ -1,6 +1,6 @@
-"""Compare what is rewritten with the original first, in a separate process with the bundle's number of threads.
+"""Compare rewritten operators with the originals first, in a separate process with the bundle's number of threads.
 
-What differs stays whole and is named; the costs of the result are then measured.
+Operators that differ stay whole and are named; then the costs of the result are measured.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -21,20 +21,19 @@ from port_planner.tiling.rewriting import Replacement, RewrittenGraph, form_of
 from port_planner.tiling.tilings import Tiling
 
 _COMPARED = 0.5
-"""Progress of the stage once the tiles' costs are known: the rest is quick plans with them."""
+"""Progress of the stage once the tiles' costs are known; quick plans with them take the rest."""
 
 _SPLITS = 3
-"""Number of times that chains are split at operators whose tiles give different bits; what differs after that is left
-whole."""
+"""Number of times that chains are split at operators whose tiles give different bits; what still differs stays whole."""
 
 _Found: TypeAlias = tuple[str, int | None] | None
-"""The stored result of a comparison: where the results differ, and which operator's; None if they do not."""
+"""The stored result of a comparison: where the results differ, and which operator's differ; None if they are equal."""
 
 
 def rewritten_alike(
     prepared: CapturedJob, rewrite: Callable[[StepGraph, frozenset[int]], RewrittenGraph], allowed: ComparisonLimits
 ) -> tuple[dict[str, StepGraph], list[str]]:
-    """Return a job's graphs rewritten except for what gives different bits here, and what that is."""
+    """Return a job's graphs, rewritten except where that gives different bits here, and these exceptions."""
     graphs, left = dict(prepared.graphs), list[str]()
     job = {
         name: rewrite(graph, frozenset()) for name, graph in graphs.items() if graph.device == CPU
@@ -53,7 +52,8 @@ def tiled_with(
     compute_watts: float,
     progress: Progress,
 ) -> list[TiledJob]:
-    """Return a job with these graphs, whole in `base`, cut in each of these ways, without what differs here, all compared and measured at once.
+    """Return a job with these graphs, whole in `base`, cut in each of these ways without what differs here. All are compared and measured
+    at once.
 
     Raises DryRunError where a process that compares or measures fails.
     """
@@ -138,9 +138,7 @@ def costs_of_rewritten(
     compute_watts: float,
     progress: Progress,
 ) -> MeasuredCosts:
-    """Return the costs of rewritten graphs; the process itself was measured `before`, and the dry run shows what they
-    add.
-    """
+    """Return the costs of rewritten graphs. The process itself was measured `before`, and the dry run shows what they add."""
     fresh = allowed.measurer.measure(graphs.values(), allowed.threads, compute_watts, progress, resident=False)
     progress("compare", _COMPARED)
     return replace(before, ops=fresh.ops)
@@ -149,11 +147,10 @@ def costs_of_rewritten(
 def compared(
     pairs: Sequence[tuple[StepGraph, RewrittenGraph]], allowed: ComparisonLimits
 ) -> tuple[tuple[Difference, ...], ...]:
-    """Return for each graph the replacements that do not give the original's bits with this number of threads on this
-    machine.
+    """Return for each graph the replacements that do not give the original's bits with this number of threads on this machine.
 
-    One of each kind is run, in whatever graph. Results are kept in the user's cache for the next plan, by operators,
-    shapes and layouts. Raises DryRunError if the process fails.
+    One of each kind is run, in any graph. Results are kept in the user's cache for the next plan, by operators, shapes and layouts. Raises
+    DryRunError if the process fails.
     """
     kept: AnswerFile[_Found] = AnswerFile("pieces", _Found, allowed.threads)  # type: ignore[arg-type]
     known = kept.read()

@@ -17,22 +17,22 @@ from port_planner.tiling.tilings import Tiling
 
 @dataclass(frozen=True, slots=True)
 class TiledJob:
-    """A job whose graphs have tiled operators, their costs, and what was left whole and why."""
+    """A job whose graphs have tiled operators, their costs, and what stayed whole and why."""
 
     prepared: CapturedJob
     measured: MeasuredCosts
     left_whole: tuple[str, ...]
     tiled_chains: tuple[str, ...] = ()
-    """The chains that run in pieces."""
+    """The chains that run in tiles."""
     tilings: Mapping[str, Tiling] = field(default_factory=dict)
-    """Tilings from which `tiled_chains` was made, for each graph."""
+    """The tilings from which `tiled_chains` was made, for each graph."""
     untiled: Mapping[str, StepGraph] = field(default_factory=dict)
     """The same graphs before tiling."""
 
 
 @dataclass(frozen=True, slots=True)
 class ComparisonLimits:
-    """Resources of the comparing process: bytes of RAM, a page directory and threads; and that process."""
+    """Resources for comparing: bytes of RAM, a page directory and threads, and the process that compares."""
 
     ram_bytes: int
     page_dir: Path
@@ -42,7 +42,7 @@ class ComparisonLimits:
 
 @dataclass(frozen=True, slots=True)
 class CutTarget:
-    """The target of tiling a job: a device, bytes of RAM there, and where tiles are compared; `progress` follows that."""
+    """The target of tiling a job: a device, bytes of RAM there, and where tiles are compared; `progress` reports that."""
 
     device: DeviceCosts
     ram_bytes: int
@@ -52,7 +52,7 @@ class CutTarget:
 
 @dataclass(frozen=True, slots=True)
 class PlanCost:
-    """What a plan costs in all, wear included, and whether it moves nothing."""
+    """The total cost of a plan, wear included, and whether it moves nothing."""
 
     sliced: TiledJob
     joules: float
@@ -76,5 +76,5 @@ def main_step(tiled: TiledJob, device: DeviceCosts) -> tuple[StepGraph, CostTabl
 
 
 def blocked_keys(tiled: TiledJob) -> frozenset[str]:
-    """Return the keys of blocks of weights, whose readers stay out of chains."""
+    """Return the keys of blocks of weights, whose readers do not join chains."""
     return frozenset(key for one in tiled.prepared.blocks.values() for key in (*one.rows, *one.columns))

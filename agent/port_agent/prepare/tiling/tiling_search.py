@@ -24,39 +24,35 @@ from port_planner.tiling.tile_costs import tile_costs
 from port_planner.tiling.tilings import Tiling, first_tilings, kinds, other_counts, tile_fat
 
 MAX_ESTIMATED_RATIO = 1.05
-"""Multiple of the whole's joules: tilings with a higher estimate are not measured, and those with a higher cost are not
-refined.
-"""
+"""Multiple of the whole's joules: tilings with a higher estimate are not measured, and those with a higher cost are not refined."""
 
 ESTIMATED_HIGH = 1.1
 """Ratio by which estimates of tilings may exceed measurements: 8 to 11 % for the transformer of `examples/shakespeare`."""
 
 MIN_GAIN = 0.01
-"""Share of the joules: if changes gain less, no more are tried."""
+"""Share of the joules that changes must gain; if they gain less, no more are tried."""
 
 MAX_STARTS = 2
-"""Cuts that are worked on."""
+"""Largest number of tilings that are refined."""
 
 JOINT_S = 5.0
 """Seconds for each solve of the joint model; one takes 1 to 3 seconds."""
 
 MAX_KINDS = 6
-"""Kinds of chains for which changes are tried, those that touch most bytes."""
+"""Largest number of kinds of chains for which changes are tried: those that touch most bytes."""
 
 TOGETHER = 4
-"""Graphs that are compared and measured at once: one of 5,000 operators takes tens of megabytes of planning's own
-budget.
-"""
+"""Number of graphs that are compared and measured at once; one of 5,000 operators takes tens of megabytes of planning's own budget."""
 
 MANY_OPS, MANY_TIMES = 5000, 3
-"""A graph with more operators, or this many times those of the halves, is planned only if no other has a plan: its plan
-takes long, and more copies seldom pay.
+"""Number of operators, and multiple of those of the halves. A larger graph is planned only if no other has a plan, because planning it
+takes long and more copies seldom pay.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class _Needs:
-    """What a tiling needs before anything is planned; with less of any, a plan may cost less."""
+    """What a tiling needs, known before planning; with less of any of these, a plan may cost less."""
 
     joules: float
     floor_bytes: int
@@ -66,7 +62,7 @@ class _Needs:
     """Bytes that each operator touches, times the seconds that it runs."""
 
     def dominates(self, other: "_Needs") -> bool:
-        """Return whether this needs no more of anything."""
+        """Return whether this needs no more of anything than another one does."""
         pairs = zip(astuple(self), astuple(other), strict=True)
         return all(mine <= theirs for mine, theirs in pairs)
 
@@ -85,12 +81,12 @@ def cpu_s() -> float:
 
 @dataclass(slots=True)
 class _Estimate:
-    """The estimated needs of a tiled graph, if a byte in tiles costs what it does in the whole."""
+    """The estimated needs of a tiled graph, assuming that a byte costs the same in tiles as in the whole."""
 
     tiling: Tiling
     needs: _Needs
     joules: float | None = None
-    """Cost of a quick plan, infinite if none fits; None: not planned yet."""
+    """Cost of a quick plan in joules, infinite if none fits; None: not planned yet."""
 
 
 class TilingSearch:
@@ -106,31 +102,31 @@ class TilingSearch:
         self.graphs = {name: graphs[name] for name in first_shapes(graphs) if graphs[name].device == CPU}
         self.best: PlanCost | None = None
         self.untiled: PlanCost | None = None
-        """The halves with nothing else tiled."""
+        """The halves without any other tiling."""
         self.starts: list[PlanCost] = []
-        """Tilings to start from."""
+        """Tilings with which the search begins."""
         self.finest = presplit
-        """The graph with the most operators among the tilings to start from."""
+        """The graph with the most operators among the initial tilings."""
         self.too_large: dict[str, Tiling] | None = None
-        """The tiling that needs least, among tilings that may all lack a plan."""
+        """The tiling that needs least among those that may all lack a plan."""
         self.search_s, self.end_s = search_s, cpu_s() + search_s
         self.known_joules = known_joules
         """Joules of the cheapest plan known from other searches."""
         self.orders = (False, True) if reordered else (False,)
-        """Whether chains sum over their tiles, for the tilings to try."""
+        """Whether chains sum over their tiles, for each way that is tried."""
         self.seen = [_needs(*main_step(whole, target.device))]
-        """Needs of what was planned."""
+        """Needs of the tilings that were planned."""
         self.estimates: list[_Estimate] = []
         """Needs of the tilings that were estimated."""
 
     @property
     def many_ops(self) -> int:
-        """The number of operators above which a graph is too large to be planned alongside others."""
+        """Number of operators above which a graph is too large to be planned beside others."""
         return min(MANY_OPS, MANY_TIMES * len(main_step(self.presplit, self.device)[0].ops))
 
     @property
     def late(self) -> bool:
-        """Whether the time for trying is up."""
+        """Whether the time for trying is over."""
         return cpu_s() > self.end_s
 
     def plan(self, job: TiledJob) -> PlanCost | None:
@@ -145,7 +141,7 @@ class TilingSearch:
         return found
 
     def plan_starts(self) -> None:
-        """Plan the tilings that the joint model chooses, and if nothing has a plan, all chains in one number of tiles."""
+        """Plan the tilings that the joint model chooses; if none has a plan, plan all chains with one number of tiles."""
         self.untiled = self.plan(self.presplit)
         if not self.graphs:
             return
@@ -166,15 +162,13 @@ class TilingSearch:
             self._plan_uniform([candidate for candidate in uniform if self._first_tiled(candidate).replacements])
 
     def nearest(self) -> TiledJob:
-        """Return the tried tiling that needs least, compared and measured, to report what is missing if nothing has a
-        plan.
-        """
+        """Return the tried tiling that needs least, compared and measured, which shows what is missing if nothing has a plan."""
         if self.too_large is not None and self.ram_bytes > self.device.base_bytes:
             (self.finest,) = self._made([self.too_large])
         return min(self.presplit, self.finest, key=lambda job: floor_of(*main_step(job, self.device)).nbytes)
 
     def _plan_likely(self, candidates: list[dict[str, Tiling]], least: float) -> None:
-        """Plan those that may cost less than `least` by estimates, and do not have too many operators."""
+        """Plan the tilings that may cost less than `least` by estimates, and do not have too many operators."""
         few = [
             candidate
             for candidate in candidates
@@ -183,7 +177,7 @@ class TilingSearch:
         self._plan_each(self._promising(few, MAX_ESTIMATED_RATIO * ESTIMATED_HIGH * least, MAX_STARTS))
 
     def _plan_uniform(self, candidates: list[dict[str, Tiling]]) -> None:
-        """Plan these until one has a plan, the shortest graphs first."""
+        """Plan these one after another until one has a plan, the shortest graphs first."""
         fitting = self._fitting(candidates)
         if candidates and not fitting:
             self.too_large = min(candidates, key=self._bare_floor)
@@ -195,7 +189,7 @@ class TilingSearch:
                 self._plan_each(some)
 
     def _uniform(self, candidates: Sequence[tuple[int, int]]) -> list[dict[str, Tiling]]:
-        """Return all chains of large operators in one number of tiles, for each definition of large."""
+        """Return all chains of large operators with one number of tiles, for each definition of large."""
         apart = blocked_keys(self.presplit)
         return [
             {name: tile_fat(graph, *candidate, apart, sums=sums) for name, graph in self.graphs.items()}
@@ -203,7 +197,7 @@ class TilingSearch:
         ]
 
     def _joint(self, uniform: list[dict[str, Tiling]]) -> list[dict[str, Tiling]]:
-        """Return the joint model's tilings of these chains that may have a plan, except for what it leaves whole."""
+        """Return the joint model's tilings of these chains that may have a plan, without what it leaves whole."""
         found, seen = list[dict[str, Tiling]](), list[list[Chain]]()
         graph, costs = main_step(self.presplit, self.device)
         for candidate in uniform:
@@ -219,18 +213,16 @@ class TilingSearch:
         return self._fitting(found)
 
     def _first_tiled(self, candidate: Mapping[str, Tiling]) -> RewrittenGraph:
-        """Return the first graph cut in a way."""
+        """Return the first graph with a tiling."""
         name, tiling = next(iter(candidate.items()))
         return tiling.applied(self.graphs[name])
 
     def _fitting(self, candidates: list[dict[str, Tiling]]) -> list[dict[str, Tiling]]:
-        """Return the tilings that may have a plan: comparing others, of a large head for example, takes minutes and
-        shows nothing.
-        """
+        """Return the tilings that may have a plan; comparing others, such as those of a large head, takes minutes and shows nothing."""
         return [candidate for candidate in candidates if self._bare_floor(candidate) <= self.ram_bytes]
 
     def _bare_floor(self, candidate: Mapping[str, Tiling]) -> int:
-        """Return the least bytes of the first graph with a tiling, whatever workspace its operators' kernels take."""
+        """Return the least bytes of the first graph with a tiling, without the workspace of its operators' kernels."""
         graph, costs = self._tiled(candidate[next(iter(candidate))])
         bare = tuple(replace(cost, workspace_bytes=0) for cost in costs.ops)
         return floor_of(graph, replace(costs, ops=bare)).nbytes
@@ -246,9 +238,9 @@ class TilingSearch:
     def _promising(
         self, candidates: list[dict[str, Tiling]], below_joules: float, most: int
     ) -> list[dict[str, Tiling]]:
-        """Return those, at `most`, that cost least by estimates, and less than `below_joules`.
+        """Return those of lowest estimated cost, at most `most`, and below `below_joules`.
 
-        Comparing and measuring a way takes many times as long as planning it.
+        Comparing and measuring a tiling takes many times as long as planning it.
         """
         estimated = ((self._estimated_joules(candidate), n) for n, candidate in enumerate(candidates))
         return [candidates[n] for joules, n in sorted(estimated)[:most] if joules < below_joules]
@@ -256,9 +248,7 @@ class TilingSearch:
     def _better(
         self, candidates: list[dict[str, Tiling]], start: Mapping[str, Tiling], most: int
     ) -> list[dict[str, Tiling]]:
-        """Return at most `most` tilings that are estimated to cost least, and less than `start`; those that need no
-        less are skipped.
-        """
+        """Return at most `most` tilings that are estimated to cost least, and less than `start`, skipping those that need no less."""
         begin = self._estimate(start).needs
         open_candidates = [
             candidate for candidate in candidates if not begin.dominates(self._estimate(candidate).needs)
@@ -266,7 +256,7 @@ class TilingSearch:
         return self._promising(open_candidates, self._estimated_joules(start), most) if open_candidates else []
 
     def _estimate(self, candidate: Mapping[str, Tiling]) -> _Estimate:
-        """Return the estimated needs of the first graph with a tiling; computed once."""
+        """Return the estimated needs of the first graph with a tiling, computed once."""
         tiling = candidate[next(iter(candidate))]
         known = next((one for one in self.estimates if one.tiling == tiling), None)
         if known is None:
@@ -292,7 +282,7 @@ class TilingSearch:
     def plan_changes(self, max_joules: float) -> None:
         """Change the best tilings as long as that pays, except those that cost more than `max_joules`.
 
-        Half of the time is reserved for it, whatever comparing and measuring those tilings took.
+        Half of the time is reserved for this, however long comparing and measuring those tilings took.
         """
         name = next(iter(self.graphs), "")
         near = [found for found in self.starts if found.joules <= max_joules and name in found.sliced.tilings]
@@ -309,8 +299,7 @@ class TilingSearch:
                     break
 
     def _changed(self, name: str, alike: Sequence[frozenset[int]], start: PlanCost) -> PlanCost | None:
-        """Plan a tiling with one kind of chain in another number of tiles, including 1, and with all such changes that
-        paid.
+        """Plan a tiling with one kind of chain in another number of tiles, including 1, and then with all such changes that paid.
 
         Return the cheapest; None if nothing costs less than `start`.
         """

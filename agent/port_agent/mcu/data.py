@@ -1,10 +1,10 @@
 """Samples and labels of a job, from a file or from an inbox directory of them.
 
-No torch.
+It does not import torch.
 
-A file is .npz (never pickled) or .safetensors with one array of samples and one of labels, under the usual names. Samples
-under the name `codes` are int8 as the device takes them, and the file's `scale` and `zero` say what one code stands for.
-Files of a directory are taken in the order of their names, so that a resumed job sees the same data.
+A file is .npz (never pickled) or .safetensors with one array of samples and one of labels, under the usual names. Samples named `codes` are
+int8 in the device's form, and the file's `scale` and `zero` define the value of a code. Files of a directory are taken in the order of
+their names, so that a resumed job sees the same data.
 """
 
 import math
@@ -43,7 +43,7 @@ class BoardSamples:
     rows: NDArray[np.int8]
     labels: NDArray[np.int64]
     clipped: int = 0
-    """Values of the files, all samples together, outside of the range that the model was calibrated to."""
+    """Number of values in the files, over all samples, outside the range for which the model was calibrated."""
     targets: int = 0
     """Targets at the end of each row."""
     reach: float = math.inf
@@ -93,8 +93,8 @@ def load_samples(path: Path, model: ModelDirectory) -> BoardSamples:
 def split_held_out(samples: BoardSamples, every: int) -> tuple[BoardSamples, BoardSamples]:
     """Return the training samples and the held-out ones.
 
-    Every `every`-th sample is held out, none if `every` is 0. Raises BoardJobError if that takes all samples of a class, as
-    where classes come in turns.
+    Every `every`-th sample is held out, none if `every` is 0. Raises BoardJobError if that takes all samples of a class, which happens if
+    classes alternate.
     """
     indices = np.arange(len(samples))
     held = indices % every == every - 1 if every else np.zeros(len(samples), bool)
@@ -111,7 +111,7 @@ def split_held_out(samples: BoardSamples, every: int) -> tuple[BoardSamples, Boa
 def take_shard(samples: BoardSamples, shard: Shard) -> BoardSamples:
     """Return one board's part of the samples, with its share of each class.
 
-    Raises BoardJobError where there are fewer samples than boards.
+    Raises BoardJobError if there are fewer samples than boards.
     """
     if len(samples) < shard.count:
         raise BoardJobError(
@@ -124,8 +124,8 @@ def take_shard(samples: BoardSamples, shard: Shard) -> BoardSamples:
 def keep_shard(folder: Path, shard: Shard, part: BoardSamples) -> None:
     """Record a board's part in `folder`; a resumed job must find the same.
 
-    Raises BoardJobError if it is another part or its samples changed, because some would be trained twice, others on no
-    board.
+    Raises BoardJobError if it is a different part or its samples have changed, because some samples would then be trained twice and others
+    never.
     """
     path = folder / SHARD_NAME
     now = f"{shard} of the samples, {len(part)} in total, checksum {bytes_checksum(part.rows.tobytes() + part.labels.tobytes())}"
@@ -192,7 +192,7 @@ def _load_file(path: Path, model: ModelDirectory) -> BoardSamples:
 
 
 def _rows(arrays: Mapping[str, NDArray[Any]], path: Path, model: ModelDirectory) -> tuple[NDArray[np.int8], int]:
-    """Return samples quantised, and how many values were clipped."""
+    """Return quantised samples, and the number of clipped values."""
     if CODES in arrays:
         _refuse_other_scale(arrays, path, model)
         return model.codes(arrays[CODES]), 0
@@ -214,7 +214,7 @@ def reach(rows: NDArray[np.int8], form: InputFormat) -> float:
 
 
 def _refuse_other_scale(arrays: Mapping[str, NDArray[Any]], path: Path, model: ModelDirectory) -> None:
-    """Raise BoardJobError for codes that another calibration made, and which stand for other values in this model."""
+    """Raise BoardJobError for codes from another calibration, which mean other values in this model."""
     if SCALE not in arrays or ZERO not in arrays or model.input is None:
         return
     given = np.float32(arrays[SCALE]), int(arrays[ZERO])

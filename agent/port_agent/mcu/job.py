@@ -27,7 +27,7 @@ from port_agent.worker.shard import Shard
 VERSION = 1
 DEFAULT_SIMULATED = "qemu-m4f"
 HELD_OUT_EVERY = 5
-"""Samples per held-out sample: by default a fifth is for evaluation only."""
+"""Default of `held_out_every`: a fifth of the samples is only for evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +51,12 @@ class BoardJobSpec:
 
     @property
     def selector(self) -> PortSelector:
-        """Return the serial port that the job asks for."""
+        """Return the selector of the serial port that the job asks for."""
         return PortSelector(path=self.port, serial=self.serial)
 
 
 def read_job(path: Path) -> BoardJobSpec:
-    """Return the job in file `path`, or of the model directory `path`.
+    """Return the job in file `path`, or the default job of the model directory `path`.
 
     Raises BoardJobError with what is wrong.
     """
@@ -115,9 +115,9 @@ class _JobFile(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def read_settings(fields: dict[str, Any]) -> TrainSettings:
-    """Return settings as a job file or a project names them.
+    """Return settings as a job file or a project gives them.
 
-    Raises BoardJobError for a name that there is not, or a value outside of its range.
+    Raises BoardJobError for an unknown name, or a value outside its range.
     """
     try:
         return _settings(msgspec.convert(fields, _Settings))
@@ -149,12 +149,12 @@ def _spec(job: _JobFile, folder: Path) -> BoardJobSpec:
 
 
 def make_link(spec: BoardJobSpec, model: ModelDirectory, port: Path | None) -> Link:
-    """Return the link to the job's board; `port` is that of a simulated one."""
+    """Return the link to the job's board; `port`: that of a simulated one."""
     return Link(PortSelector(path=str(port)) if port is not None else spec.selector, model)
 
 
 def open_simulator(spec: BoardJobSpec, state_dir: Path) -> Simulator:
-    """Build the firmware of the job's model and return its simulated board, not yet started."""
+    """Build the firmware of the job's model and return its simulated board, which is not started yet."""
     board = find_board(spec.board or DEFAULT_SIMULATED)
     return Simulator(build_firmware(board, spec.model, state_dir / "firmware"), state_dir / "simulator")
 
@@ -162,7 +162,7 @@ def open_simulator(spec: BoardJobSpec, state_dir: Path) -> Simulator:
 def load_data(spec: BoardJobSpec, model: ModelDirectory) -> tuple[BoardSamples, BoardSamples]:
     """Return the samples to train on and those to evaluate on (possibly none).
 
-    Raises BoardJobError where there is no data or it cannot be read.
+    Raises BoardJobError if there is no data, or it cannot be read.
     """
     if spec.data is None:
         raise BoardJobError("the job has no data; give --data with a .npz file or an inbox directory")
@@ -177,7 +177,7 @@ def load_data(spec: BoardJobSpec, model: ModelDirectory) -> tuple[BoardSamples, 
 def open_job(
     spec: BoardJobSpec, state_dir: Path, emit: Callable[[Event], None], wait: Callable[[float], None]
 ) -> tuple[BoardTrainer, Simulator | None]:
-    """Return the trainer of a job, not yet connected, and its simulated board, if it asks for one."""
+    """Return the trainer of a job, not connected yet, and its simulated board if it asks for one."""
     model = read_model(spec.model)
     training, held_out = load_data(spec, model)
     state_dir.mkdir(parents=True, exist_ok=True)

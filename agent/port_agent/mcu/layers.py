@@ -1,8 +1,7 @@
-"""What a board learnt, as the weights of the PyTorch module that was compiled: by the names of its layers. No torch.
+"""What a board learned, as weights of the PyTorch module that was compiled, by the names of its layers. Does not import torch.
 
-`layers.safetensors` in the directory of a compiled model holds the module's state_dict as it was compiled, and the
-codes and scales of each op. Its metadata gives the position of an op's trained parameters, and the layers of the module
-that the op stands for.
+`layers.safetensors` in the directory of a compiled model holds the module's state_dict as it was compiled, and the codes and scales of each
+op. Its metadata gives the position of an op's trained parameters, and the layers of the module that the op represents.
 """
 
 from collections.abc import Iterable
@@ -22,7 +21,7 @@ Arrays = dict[str, NDArray[Any]]
 
 
 class OpLayer(msgspec.Struct, frozen=True):
-    """One op with weights: its layers in the module, the layout of its weights, and where it trains them.
+    """One op with weights: its layers in the module, the layout of its weights, and the position of their trained part.
 
     `layer`, `norm`: paths in the module; "" if there is none. The op's weight is the layer's, reshaped to `extents`,
     with its axes in `order`, reshaped to `shape`. Offsets count bytes of the parameters; None: frozen. `part` ends the names
@@ -46,16 +45,16 @@ class OpLayer(msgspec.Struct, frozen=True):
 
     @property
     def weight(self) -> str:
-        """The name of its weight in the state_dict; for a batch norm by itself, that of the norm's."""
+        """The name of its weight in the state_dict; for a separate batch norm, that of the norm's weight."""
         return f"{self.layer or self.norm}.weight{self.part}"
 
     @property
     def bias(self) -> str:
-        """The name of its bias in the state_dict; for a batch norm by itself, that of the norm's."""
+        """The name of its bias in the state_dict; for a separate batch norm, that of the norm's bias."""
         return f"{self.layer or self.norm}.bias{self.part}"
 
     def along_channels(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Return one value per output channel so that it broadcasts over the op's weight."""
+        """Return one value per output channel in a shape that broadcasts over the op's weight."""
         return values if self.channels_last else values.reshape(-1, *[1] * (len(self.shape) - 1))
 
     def to_op(self, weight: NDArray[Any]) -> NDArray[Any]:
@@ -69,7 +68,7 @@ class OpLayer(msgspec.Struct, frozen=True):
 
 
 class LayerTable(msgspec.Struct, frozen=True):
-    """The ops with weights, and the names of the state_dict that stand for one tensor."""
+    """The ops with weights, and the names of the state_dict that refer to the same tensor."""
 
     layers: tuple[OpLayer, ...]
     same: tuple[tuple[str, ...], ...] = ()
@@ -116,7 +115,7 @@ class LayerTables:
         return weight * layer.along_channels(scale), bias * (layer.in_scale * scale.astype(np.float64))
 
     def state_dict(self, parameters: bytes) -> Arrays:
-        """Return the state_dict of the module with the board's weights, so that the module computes with them.
+        """Return the module's state_dict with the board's weights, so that the module computes with them.
 
         Frozen layers are unchanged.
         """
@@ -129,7 +128,7 @@ class LayerTables:
         return state
 
     def code_tensors(self, parameters: bytes) -> Arrays:
-        """Return the codes of all layers as the board has them, batch norm folded in, and their scales.
+        """Return the codes of all layers as the board has them, with batch norms folded in, and their scales.
 
         `L.weight` and `L.bias` times `L.weight_scale` and `L.bias_scale`, one for each output channel, are the values.
         """
@@ -158,7 +157,7 @@ def _placed(layer: OpLayer, weight: NDArray[Any], shape: tuple[int, ...]) -> NDA
 
 
 def under_all_names(arrays: Arrays, same: Iterable[tuple[str, ...]]) -> Arrays:
-    """Return arrays also under the other names of their tensors, of which `load_state_dict` takes the last."""
+    """Return arrays also under the other names of their tensors, because `load_state_dict` uses the last one."""
     others = {name: names for names in same for name in names}
     return {other: values for name, values in arrays.items() for other in others.get(name, (name,))}
 
@@ -166,7 +165,7 @@ def under_all_names(arrays: Arrays, same: Iterable[tuple[str, ...]]) -> Arrays:
 def unfolded(
     layer: OpLayer, state: Arrays, weight: NDArray[np.float32] | None, bias: NDArray[np.float64]
 ) -> dict[str, NDArray[np.float32]]:
-    """Return the entries of the module that make it compute with an op's weight (None: unchanged) and bias.
+    """Return the entries of the module's state_dict with which it computes with an op's weight (None: unchanged) and bias.
 
     A batch norm after a trained weight becomes one that only adds.
     """

@@ -20,7 +20,7 @@ FLAG = "-ffp-contract=off"
 
 
 class Framework(enum.Enum):
-    """What the library is a package of."""
+    """The framework for which the library is packaged."""
 
     ARDUINO = "arduino"
     PLATFORMIO = "platformio"
@@ -30,7 +30,7 @@ class Framework(enum.Enum):
 
 
 def write_library(model: ModelDirectory, framework: Framework, out: Path) -> Path:
-    """Write the package of a compiled model into `out`; return it.
+    """Write the package of a compiled model into `out`; return its path.
 
     Raises BoardJobError for a model that needs an external memory, or whose input has no scale.
     """
@@ -46,7 +46,7 @@ def write_library(model: ModelDirectory, framework: Framework, out: Path) -> Pat
 
 
 def library_files(model: ModelDirectory, framework: Framework) -> dict[str, str]:
-    """Return the files of a package, by their path in it."""
+    """Return the files of a package, by their path in the package."""
     root, name = source_root(), library_name(model)
     sources = {f"src/{file}": text for file, text in _sources(root, model).items()}
     return sources | _PACKAGES[framework](name, root / "library", [file for file in sources if file.endswith(".c")])

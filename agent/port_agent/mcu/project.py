@@ -1,4 +1,4 @@
-"""A project: one Python file that makes a model for a board, with its data.
+"""A project: one Python file that creates a model for a board, with its data.
 
 A directory with project.py, which defines `make_project() -> Project`. `port-agent mcu compile DIRECTORY` runs it and
 writes the compiled model and its data; `port-agent mcu simulate DIRECTORY` continues and adapts the model on a
@@ -38,13 +38,13 @@ SCRIPT = "project.py"
 JOB = "job.json"
 REPORT_SAMPLES = 64
 CALIBRATION_SAMPLES = 256
-"""Samples of `train_x` that give the ranges of tensors again."""
+"""Number of samples of `train_x` from which the ranges of tensors are determined again."""
 MAX_INT8_ERROR = 0.5
-"""Largest error of the logits with which a model in int8 is still the same model."""
+"""Largest error of the logits at which a model in int8 still counts as the same model."""
 MIN_RATE_SAMPLES = 30
-"""Samples with which a learning rate is measured unasked: a third of them is held out at a time."""
+"""Least number of samples with which a learning rate is measured by default; a third of them is held out at a time."""
 MAX_RATE_MACS = 2_000_000_000
-"""Forward multiply-accumulates of the job; twelve such trainings take about a minute on a host."""
+"""Largest number of forward multiply-accumulates of such a job; twelve of these trainings take about a minute on a host."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -65,7 +65,7 @@ class Project:
     settings: dict[str, Any] = field(default_factory=dict)
     """Fields of port_agent.mcu.trainer.TrainSettings."""
     note: str = ""
-    """One line that says what is learnt from which data."""
+    """One line that describes what is learned from which data."""
 
 
 def load_project(folder: Path) -> Project:
@@ -86,7 +86,7 @@ def load_project(folder: Path) -> Project:
 
 
 def check_project(project: Project) -> None:
-    """Raise BoardJobError if a project's settings, samples or labels do not belong to its model."""
+    """Raise BoardJobError if a project's settings, samples or labels do not match its model."""
     find_board(project.board)
     read_settings(project.settings)
     graph = project.model.quantized.graph
@@ -141,7 +141,7 @@ def learning_rows(project: Project) -> tuple[NDArray[np.int8], NDArray[np.int64]
 
 
 def input_format(project: Project) -> InputFormat:
-    """Return shape and scale of the input of a project's model."""
+    """Return shape and scale of a project's model input."""
     shape, tensor = project.model.quantized.graph.input_shape, project.model.quantized.input
     return InputFormat(shape.channels, shape.height, shape.width, float(tensor.scale), int(tensor.zero))
 
@@ -187,7 +187,7 @@ def freeze_project(project: Project) -> Project:
 
 
 def grow_project(project: Project, growth: float) -> Project:
-    """Return the project with ranges in which weights and activations may become `growth` times their largest on `train_x`.
+    """Return the project with ranges in which weights and activations may grow to `growth` times their largest value on `train_x`.
 
     Raises McuCompileError for less than 1.
     """
@@ -224,10 +224,10 @@ def hold_project(
 ) -> tuple[Project, "FittedMemory"]:
     """Return the project with its training step planned for `ram_bytes` of model memory and a time per sample.
 
-    `page`: psram, nor or sd, where tensors may be paged to; None: nowhere.
+    `page`: psram, nor or sd, to which tensors may be paged; None: no paging.
 
-    What is trained stays the same, and so does every bit of the result. Seconds and joules are those of the file that
-    the project's board names.
+    The trained set stays the same, and so does every bit of the result. Seconds and joules come from the file that the project's board
+    names.
 
     Raises ArenaBudgetError if the step does not fit, and BoardDeadlineError if it is not fast enough. Raises
     MediumError if the board's file does not describe the medium, and BoardJobError if the job would wear it out.
@@ -269,7 +269,7 @@ def value_project(
 
 
 def measures_rate(project: Project) -> bool:
-    """Return whether to measure a learning rate: the project names none, and has enough samples for it, but not minutes' worth."""
+    """Return whether to measure a learning rate: the project sets none, and has enough samples for it, but not minutes' worth."""
     samples, graph = len(project.train_x), project.model.quantized.graph
     trains = project.model.memory.parameters.size_bytes > 0
     work = graph.macs * samples * _training(project).epochs
@@ -277,7 +277,7 @@ def measures_rate(project: Project) -> bool:
 
 
 def rate_project(project: Project, progress: Callable[[int, int], None]) -> tuple[Project, "RateChoice"]:
-    """Return the project with the learning rate that recognises most samples of its own which it did not train on.
+    """Return the project with the learning rate that recognises most held-out samples of its own.
 
     Raises BoardJobError for a model that trains nothing.
     """
@@ -326,9 +326,7 @@ def report_samples(project: Project) -> NDArray[np.float32]:
 
 
 def refuse_wear(project: Project, fitted: "FittedMemory") -> None:
-    """Raise BoardJobError if the job's samples would wear the page medium out, because each writes the same blocks
-    once.
-    """
+    """Raise BoardJobError if the job would wear out the page medium, because each sample writes the same blocks once."""
     costs, samples = fitted.page_costs, _training(project).epochs * len(project.train_x)
     if costs is not None and costs.endurance_cycles is not None and samples > costs.endurance_cycles:
         raise BoardJobError(
@@ -338,7 +336,7 @@ def refuse_wear(project: Project, fitted: "FittedMemory") -> None:
 
 
 def _training(project: Project) -> TrainSettings:
-    """Return the settings of the project's job that a test on the host follows."""
+    """Return the settings of the project's job for a test on the host."""
     return TrainSettings(**{k: v for k, v in project.settings.items() if k in ("epochs", "learning_rate")})
 
 

@@ -1,6 +1,4 @@
-"""The weights of a project's model: written next to its tables by the names of the module's layers, and read from such a
-file.
-"""
+"""The weights of a project's model, written next to its tables by the names of the module's layers, and read from such a file."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -24,11 +22,11 @@ if TYPE_CHECKING:
 
 
 MAX_EXPORTED = 127.75
-"""The largest code with a low byte that a board exports, 127 and 127/256, and room for its rounding in a file of floats."""
+"""The largest code with a low byte that a board exports, 127 and 127/256, plus its rounding in a file of floats."""
 
 
 UNUSED = "num_batches_tracked"
-"""A count that a batch norm keeps while it is trained in PyTorch."""
+"""Name of a counter that a batch norm keeps during training in PyTorch, which is not used."""
 
 
 def write_layers(folder: Path, model: "CompiledModel") -> None:
@@ -79,9 +77,9 @@ def read_weights(path: Path) -> Arrays:
 def take_weights(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> "CompiledModel":
     """Return the model with other weights, from a state_dict or codes, in its calibrated scales.
 
-    Weights exported from a board of the same project come back to the bit. Raises BoardJobError for names that are missing or
-    unknown, and for arrays of another shape. So it does for values that are not finite or do not fit, and for two values of one
-    tensor. It also does if a value differs that is in no layer of the board.
+    Weights exported from a board of the same project are restored to the bit. Raises BoardJobError for missing or unknown names, and for
+    arrays of a different shape. Also raises it for values that are not finite or do not fit, for two values of one tensor, and if a value
+    differs that is in no layer of the board.
     """
     from port_planner.mcu.compile import with_memory
 
@@ -102,14 +100,14 @@ def take_weights(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> "
 
 
 def _are_codes(layers: Iterable[OpLayer], given: Mapping[str, NDArray[Any]]) -> bool:
-    """Return whether a file has codes with their scales, not a state_dict."""
+    """Return whether a file contains codes with their scales rather than a state_dict."""
     return any(f"{layer.weight}_scale" in given for layer in layers)
 
 
 def _completed(same: Iterable[tuple[str, ...]], given: Mapping[str, NDArray[Any]]) -> Arrays:
     """Return a state_dict with every tensor under all of its names.
 
-    Raises BoardJobError where a tensor has two values.
+    Raises BoardJobError if a tensor has two values.
     """
     for names in same:
         known = [name for name in names if name in given]
@@ -122,7 +120,7 @@ def _completed(same: Iterable[tuple[str, ...]], given: Mapping[str, NDArray[Any]
 
 
 def _state_of(graph: "Graph", layers: Iterable[OpLayer], given: Mapping[str, NDArray[Any]]) -> Arrays:
-    """Return the state_dict of the module with the given weights, which `mcu export` writes for what is not trained."""
+    """Return the module's state_dict with the given weights, which `mcu export` writes for layers that are not trained."""
     if not _are_codes(layers, given):
         return {name: given.get(name, values).astype(values.dtype) for name, values in graph.state.items()}
     found = dict(graph.state)
@@ -153,7 +151,7 @@ def _refuse_names(
 
 
 def _refuse_arrays(state: Mapping[str, NDArray[Any]], given: Mapping[str, NDArray[Any]]) -> None:
-    """Raise BoardJobError for an array of another shape than the module's, or with values that are not finite."""
+    """Raise BoardJobError for an array whose shape differs from the module's, or with values that are not finite."""
     for name, values in sorted(given.items()):
         if name in state and values.shape != state[name].shape:
             raise BoardJobError(
@@ -168,7 +166,7 @@ def _refuse_arrays(state: Mapping[str, NDArray[Any]], given: Mapping[str, NDArra
 
 
 def _refuse_others(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> None:
-    """Raise BoardJobError if values differ that are part of the tables, such as the slope of a PReLU."""
+    """Raise BoardJobError if values that are part of the tables differ, such as the slope of a PReLU."""
     graph, origins = model.quantized.graph, [op.op.origin for op in model.quantized.ops if op.op.origin]
     state, places = graph.state, {place for origin in origins for place in (origin.layer, origin.norm)}
     taken = under_all_names({name: state[name] for name in state if name.rpartition(".")[0] in places}, graph.same)

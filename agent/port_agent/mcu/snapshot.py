@@ -1,4 +1,4 @@
-"""Snapshots of a job on the host.
+"""Snapshots of a job on the host, from which it resumes bit for bit after a reset of the device or the death of the worker.
 
 Enough to go on bit-exact after any reset of the device or death of the worker.
 
@@ -36,14 +36,14 @@ class TrainingPosition:
     epoch: int = 0
     index: int = 0
     step: int = 0
-    """Samples trained in all."""
+    """Number of samples trained in total."""
     loss_sum: float = 0.0
     correct: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:
-    """Everything that a fresh device needs to continue."""
+    """Everything that a restarted device needs to continue."""
 
     model_sha256: bytes
     position: TrainingPosition
@@ -51,14 +51,14 @@ class Snapshot:
     state: TrainingState
     parameters: bytes
     accuracy: float | None = None
-    """Accuracy of the best snapshot on the samples held out."""
+    """Accuracy of the best snapshot on the held-out samples."""
     held_out: str | None = None
-    """Checksum of those samples: accuracies on others are not compared with it."""
+    """Checksum of the held-out samples; accuracies on other samples are not comparable."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlaceMark:
-    """A position, and the boot of the device whose RAM is at it."""
+    """A position, and the boot of the device whose RAM has this position."""
 
     nonce: int
     position: TrainingPosition
@@ -67,7 +67,7 @@ class PlaceMark:
 
 
 class _Head(msgspec.Struct, frozen=True):
-    """Python's own JSON: a sum of losses may be infinite."""
+    """The head of the file, in Python's own JSON because a sum of losses may be infinite."""
 
     model: str
     position: TrainingPosition
@@ -91,7 +91,7 @@ def write_snapshot(path: Path, snapshot: Snapshot) -> int:
 
 
 def read_snapshot(path: Path) -> Snapshot | None:
-    """Return the snapshot at `path`, None if there is none.
+    """Return the snapshot at `path`; None if there is none.
 
     Raises SnapshotError if it is damaged.
     """
@@ -133,7 +133,7 @@ def export_parameters(snapshot: Snapshot) -> bytes:
 def begin_round(folder: Path, number: int) -> None:
     """Start round `number` of a job that waits for data: the weights continue, the position restarts.
 
-    The same number again (a resumed worker) changes nothing.
+    Repeating the same number, as a resumed worker does, changes nothing.
     """
     path = folder / ROUND_NAME
     if path.is_file() and path.read_text().strip() == str(number):
@@ -153,9 +153,9 @@ def keep_weights_only(folder: Path) -> None:
 
 
 def keep_course(folder: Path, course: str) -> None:
-    """Record in `folder` what its position counts: samples in the order of a seed, each trained at a rate.
+    """Record in `folder` what its position counts: samples in the order of a seed, each trained at a given rate.
 
-    Raises BoardJobError if an existing position counts something else, where it would be meaningless.
+    Raises BoardJobError if an existing position counts something else, because it would then be meaningless.
     """
     path = folder / COURSE_NAME
     began = any((folder / name).is_file() for name in (SNAPSHOT_NAME, MARK_NAME))
@@ -173,7 +173,7 @@ def write_mark(path: Path, mark: PlaceMark) -> None:
 
 
 def read_mark(path: Path) -> PlaceMark | None:
-    """Return the place mark, None if there is no usable one: the snapshot is then used instead."""
+    """Return the place mark; None if there is no usable one, in which case the snapshot is used instead."""
     try:
         return msgspec.convert(json.loads(path.read_bytes()), PlaceMark)
     except (FileNotFoundError, ValueError, RecursionError):

@@ -1,7 +1,7 @@
-"""Turns a connected stream of samples into files of an inbox.
+"""Turns a connected stream of samples into files in an inbox.
 
-A job then trains on them round by round. Values stay real, so that a model that was compiled again with other ranges reads
-the same samples.
+A job then trains on them round by round. Values are stored as real numbers, so that a model compiled with other ranges can read the same
+samples.
 
 The stream is JSON lines, {"x": [numbers, channel by channel], "y": class, or the targets}, from standard input, a FIFO, a serial port or tcp:HOST:PORT: what a
 sensor program can print. Written to disk first, a sample survives power cuts and unplugs of the board that learns it.
@@ -28,10 +28,10 @@ from port_agent.system.atomic_file import write_atomically
 from port_planner.base.targets import TargetError, with_targets
 
 Answer = int | list[float]
-"""A class, or the targets."""
+"""A class, or targets."""
 Sample = tuple[NDArray[np.float32], Answer]
 LINE_MAX = 1 << 20
-"""Bytes of one sample as text; 128x128x3 numbers take about 250 KB."""
+"""Largest size in bytes of one sample as text; 128x128x3 numbers take about 250 KB."""
 TCP = "tcp:"
 
 
@@ -50,7 +50,7 @@ class Recorded:
 
 
 def open_stream(source: str) -> BinaryIO:
-    """Return the stream `source` names: "-", "tcp:HOST:PORT" or a path.
+    """Open the stream that `source` names: "-", "tcp:HOST:PORT" or a path.
 
     Raises DisconnectedError if it cannot be opened.
     """
@@ -99,7 +99,7 @@ def record(
 
 
 def read_line(line: bytes, model: ModelDirectory) -> Sample | None:
-    """Return one sample in real values and its label or targets, None for a line that does not fit this model."""
+    """Return one sample in real values, and its label or targets; None for a line that does not fit this model."""
     if len(line) > LINE_MAX or model.input is None:
         return None
     try:
@@ -115,7 +115,7 @@ def read_line(line: bytes, model: ModelDirectory) -> Sample | None:
 def _answer(given: float | list[float], model: ModelDirectory) -> Answer | None:
     """Return a class of the model, or as many targets as it has outputs; None for anything else.
 
-    Raises TargetError for targets that are not finite, or of another number.
+    Raises TargetError for targets that are not finite, or of the wrong number.
     """
     if model.target_count:
         targets = given if isinstance(given, list) else [given]

@@ -1,8 +1,8 @@
 """Trains a model on a board: sample order, snapshots, and how to resume after any interruption.
 
-The order of an epoch depends only on seed and epoch. So a job that was killed, unplugged or reset ends with the same
-weights, bit for bit, as one that ran through. Nothing here knows about processes or sockets: worker.py and the command
-line drive a trainer and receive its events.
+The order of an epoch depends only on seed and epoch. So a job that was killed, unplugged or reset ends with the same weights, bit for bit,
+as an uninterrupted one. Nothing here knows about processes or sockets: worker.py and the command line drive a trainer and receive its
+events.
 """
 
 import random
@@ -48,10 +48,10 @@ from port_agent.system.checksum import bytes_checksum
 from port_planner.base.targets import explained_share
 
 REQUEST_S = 0.4
-"""The longest that a request should take, so that pausing and stopping take effect within a second."""
+"""Longest time in seconds that a request should take, so that pausing and stopping take effect within a second."""
 
 PAGE_TRIES = 3
-"""Number of consecutive failures of external memory before a step is complete, after which the job ends with its error."""
+"""Number of consecutive failures of external memory in one step after which the job ends with that error."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class TrainSettings:
     snapshot_every: int = 200
     """Samples between host snapshots."""
     save_every: int = 20_000
-    """Samples between saves on the board; there is always one at the end.
+    """Samples between saves on the board; there is always a save at the end.
 
     Each save erases one of two slots, which last for about 10,000 erases.
     """
@@ -89,7 +89,7 @@ class TrainSettings:
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """Emitted after each request."""
+    """Event after each request."""
 
     position: TrainingPosition
     wall_s: float
@@ -130,7 +130,7 @@ class BoardInterrupted:
 
 @dataclass(frozen=True, slots=True)
 class BoardSaved:
-    """Whether the board keeps its weights over a power cut, and if not, why.
+    """Whether the board keeps its weights after a power cut, and if not, why.
 
     `saves`: all saves of this model on this board so far, half of them in each slot.
     """
@@ -144,7 +144,7 @@ Event = Progress | BoardEvaluation | SnapshotTaken | BoardInterrupted | BoardSav
 
 
 def sample_order(count: int, seed: int, epoch: int) -> list[int]:
-    """Return the order of `count` samples in an epoch: the same on every machine and with every Python."""
+    """Return the order of `count` samples in an epoch, which is the same on every machine and in every version of Python."""
     order = list(range(count))
     random.Random(f"port-mcu:{seed}:{epoch}").shuffle(order)
     return order
@@ -184,7 +184,7 @@ class BoardTrainer:
         self._evaluated_step = -1
         self._order: tuple[int, list[int]] = (-1, [])
         self._failed_pages = (-1, 0)
-        """The furthest step at which pages failed, and how often in a row they did."""
+        """The furthest step at which pages failed, and the number of consecutive failures there."""
 
     @property
     def total_steps(self) -> int:
@@ -254,7 +254,7 @@ class BoardTrainer:
         )  # fmt: skip
 
     def _keep_best(self, accuracy: float) -> None:
-        """Keep the weights next to the newest snapshot if no earlier ones recognised as much of the held-out samples."""
+        """Store the weights next to the newest snapshot if no earlier ones recognised more of the held-out samples."""
         if self._best_accuracy is None:
             kept = read_snapshot(self._best_path)
             samples = None if self._held_out is None else _checksum(self._held_out)
@@ -265,7 +265,7 @@ class BoardTrainer:
             self._best_accuracy = accuracy
 
     def save_on_board(self) -> None:
-        """Let the board save its weights to its own flash, from which it boots; report it if it cannot."""
+        """Make the board save its weights to its own flash, from which it boots; report it if it cannot."""
         device = self._link.device
         saves, problem = 0, None
         try:
@@ -314,7 +314,7 @@ class BoardTrainer:
         return TrainingOptions(self._settings.learning_rate, self._settings.rule, self._settings.scaling)
 
     def _advance(self) -> bool:
-        """Do one request's worth of work, which can be repeated after a disconnect; return False if nothing is left to do."""
+        """Send one request, which can be repeated after a disconnect; return False if nothing is left to do."""
         if self.position.step - self._last_snapshot >= self._settings.snapshot_every:
             self.take_snapshot()
         if self._held_out is not None and self._evaluation_is_due():
@@ -369,7 +369,7 @@ class BoardTrainer:
         return max(1, min(fits, int(REQUEST_S / device.seconds_per_sample)))
 
     def _still_there(self, device: Device, mark: PlaceMark) -> bool:
-        """Return whether the device is where this job left it, and no other job has used it since."""
+        """Return whether the device still has the state in which this job left it, and no other job has used it since."""
         if mark.nonce != device.info.nonce or device.training().state != mark.state:
             return False
         return device.parameters_crc() == mark.parameters_crc
@@ -407,7 +407,7 @@ class BoardTrainer:
             self._emit(BoardInterrupted(str(error), None))
 
     def _note_failed_pages(self, error: PagesFailedError) -> None:
-        """Raise the error if pages keep failing without any step in between."""
+        """Raise the error if pages keep failing without any completed step in between."""
         reached, tries = self._failed_pages
         self._failed_pages = max(reached, self.position.step), 1 if self.position.step > reached else tries + 1
         if self._failed_pages[1] >= PAGE_TRIES:
@@ -415,7 +415,7 @@ class BoardTrainer:
         self._wait(1.0)
 
     def _start_over(self, reason: str, stop: Callable[[], bool]) -> None:
-        """Restore the snapshot on a device that lost its state, as often as the port disappears meanwhile."""
+        """Restore the snapshot on a device that lost its state; repeat if the port disappears meanwhile."""
         self._emit(BoardInterrupted(reason, None))
         while not stop():
             try:

@@ -2,7 +2,7 @@
 
 `python -m port_agent.mcu.worker --bundle PATH ...`.
 
-The bundle is a job.json or the directory of a compiled model. Speaks the workers' protocol; imports no torch.
+The bundle is a job.json or the directory of a compiled model. It uses the workers' protocol, and does not import torch.
 """
 
 import contextlib
@@ -32,14 +32,12 @@ from port_planner.base.errors import ExitCode
 from port_planner.base.process_memory import peak_resident_bytes
 
 LEAVE_S = 0.9
-"""A request in flight may take longer than the second that "leave" allows; then it is abandoned, and the next start
-uses the snapshot.
-"""
+"""Seconds in which a worker must leave. A request in flight may take longer; it is then abandoned, and the next start uses the snapshot."""
 _LOOK_FOR_BOARD_S = 2.0
 
 
 class _AttachedBoard:
-    """The board's training as the control sees it, between two requests, so that nothing interrupts one."""
+    """The board's training for the control, which acts between two requests, so that nothing interrupts one."""
 
     def __init__(self) -> None:
         self.trainer: BoardTrainer | None = None
@@ -91,7 +89,7 @@ def _step_done(event: Progress, cpu_s: float, total_steps: int) -> StepDone:
 
 
 def train(control: Control, emit: Emit, spec: BoardJobSpec, state_dir: Path) -> None:
-    """Run the job to its end; raises LeftOnRequest when asked to leave."""
+    """Run the job to its end; raises LeftOnRequest if asked to leave."""
     board = _AttachedBoard()
     control.attach(board)
     listen = report(emit, lambda: 0 if board.trainer is None else board.trainer.total_steps)
@@ -110,7 +108,7 @@ def train(control: Control, emit: Emit, spec: BoardJobSpec, state_dir: Path) -> 
 def _connect(control: Control, emit: Emit, trainer: BoardTrainer) -> None:
     """Connect, waiting for the board to be plugged in.
 
-    Raises LeftOnRequest when asked to leave meanwhile.
+    Raises LeftOnRequest if asked to leave meanwhile.
     """
     while not control.leaving and not control.stopping:
         try:
@@ -154,7 +152,7 @@ def main(words: Sequence[str] | None = None) -> ExitCode:
 
 
 def _job(options: BoardOptions) -> BoardJobSpec:
-    """Return the job of the bundle, with the command line's values replacing its own."""
+    """Return the job of the bundle, with values of the command line instead of its own."""
     given: dict[str, Any] = {
         "data": options.data,
         "test": options.test,

@@ -1,4 +1,4 @@
-"""Which batches of the samples a run takes, and which of them one program runs together."""
+"""Which batches of the samples a run uses, and which of them one program runs together."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -37,11 +37,10 @@ class Batching:
         """Batches in one pass over the samples."""
 
     def runs(self, step: int, total: int, *, before: int = 0) -> Iterator[Sequence[BatchRows]]:
-        """Yield the batches that run as one, from the one after `step` to `total`: each alone, or all of an update.
+        """Yield the batches that run together, from the one after `step` to `total`: each alone, or all of an update.
 
-        `before`: batches of the data that were taken before the job's first. An update in which the comparison with
-        plain PyTorch ends is not run as one, because its state is compared in the middle. Raises DataError if the
-        samples do not make a batch.
+        `before`: number of batches of the data that were used before the job's first. An update in which the comparison with plain PyTorch
+        ends is not run as one, because its state is compared in the middle. Raises DataError if the samples do not make a batch.
         """
         manifest = self._manifest
         if self.per_epoch == 0:

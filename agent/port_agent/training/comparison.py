@@ -1,4 +1,4 @@
-"""Compare a bundle's first steps with those of plain PyTorch, recorded where the bundle was planned."""
+"""Compare a bundle's first steps with plain PyTorch's, which were recorded where the bundle was planned."""
 
 import math
 import platform
@@ -18,24 +18,24 @@ from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.ir.torch_device import device_name, generator_states
 
 _SAYS_LITTLE = ("DEFAULT", "NO AVX")
-"""Torch's names for vectors that do not determine the kernels: every Arm core without SVE has the same."""
+"""Torch's names for vector units that do not determine the kernels; every Arm core without SVE has the same name."""
 _BLAS = re.compile(r"BLAS_INFO=(\w+)")
 
 Pieces = Callable[[str], Iterable[memoryview]]
-"""Gives the bytes of a storage by its key, in row-major order."""
+"""Returns the bytes of a storage by its key, in row-major order."""
 
 
 _OTHERWISE = "the script does something that the recorded step does not do; train it with `port-agent exec`, which runs the program itself"
 
 
 class MismatchError(PortError):
-    """The first steps gave different numbers than plain PyTorch did where the bundle was made."""
+    """The first steps gave different numbers than plain PyTorch gave where the bundle was made."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 def processor(kind: str = CPU) -> str:
-    """Return what the last digits of an operator depend on, besides torch and its threads, on a kind of device."""
+    """Return the properties of a kind of device that determine an operator's last digits, besides torch and its threads."""
     vectors, blas = torch.backends.cpu.get_cpu_capability(), _BLAS.search(torch.__config__.show())
     cores = core_names(cpuinfo()) if vectors in _SAYS_LITTLE else ()
     host = f"{platform.machine()} {' and '.join(cores) or vectors}{f', {blas[1]}' if blas else ''}"
@@ -53,7 +53,7 @@ def generator_checksums(kind: str) -> dict[str, str]:
 
 
 def compare_generators(expected: Mapping[str, str], kind: str) -> None:
-    """Raise MismatchError if torch's generators are not in the same state as in the script alone."""
+    """Raise MismatchError unless torch's generators are in the same state as in the script alone."""
     found = generator_checksums(kind)
     other = [of for of in expected if found.get(of) != expected[of]]
     if other:
@@ -64,7 +64,7 @@ def compare_generators(expected: Mapping[str, str], kind: str) -> None:
 
 
 def compare_step(reference: ExpectedResults, step: int, loss: float, pieces: Pieces, kind: str = CPU) -> None:
-    """Compare the loss of step `step`, counted from 1, and after the last recorded step the state.
+    """Compare the loss of step `step`, counted from 1, and after the last recorded step also the state.
 
     `kind`: kind of device that computed the step. Raises MismatchError.
     """

@@ -1,4 +1,4 @@
-"""Run a program on one compute thread, with a page thread and a thread for sliced updates behind it."""
+"""Run a program on one compute thread, supported by a page thread and a thread for sliced updates."""
 
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -41,17 +41,17 @@ _PHASES = {Code.RERUN: "recompute", Code.PACK: "pack", Code.UNPACK: "unpack"}
 """Phases of instructions that are not operators of the recorded step, by the names of step events."""
 
 _AHEAD = 16
-"""A device has at most twice this many operators queued when a step is paused: those take less than a tenth of a second
-unless one alone takes three milliseconds.
+"""Half of the largest number of operators that a device has queued when a step is paused. They take less than a tenth of a second unless
+one takes three milliseconds.
 """
 
 _PATIENCE_S = 0.02
-"""Seconds between checks whether the step is to pause, while it waits for an update."""
+"""Seconds between checks whether the step must pause, while it waits for an update."""
 
 
 @dataclass(slots=True)
 class StepReport:
-    """What one step did: seconds by phase, and what was moved to and from flash meanwhile."""
+    """The results of one step: seconds by phase, and what was moved to and from flash meanwhile."""
 
     loss: torch.Tensor
     aux: tuple[torch.Tensor, ...]
@@ -62,11 +62,10 @@ class StepReport:
 
 @dataclass(slots=True)
 class _CompiledSoFar:
-    """State that compiled instructions leave to those that follow.
+    """State that compiled instructions pass to the following ones.
 
-    `unchanged`: storages of which no copy for `undo` was taken yet. `come_back`: entries of packings that are unpacked
-    again; the others stay packed, by their storage in `staying`. `whole_again`: those of them that also exist unpacked,
-    recomputed for others.
+    `unchanged`: storages that were not copied for `undo` yet. `come_back`: entries of packings that are unpacked again; the others stay
+    packed, and are in `staying` by storage. `whole_again`: those of them that also exist unpacked, recomputed for other operators.
     """
 
     unchanged: set[int]
@@ -82,12 +81,12 @@ class _CompiledSoFar:
 _NO_WATCHERS: Mapping[int, Callable[[StepValues], None]] = MappingProxyType({})
 
 Gate = Callable[[], None]
-"""Called between two instructions when something waits: blocks for a pause, raises Interrupted to leave."""
+"""Called between two instructions when something waits; blocks for a pause, and raises Interrupted to leave."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepContents:
-    """What outlives a step, by keys of storages.
+    """Storages that outlive a step, by key.
 
     `resident`: tensors that stay in RAM and are used in place; the other persistent storages are in `store`. `newer`:
     keys of resident tensors of which the store has older contents; None: it may be any of them.
@@ -118,8 +117,8 @@ class Executor:
     ) -> None:
         """`backend`: device that computes the step; None for the CPU. `watchers`: called after these operators have run.
 
-        `teams`: for operators that not all threads compute together; closed by whoever made them. `ring`: for transfers
-        between the host's memory and the device's. Raises PortError for a step of another device.
+        `teams`: for operators that only some threads compute; the caller closes them. `ring`: for transfers between the host's memory and
+        the device's. Raises PortError for a step of another device.
         """
         self.program, self.graph = program, program.graph
         self.resident, self.pager = contents.resident, pager
@@ -237,7 +236,7 @@ class Executor:
         self._kept[s] = whole_bytes(self.values.resident(s)).clone()
 
     def _hold(self) -> None:
-        """Pass the gate; while it is closed no slice of an update starts either, and the device is idle."""
+        """Pass the gate. While it is closed, no slice of an update starts either, and the device is idle."""
         self._updates.hold()
         self.transfers.land()
         self.backend.synchronize()
@@ -258,7 +257,7 @@ class Executor:
             self.values.base[s] = self.resident[self.keys[s]]
 
     def _drop_everything(self) -> None:
-        """Release every tensor; resident tensors live on in `resident`."""
+        """Release every tensor; resident tensors stay in `resident`."""
         if self.paging.drop():
             self.changed = True
         self.packing.drop()
@@ -295,8 +294,8 @@ class Executor:
         return code
 
     def _ahead_of(self, instruction: Instruction, so_far: "_CompiledSoFar") -> list[Callable[[], None]]:
-        """Return what runs before an instruction: waits for transfers and the device, copies for `undo`, records of
-        phase and change.
+        """Return the code that runs before an instruction: waits for transfers and the device, copies for `undo`, records of phase and
+        change.
         """
         i, runs = instruction.index, instruction.code in (Code.RUN, Code.RERUN)
         code: list[Callable[[], None]] = [
@@ -322,7 +321,7 @@ class Executor:
         return code
 
     def _code_of(self, instruction: Instruction, so_far: "_CompiledSoFar") -> list[Callable[[], None]]:
-        """Return what the instruction itself runs."""
+        """Return the code of the instruction itself."""
         i = instruction.index
         match instruction.code:
             case Code.RUN:
@@ -364,8 +363,8 @@ class Executor:
                 return [_call(self._finish_update, i)]
 
     def _freed(self, s: int, so_far: "_CompiledSoFar") -> list[Callable[[], None]]:
-        """Return what runs when a storage that stays packed is freed: its unpacked form, leaving the packed one, or the
-        packed one.
+        """Return the code that runs when a storage that stays packed is freed: it frees the unpacked form, leaving the packed one, or
+        the packed form.
         """
         if s in so_far.whole_again:
             so_far.whole_again.discard(s)
@@ -373,7 +372,7 @@ class Executor:
         return [_call(self.packing.forget, so_far.staying.pop(s))] if s in so_far.staying else []
 
     def _touched(self, instruction: Instruction, waits: TransferWaits) -> set[int]:
-        """Return the storages that an instruction needs after their transfers, changes or frees."""
+        """Return the storages that an instruction needs after their transfers, or changes, or frees."""
         graph, i = self.graph, instruction.index
         match instruction.code:
             case Code.RUN | Code.RERUN:
@@ -438,9 +437,7 @@ class Executor:
         return run_remembering
 
     def _run_packed(self, index: int, staying: Mapping[int, int]) -> Callable[[], None] | None:
-        """Return a function that runs an operator on a packed form; None for one that takes its operands unpacked, or
-        only their shapes.
-        """
+        """Return a function that runs an operator on a packed form; None for one that needs its operands unpacked, or only their shapes."""
         op, graph = self.graph.ops[index], self.graph
         for s, entry in staying.items():
             found = packed_reading(graph, op, s, self.program.packings[entry].codec)
@@ -452,7 +449,7 @@ class Executor:
         return None
 
     def _run_drawing(self, index: int, run: Callable[[], None]) -> Callable[[], None]:
-        """Return a function that runs a random operator on the numbers that belong to it in the order of draws, not of
+        """Return a function that runs a random operator on the numbers that belong to it in the order of draws, which is not that of
         operators.
         """
         generator = self._drawn_from(self.graph.ops[index])
@@ -469,7 +466,7 @@ class Executor:
         return run_drawing
 
     def _find_draws(self) -> None:
-        """Record where each random operator's numbers begin, and leave the generator after the last one's."""
+        """Record where each random operator's numbers begin, and leave the generator after the last one."""
         for together in self.graph.draws:
             op = self.graph.ops[together[0]]
             state = self._drawn_from(op).generator_state()
@@ -498,7 +495,7 @@ class Executor:
         return rerun
 
     def _drawn_from(self, op: Op) -> Backend:
-        """Return the device whose generator an operator draws from: that of its result."""
+        """Return the device whose generator an operator uses: that of its result."""
         made = (self.graph.values[v].storage for v in op.outputs if v is not None)
         on_device = any(self.graph.storages[s].device != CPU for s in made)
         return self.backend if on_device else CpuBackend()
@@ -548,7 +545,7 @@ class Executor:
 
 
 def _close_code() -> None:
-    """Count memory that an operator generated at its first run as code: no other thread's operators generate any."""
+    """Count memory that an operator generated at its first run as code, because no other thread's operators generate any."""
     allocator = active()
     if allocator is not None:
         allocator.close_code()

@@ -1,6 +1,4 @@
-"""What runs a bundle's programs: an executor for each, and their shared constants, scratch files, thread teams and
-transfers.
-"""
+"""The execution of a bundle's programs: an executor for each, and their shared constants, scratch files, thread teams and transfers."""
 
 import itertools
 from collections.abc import Sequence
@@ -26,10 +24,9 @@ _CONSTANT = storage_key(Role.CONSTANT, "")
 
 
 class Executors:
-    """Executors by the names of graphs, each made on first use; they pass one gate where the run is interrupted.
+    """Executors by the names of graphs, each created on first use; they pass a common gate when the run is interrupted.
 
-    `page_dirs`: a directory on each medium that plans page to, in their order. `probe_packing`: measure what packing
-    tensors would take.
+    `page_dirs`: a directory on each medium to which plans page, in their order. `probe_packing`: measure the cost of packing tensors.
     """
 
     def __init__(

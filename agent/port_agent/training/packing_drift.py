@@ -10,15 +10,15 @@ from port_planner.ir.graph import StepGraph
 
 WATCHED_STEPS = 4
 OFTEN = 3
-"""Overflows in this many of the last steps mean that the data has changed; a single batch may spill."""
+"""Number of the last steps with overflows that shows a change of the data; a single batch may spill."""
 SPARSE_STEPS = 50
-"""Consecutive steps that leave reserved memory unused before it is used otherwise; one dense batch would then spill."""
+"""Number of consecutive steps with unused reserved memory before it is used otherwise; one dense batch would then spill."""
 UNUSED = 0.25
 """Unused share of the reserved memory, beyond `MARGIN`, that justifies another plan."""
 
 
 class PackingDrift:
-    """What overflowed in the last steps of one graph, and what left memory unused.
+    """Overflows and unused reserved memory in the last steps of one graph.
 
     `reserved`: bytes by storage and version; None: not packed.
     """
@@ -29,10 +29,10 @@ class PackingDrift:
         self._steps: deque[set[tuple[int, int]]] = deque(maxlen=WATCHED_STEPS)
         self._most: dict[tuple[int, int], int | None] = {}
         self._sparse: dict[tuple[int, int], tuple[int, int]] = {}
-        """Consecutive steps that left reserved memory unused, and the most bytes that were taken in them."""
+        """Number of consecutive steps with unused reserved memory, and the most bytes that they used."""
 
     def note(self, overflows: Iterable[Overflow], sizes: Mapping[tuple[int, int], int]) -> None:
-        """Record a step's overflows, and the bytes that other contents took."""
+        """Record a step's overflows, and the bytes that other contents used."""
         here = set()
         for one in overflows:
             key = one.storage, one.version
@@ -66,9 +66,9 @@ class PackingDrift:
         return found
 
     def take_sparser(self) -> dict[tuple[int, int], int | None]:
-        """Return what would suffice, by storage and version, if much of the reserved memory stays unused.
+        """Return the sizes that would suffice, by storage and version, if much of the reserved memory stays unused.
 
-        Whether it is adopted or not, it is named again only if much less suffices once more.
+        Whether or not they are adopted, they are returned again only if much less suffices once more.
         """
         found = {key: _with_margin(most) for key, (steps, most) in self._sparse.items() if steps >= SPARSE_STEPS}
         for key in found:

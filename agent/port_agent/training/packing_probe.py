@@ -1,6 +1,4 @@
-"""What packing would take: sizes and seconds for a running step's own tensors, for the plans that are made after a dry
-run.
-"""
+"""The cost of packing: sizes and seconds for a running step's tensors, for the plans that are made after a dry run."""
 
 import math
 import time
@@ -19,13 +17,13 @@ from port_planner.ir.lowering.packables import Packable, packables
 from port_planner.ir.plan import MIN_DECIDED_BYTES
 
 MARGIN = 0.1
-"""Margin on stored items, for later batches that have more of them than those measured."""
+"""Factor on the stored items, for later batches that have more of them than the measured ones."""
 
 WORTH_PACKING = 0.9
 """Share of a tensor's size above which packing is not worth its instructions."""
 
 _SAMPLE_BYTES = 4 << 20
-"""Bytes of a tensor used to measure speed: more than a core's own cache, and little compared with a worker's memory."""
+"""Bytes of a tensor that are used to measure speed: more than a core's own cache, and little compared with a worker's memory."""
 
 
 @dataclass(slots=True)
@@ -38,7 +36,7 @@ class _Seen:
 
 
 class PackingProbe:
-    """Measures everything of one graph that could be packed, after the operator before its idle time has run."""
+    """Measures everything in one graph that could be packed, after the last operator before its idle time has run."""
 
     def __init__(self, graph: StepGraph) -> None:
         self.graph = graph
@@ -80,7 +78,7 @@ class PackingProbe:
         seen.unpack_s = min(seen.unpack_s, share * (time.thread_time() - middle))
 
     def costs(self) -> tuple[PackingCost, ...]:
-        """Return what was found worth packing; joules are left at 0 for the caller, who knows the machine's watts."""
+        """Return the packings that are worthwhile; joules stay 0 for the caller, who knows the machine's watts."""
         found = (self._cost(one, seen) for one, seen in self._seen.items() if math.isfinite(seen.pack_s))
         return tuple(sorted((cost for cost in found if cost is not None), key=lambda c: (c.storage, c.version)))
 

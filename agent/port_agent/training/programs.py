@@ -1,6 +1,4 @@
-"""The programs of a bundle's graphs under the plan in use, or adapted ones if packed forms need different sizes than
-planned.
-"""
+"""The programs of a bundle's graphs under the current plan, or adapted ones if packed forms need other sizes than planned."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -30,11 +28,10 @@ class Programs:
         self._made: dict[tuple[int, str], Program] = {}
         self._drifts: dict[str, PackingDrift] = {}
         self._sizes: dict[str, dict[tuple[int, int], int | None]] = {}
-        """Measured sizes of packed forms that exceed the planned ones, or are much smaller, by graph
-        (`with_packed_sizes`)."""
+        """Measured sizes of packed forms that exceed the planned ones, or are much smaller, by graph (`with_packed_sizes`)."""
 
     def of(self, name: str) -> Program:
-        """Return the program of one graph under the current plan; a plan over its budget is rejected here.
+        """Return the program of one graph under the current plan; a plan above its budget is rejected here.
 
         Raises GraphChangedError if no graph has this name, and what `lower`, `verify_operands` and `verify_lowered`
         raise.
@@ -91,7 +88,7 @@ class Programs:
         return f"{options} than when the plan was made" if options else ""
 
     def progress(self) -> dict[str, Any]:
-        """Return the sizes found, for a commit."""
+        """Return the sizes that were found, for a commit."""
         sizes = [[name, *key, nbytes] for name, found in self._sizes.items() for key, nbytes in found.items()]
         return {"packed_rooms": sizes} if sizes else {}
 
@@ -104,7 +101,7 @@ class Programs:
             self._forget(name)
 
     def _use_sizes(self, name: str, found: PackedSizes, *, must_pay: bool) -> bool:
-        """Return whether one graph adopts these sizes: if they fit and, if they must pay, change any decision."""
+        """Return whether one graph adopts these sizes: they must fit and, if they must pay, change a decision."""
         before = self._sizes.get(name, {})
         sizes = {**before, **found}
         try:

@@ -1,7 +1,7 @@
 """Set weights of small magnitude to zero after each update, by a job's schedule (`port_planner.ir.bundle.pruning`).
 
-Zeros stay zero by a threshold for each weight tensor, which is determined every few updates and stored with the commit.
-There are no masks, and a training that was killed continues with the same numbers.
+A threshold for each weight tensor keeps zeros at zero. It is determined every few updates and stored with the commit. There are no masks,
+and a killed training continues with the same numbers.
 """
 
 from collections.abc import Iterable
@@ -12,7 +12,7 @@ from port_agent.training.state.resident_state import Persistents
 from port_planner.ir.bundle.pruning import Pruning
 
 _CLASS_BITS = 15
-"""Low bits of a float's magnitude that its class ignores: classes are 1/256 of their magnitude wide."""
+"""Number of low bits of a float's magnitude that its class ignores; classes are 1/256 of their magnitude wide."""
 _CLASSES = 1 << 16
 
 
@@ -25,10 +25,10 @@ class WeightPruning:
     def __init__(self, pruning: Pruning, first: int = 0) -> None:
         self.pruning, self.first = pruning, first
         self.thresholds: dict[str, float] = {}
-        """Weight's key -> the magnitude up to which its items are zero."""
+        """Weight's key -> the magnitude up to which its items are set to zero."""
 
     def updated(self, update: int, keys: Iterable[str], persistents: Persistents) -> None:
-        """Prune these weights after `update` updates, wherever they are."""
+        """Prune these weights after `update` updates, wherever they are stored."""
         if update <= max(self.pruning.begin, self.first):
             return
         for key in keys:
@@ -47,7 +47,7 @@ def _zero_up_to(piece: torch.Tensor, threshold: float) -> None:
 
 
 def magnitude_below(persistents: Persistents, key: str, share: float) -> float:
-    """Return a magnitude that at least this share of a weight's items do not exceed, to within 1/256 of it."""
+    """Return a magnitude that at least this share of a weight's items do not exceed, accurate to 1/256."""
     counts = torch.zeros(_CLASSES, dtype=torch.int64)
 
     def count(piece: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""The file of the trained weights: checked before training, written completely or not at all after it."""
+"""The file of the trained weights: its destination is checked before training, and it is written completely or not at all."""
 
 import os
 import shutil
@@ -31,9 +31,9 @@ def trained_bytes(bundle: Bundle) -> int:
 
 
 def check_result(bundle: Bundle, path: Path) -> None:
-    """Reject a destination where `save_result` would fail after all the training.
+    """Reject a destination at which `save_result` would fail after the training.
 
-    Raises ResultPlaceError for the place, ResultError for the space.
+    Raises ResultPlaceError for an impossible place, ResultError for lack of space.
     """
     if not path.parent.is_dir():
         raise ResultPlaceError(f"the weights cannot go to {path}: there is no directory {path.parent}; create it")

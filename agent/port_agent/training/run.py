@@ -1,6 +1,4 @@
-"""One run of a worker, from the bundle to the last commit: what it reports, and when it evaluates, switches plans and
-stops.
-"""
+"""One run of a worker, from the bundle to the last commit: its reports, and when it evaluates, switches plans and stops."""
 
 import contextlib
 import os
@@ -38,9 +36,9 @@ class StateInUseError(PortError):
 
 
 def train(given: TorchOptions, control: Control, emit: Emit) -> None:
-    """Train as the worker's command line says, obeying `control`.
+    """Train by the worker's command line, obeying `control`.
 
-    Raises LeftOnRequest when it left on request.
+    Raises LeftOnRequest if it left on request.
     """
     release_code_pages()
     release_blas_buffer()
@@ -59,7 +57,7 @@ def train(given: TorchOptions, control: Control, emit: Emit) -> None:
 
 
 def _lock_state(directory: Path) -> LockFile:
-    """Return the lock of a state directory: two runs in one would mistake each other's commits for their own."""
+    """Return the lock of a state directory; two runs in one directory would mistake each other's commits for their own."""
     lock = LockFile(directory / "lock")
     holder = lock.hold()
     if holder is not None:
@@ -70,7 +68,7 @@ def _lock_state(directory: Path) -> LockFile:
 
 
 class _TrainingRun:
-    """One run of a trainer: what it reports to its supervisor, and what it asks for between two steps."""
+    """One run of a trainer: its reports to the supervisor, and its requests between two steps."""
 
     def __init__(self, trainer: Trainer, given: TorchOptions, control: Control, emit: Emit) -> None:
         self.trainer, self.given, self.control, self.emit = trainer, given, control, emit
@@ -139,7 +137,7 @@ class _TrainingRun:
             raise LeftOnRequest("left on request")
 
     def _take_plan(self) -> None:
-        """Switch to the plan that was asked for, or to one adapted to tensors that outgrew their reserved memory."""
+        """Switch to the requested plan, or to one adapted to tensors that outgrew their reserved memory."""
         trainer, switch = self.trainer, self.control.take_plan()
         if switch is not None:
             trainer.use_plan(switch.plan)
@@ -170,9 +168,9 @@ class _TrainingRun:
 
 
 def _limit_cache(trainer: Trainer, *, new_plan: bool = False) -> None:
-    """Tell the allocator how much of the budget blocks may take, including freed blocks kept for reuse.
+    """Limit the part of the budget that the allocator's blocks may take, including freed blocks kept for reuse.
 
-    This is what the plan has for them, or the peak of live ones, part of which is in the plan's base.
+    The limit is what the plan provides for them, or the peak of live blocks, part of which is in the plan's base.
     """
     allocator = active()
     if allocator is not None:
@@ -184,7 +182,7 @@ def _limit_cache(trainer: Trainer, *, new_plan: bool = False) -> None:
 
 
 def _keep_no_freed_blocks() -> None:
-    """Make the allocator release what is freed from now on, and what it kept for reuse."""
+    """Make the allocator release freed blocks from now on, and those that it kept for reuse."""
     allocator = active()
     if allocator is not None:
         allocator.set_limit(0)

@@ -1,6 +1,4 @@
-"""Storages of a step that are packed between uses, in reserved memory or on flash; what does not fit goes to flash
-unpacked.
-"""
+"""Storages of a step that are packed between uses, in reserved memory or on flash. Contents that do not fit go to flash unpacked."""
 
 import math
 from collections.abc import Sequence
@@ -45,8 +43,8 @@ class PackingStats:
 
 
 def layout_of(what: Packable | PackingCost, graph: StepGraph) -> Layout:
-    """Return how the contents of a storage are packed; `source_bytes` is not their size if they do not have items of
-    that codec's size.
+    """Return how the contents of a storage are packed; `source_bytes` differs from their size if its items have another size than the
+    codec's.
     """
     count = graph.storages[what.storage].nbytes // what.item_bytes
     interval = asked_interval(graph, what.storage) if what.codec is Codec.INSIDE else None
@@ -61,9 +59,9 @@ class StepPacking:
         self.stats = PackingStats()
         self._layouts = [self._layout(cost) for cost in costs]
         self._packed: dict[int, tuple[torch.Tensor, int]] = {}
-        """Entry -> packed form and its size; a spilled entry is absent."""
+        """Entry -> packed form and its size; spilled entries are absent."""
         self._paged: dict[int, tuple[Slot, int]] = {}
-        """Entry -> where its packed form is, and its size."""
+        """Entry -> the place of its packed form, and its size."""
         self._writes: dict[int, Transfer] = {}
         self._reads: dict[int, tuple[Transfer, torch.Tensor, int]] = {}
         if costs and not packing.available():
@@ -90,10 +88,10 @@ class StepPacking:
         return layout
 
     def pack(self, entry: int, *, stays: bool = False) -> None:
-        """Pack a resident storage, which the caller then frees. What exceeds the reserved memory goes to flash.
+        """Pack a resident storage, which the caller then frees. Contents that exceed the reserved memory go to flash.
 
-        `stays`: it is read packed. Then raises PackingOverflowError, UnsuitableDataError, because its size follows from
-        the step, unless torch can compute on what went to flash in the memory of the result.
+        `stays`: it is read in packed form. In that case raises PackingOverflowError and UnsuitableDataError, because its size follows from
+        the step. It does not raise if torch can compute on the contents from flash in the memory of the result.
         """
         cost, layout = self.costs[entry], self._layouts[entry]
         source, target = self.values.whole(cost.storage), block(cost.reserved_bytes)
@@ -147,7 +145,7 @@ class StepPacking:
             self._packed[entry] = target, size
 
     def failed_write(self) -> Exception | None:
-        """Return why a write failed, or None."""
+        """Return why a write failed; None if none failed."""
         for transfer in self._writes.values():
             transfer.finished.wait()
         return next((t.error for t in self._writes.values() if t.error is not None), None)
@@ -184,7 +182,7 @@ class StepPacking:
         return result
 
     def _computed_on_items(self, entry: int, gradient: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
-        """Return torch's result from a gradient and items of which one is NaN, read into the result's own memory."""
+        """Return torch's result from a gradient and items that include a NaN, read into the result's own memory."""
         slot, layout = self.paging.slot(self.costs[entry].storage), self._layouts[entry]
         target = block(slot.nbytes)
         self.paging.pager.wait(self.paging.pager.receive(slot, target))
@@ -193,7 +191,7 @@ class StepPacking:
         return items
 
     def forget(self, entry: int) -> None:
-        """Release a packed form that is not unpacked; nothing of a spilled one is in memory."""
+        """Release a packed form without unpacking it; a spilled one has nothing in memory."""
         self._packed.pop(entry, None)
 
     def begin(self) -> None:
@@ -201,7 +199,7 @@ class StepPacking:
         self.stats = PackingStats()
 
     def drop(self) -> None:
-        """Let every transfer in progress end and discard what is packed."""
+        """Let every transfer in progress end, and discard all packed forms."""
         for transfer in (*self._writes.values(), *(t for t, _, _ in self._reads.values())):
             transfer.finished.wait()
         self._writes.clear()

@@ -1,4 +1,4 @@
-"""Whole storages of a step on their way to flash and back, and where each of them is stored there."""
+"""Whole storages of a step in transfer to and from flash, and the place of each there."""
 
 import itertools
 from collections.abc import Callable, Sequence
@@ -51,15 +51,15 @@ class StepPaging:
         self._places = dict(program.host_places)
         self._leaving: dict[int, tuple[torch.Tensor, Event]] = {}
         self._arriving: dict[int, tuple[torch.Tensor, Event]] = {}
-        """Pages on their way to and from the host's memory: the device's bytes, and when the copy is done."""
+        """Pages in transfer to and from the host's memory: the device's bytes, and when the copy is done."""
         self._moving: dict[int, tuple[torch.Tensor, Wait]] = {}
-        """Slices of an update on their way: their memory, and a function that returns once they have arrived or failed."""
+        """Slices of an update in transfer: their memory, and a function that returns once they have arrived or failed."""
         self._numbers = itertools.count()
         self._item_bytes = number_bytes(program.graph)
         self._reserve()
 
     def _reserve(self) -> None:
-        """Reserve the page file's space now, so that a full disk is noticed before the first step, not during one."""
+        """Reserve the page file's space now, so that a full disk is noticed before the first step and not during one."""
         writes = {(i.index, i.target) for i in self.program.instructions if i.code is Code.WRITE}
         packed = {(i.index, i.target) for i in self.program.instructions if i.code is Code.WRITE_PACKED}
         furthest = max((d for _, d in writes | packed if d not in self.program.memory_targets), default=-1)
@@ -100,7 +100,7 @@ class StepPaging:
     def packed_slot(self, entry: int, target: int) -> Slot:
         """Return the slot of entry `entry` of `Program.packings` on a paging target.
 
-        The items of a bitmap are numbers if its storage's are, so a page of them may be packed once more.
+        The items of a bitmap are numbers if its storage contains numbers, so a page of them may be packed again.
         """
         cost = self.program.packings[entry]
         item_bytes = self._item_bytes.get(cost.storage, 0) if cost.codec is Codec.BITMAP else 0
@@ -143,7 +143,7 @@ class StepPaging:
             self._held[s] = contents
 
     def _must_be_copied(self, s: int) -> bool:
-        """Return whether the host lacks a storage's contents; for a persistent one it has them from now on."""
+        """Return whether the host lacks a storage's contents; it has a persistent one's from now on."""
         if not self.storages[s].persistent:
             return True
         current, key = self._staging().copies.current, self.storages[s].key
@@ -153,9 +153,7 @@ class StepPaging:
         return True
 
     def _must_be_written(self, s: int) -> bool:
-        """Return whether flash lacks a storage's contents; for one that this step does not change, it has them from now
-        on.
-        """
+        """Return whether flash lacks a storage's contents; it has those of an unchanged storage from now on."""
         key = self.storages[s].key
         if self._newer is None or not self.storages[s].persistent or s in self._changes:
             return True
@@ -170,9 +168,7 @@ class StepPaging:
             self._store().check(self.storages[s].key, contents)
 
     def finish_write(self, s: int) -> None:
-        """Wait until a storage is written, if it is being written; for the host's memory, only the device's computation
-        waits.
-        """
+        """Wait until a storage is written, if a write is in progress; for the host's memory, only the device's computation waits."""
         if s in self._leaving:
             contents, copied = self._leaving.pop(s)
             self._backend().wait(copied)
@@ -193,7 +189,7 @@ class StepPaging:
         self._reads[s] = self.pager.receive(self.slot(s), target), target
 
     def memory(self, s: int, nbytes: int) -> torch.Tensor:
-        """Return memory on a storage's device for `nbytes` of it that are read from its page."""
+        """Return memory on a storage's device for `nbytes` bytes that are read from its page."""
         staging = self.pager.staging
         there = staging is not None and self.storages[s].device == staging.backend.kind
         return staging.memory(nbytes) if staging is not None and there else self.values.allocate(s, nbytes)
@@ -216,7 +212,7 @@ class StepPaging:
         """Return a function that begins to fill a buffer from an offset of a paged-out storage and returns a function
         to wait for it.
 
-        The contents are the current ones, whatever `slices_to` writes meanwhile.
+        The contents are the current ones, regardless of what `slices_to` writes meanwhile.
         """
         if self._in_memory(s):
             page, backend = self._page(s), self._backend()
@@ -262,9 +258,7 @@ class StepPaging:
         return write
 
     def _moving_slice(self, memory: torch.Tensor, first_wait: Wait, wait: Wait) -> Wait:
-        """Return `wait`, which keeps the memory until it is called; if the step is abandoned before, `first_wait` is
-        called.
-        """
+        """Return `wait`, which keeps the memory until it is called. If the step is abandoned before that, `first_wait` is called."""
         number = next(self._numbers)
         self._moving[number] = memory, first_wait
 
@@ -301,13 +295,13 @@ class StepPaging:
             self._held.clear()
 
     def failed_write(self) -> Exception | None:
-        """Return why a write failed, or None; what was read after it is not corrupt but was never written."""
+        """Return why a write failed; None if none failed. Contents read after a failure are not corrupt, but were never written."""
         for transfer in self._writes.values():
             transfer.finished.wait()
         return next((t.error for t in self._writes.values() if t.error is not None), None)
 
     def drop(self) -> bool:
-        """Let every transfer in progress end and discard it; return whether a persistent storage could not be written."""
+        """Let every transfer in progress end, and discard it; return whether a persistent storage could not be written."""
         for transfer in (*self._writes.values(), *(t for t, _ in self._reads.values())):
             _wait_all(transfer)
         for _, copied in (*self._leaving.values(), *self._arriving.values()):
@@ -325,17 +319,17 @@ class StepPaging:
 
 
 def _wait_all(transfer: Transfer) -> None:
-    """Return once a transfer is over, however it ended, and what it read is in place."""
+    """Return once a transfer has ended in any way, and its contents are in place."""
     transfer.finished.wait()
     if transfer.landed is not None:
         transfer.landed.synchronize()
 
 
 class Scratch:
-    """The page file of a step's temporaries in a directory; a slot per storage, reused on every step."""
+    """The page file of a step's temporaries in a directory, with a slot per storage that is reused in every step."""
 
     def __init__(self, directory: Path, *, packs: bool = False) -> None:
-        """`packs`: floating-point numbers in it are packed."""
+        """`packs`: whether floating-point numbers in it are packed."""
         self.file, self.packs = unnamed_page_file(directory), packs
         self._slots: dict[int, Slot] = {}
         self._packed_slots: dict[tuple[int, int], Slot] = {}
@@ -346,7 +340,7 @@ class Scratch:
         return self._slots.get(s) or self._slots.setdefault(s, self._reserved(nbytes, item_bytes))
 
     def packed_slot(self, s: int, nbytes: int, item_bytes: int = 0) -> Slot:
-        """Return the slot of a storage's packed forms; another one for each size, because plans may differ in it."""
+        """Return the slot of a storage's packed forms; sizes have separate slots, because plans may differ in size."""
         known = self._packed_slots.get((s, nbytes))
         return known or self._packed_slots.setdefault((s, nbytes), self._reserved(nbytes, item_bytes))
 

@@ -1,4 +1,4 @@
-"""The tensors of a running step: a base for every resident storage, a view of it for every value in use."""
+"""The tensors of a running step: a base for every resident storage, and a view of it for every value in use."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -26,13 +26,13 @@ from port_planner.operators import base_name, operator_of
 
 
 class GraphChangedError(PortError):
-    """The step differs from the recorded one: another branch, another shape."""
+    """The step differs from the recorded one, for example by a branch or a shape."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 class StepValues:
-    """Storages and values of one graph while its step runs, and the operands that operators take from them."""
+    """Storages and values of one graph while its step runs, and the operands of its operators."""
 
     def __init__(self, graph: StepGraph, backend: Backend | None = None) -> None:
         self.graph, self.values = graph, graph.values
@@ -40,9 +40,9 @@ class StepValues:
         if backend is not None:
             self._backends[backend.kind] = backend
         self.env: list[torch.Tensor | None] = [None] * len(graph.values)
-        """Tensor of each value, once an operator asked for it."""
+        """Tensor of each value, once an operator has asked for it."""
         self.base: list[torch.Tensor | None] = [None] * len(graph.storages)
-        """Tensor on each storage while that is resident."""
+        """Tensor on each storage while the storage is resident."""
         self.scalars: Sequence[float | int] = ()
         """The optimizer's numbers for this step."""
         self._values_of: list[list[int]] = [[] for _ in graph.storages]
@@ -94,7 +94,7 @@ class StepValues:
             env[v] = None
 
     def stand_in(self, s: int) -> None:
-        """Replace every value on a freed storage by a tensor of its shape, for operators that read nothing else of it."""
+        """Replace every value on a freed storage by a tensor of its shape, for operators that read nothing else."""
         for v in self._values_of[s]:
             value = self.values[v]
             self.env[v] = torch.empty((), dtype=dtype(value.dtype)).expand(value.shape)
@@ -131,12 +131,12 @@ class StepValues:
         return compiled(op, positional, [(k, self.fetcher(a)) for k, a in op.kwargs])
 
     def draw(self, op: Op) -> None:
-        """Draw the numbers of a random operator, on zeros instead of its operands."""
+        """Draw the numbers of a random operator, with zeros instead of its operands."""
         storages, values = self.graph.storages, self.values
         call(op, lambda v: view(torch.zeros(storages[values[v].storage].nbytes, dtype=torch.uint8), values[v]))
 
     def fetcher(self, argument: Argument) -> Fetcher:
-        """Return a function that gives the current value of an operator's argument."""
+        """Return a function that returns the current value of an operator's argument."""
         return fetcher(argument, self._value_fetcher, self.number_fetcher)
 
     def _value_fetcher(self, v: int) -> Fetcher:
@@ -149,12 +149,12 @@ class StepValues:
         return fetch
 
     def number_fetcher(self, index: int) -> Fetcher:
-        """Return a function that gives one of the optimizer's numbers for the current step."""
+        """Return a function that returns one of the optimizer's numbers for the current step."""
         return lambda: self.scalars[index]
 
 
 def _within_reach(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """Return a function that gives an operator's coordinates, and raises NonFiniteError if they are not finite."""
+    """Return a function that returns an operator's coordinates; it raises NonFiniteError if they are not finite."""
 
     def checked() -> torch.Tensor:
         grid = fetch()
@@ -172,9 +172,9 @@ def _within_reach(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], tor
 
 
 def _countable(op: Op, fetch: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """Return a function that gives how often each index is repeated.
+    """Return a function that returns how often each index is repeated.
 
-    It raises IndexError for a negative number, or more than memory can hold.
+    The function raises IndexError for a negative number, or for more than memory can hold.
     """
 
     def checked() -> torch.Tensor:
@@ -193,9 +193,9 @@ def _among_classes(
     _: Callable[[], Any],
     lengths: Callable[[], Any],
 ) -> Callable[[], torch.Tensor]:
-    """Return a function that gives the labels of a CTC loss (one row per sample, or all in a row).
+    """Return a function that returns the labels of a CTC loss (one row per sample, or all in a row).
 
-    It raises IndexError, as other losses do, if one within a sample's length is not a valid class.
+    The function raises IndexError, as other losses do, if a label within a sample's length is not a valid class.
     """
 
     def checked() -> torch.Tensor:

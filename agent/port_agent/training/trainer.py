@@ -65,15 +65,15 @@ from port_planner.ir.torch_operators import dtype
 
 _PARAMETER = storage_key(Role.PARAMETER, "")
 _PRUNED_DIMENSIONS = 2
-"""Fewest dimensions of pruned weights: biases and norms are few, and each matters."""
+"""Least number of dimensions of pruned weights: biases and norms are few, and each of them matters."""
 
 _KNOWN_SPEED_BYTES = 16 << 20
-"""Bytes after which the page thread's writes show the medium's speed."""
+"""Bytes after which the page thread's writes show the speed of the medium."""
 
 
 @dataclass(slots=True)
 class StepEvent:
-    """What one step did, for reports and for the supervisor."""
+    """The results of one step, for reports and for the supervisor."""
 
     step: int
     epoch: int
@@ -83,7 +83,7 @@ class StepEvent:
     report: StepReport = field(repr=False)
     planned_s: float = 0.0
     planned_compute_s: float = 0.0
-    """Part of it that the operators take, recomputation included."""
+    """Part of it that the operators are planned to take, including recomputation."""
     planned_joules: float | None = None
     paging: PagerStats = field(default_factory=PagerStats)
     """Work of the page thread during the step, including errors in the pages that were read."""
@@ -91,7 +91,7 @@ class StepEvent:
 
 @dataclass(frozen=True, slots=True)
 class _StepTimes:
-    """What a batch took of a run: seconds, and what was moved meanwhile."""
+    """A batch's share of a run: seconds, and what was moved meanwhile."""
 
     wall_s: float
     cpu_s: float
@@ -101,7 +101,7 @@ class _StepTimes:
 
 @dataclass(frozen=True, slots=True)
 class _OpenStep:
-    """The step in progress: what a commit of the steps before it would record, and when it began (perf_counter)."""
+    """The step in progress: what a commit of the previous steps would record, and when it began (perf_counter)."""
 
     progress: dict[str, Any]
     executor: Executor
@@ -109,7 +109,7 @@ class _OpenStep:
 
 
 class PastEndError(PortError):
-    """The state directory is further than the requested training."""
+    """The state directory is further advanced than the requested training."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -126,7 +126,7 @@ class Evaluation:
 
 
 def _require_epochs(manifest: Manifest, options: TorchOptions) -> None:
-    """Raise BundleError if learning rates follow the losses of epochs, and the run has none."""
+    """Raise BundleError if learning rates follow the losses of epochs but the run has no epochs."""
     if manifest.plateau is not None and (options.data is not None or options.weights is not None):
         raise BundleError(
             f"the learning rates of {manifest.name} follow the losses of its own epochs (ReduceLROnPlateau), which data that arrives and "
@@ -193,7 +193,7 @@ class Trainer:
         self._open: _OpenStep | None = None
         self._last_step_s = math.inf
         self._recoveries = 0
-        """Recoveries since a step ended for the first time."""
+        """Number of recoveries since a step last ended for the first time."""
         self._furthest = 0
         self.commit_bytes = 0
         """Bytes that the last commit wrote besides the step's own paging."""
@@ -220,8 +220,8 @@ class Trainer:
         return {key: sizes[key] for key in numbers if sizes[key] in ITEM_BYTES}
 
     def _in_files(self, sizes: Mapping[str, int]) -> dict[str, FileRange]:
-        """Return the frozen weights that may be read from the user's files: all but those that others may replace, and
-        those in packed pages.
+        """Return the frozen weights that may be read from the user's files: all except those that others may replace, and those in
+        packed pages.
         """
         files, packed = self.manifest.files.items(), self._packed_items()
         if self.options.weights is not None:
@@ -244,7 +244,7 @@ class Trainer:
         return commit
 
     def _compute_as(self, then: Arithmetic | None) -> None:
-        """Set torch to the settings of a bundle or a commit, None if it has none.
+        """Set torch to the arithmetic settings of a bundle or a commit; None: no settings.
 
         Raises UnavailableArithmeticError if bits matter.
         """
@@ -329,7 +329,7 @@ class Trainer:
         self._limit_device()
 
     def _limit_device(self) -> None:
-        """Limit tensors to the device memory that the plan's budget leaves them, because no kernel limits it."""
+        """Limit tensors to the device memory that the plan's budget leaves for them, because no kernel limits it."""
         choice = self.manifest.plans[self.programs.plan_index]
         held = self._outside_bytes + (resident_bytes() if self.backend.unified else 0)
         self._device_limit_bytes = max(0, (choice.device_ram_bytes or choice.ram_bytes) - held)
@@ -356,9 +356,9 @@ class Trainer:
     ) -> None:
         """Run until `options.steps` batches are done in total, then `finish`.
 
-        A damaged block leads back to an intact commit. Raises CorruptPageError if the medium damages every commit
-        again, BundleError if the bundle lacks the optimizer's numbers for that many updates, PastEndError if more steps
-        are done than asked for.
+        After a damaged block, training resumes from an intact commit. Raises CorruptPageError if the medium damages every commit again.
+        Raises BundleError if the bundle lacks the optimizer's numbers for that many updates, and PastEndError if more steps are already
+        done than requested.
         """
         if self.step > self.total_steps and self.options.data is None:
             raise PastEndError(
@@ -381,7 +381,7 @@ class Trainer:
     def _recover(self, error: CorruptPageError) -> StateRecovered:
         """Go back to the latest commit that does not use the damaged block.
 
-        Raises BundleError if that is in a file of the user's.
+        Raises BundleError if that block is in a file of the user.
         """
         if self.store.lies_in_file(error.path):
             raise BundleError(
@@ -401,9 +401,7 @@ class Trainer:
 
     @property
     def _rounds_before(self) -> int:
-        """Rounds of a federation before this one: each draws its own masks and continues in the data where the one
-        before ended.
-        """
+        """Rounds of a federation before this one: each draws new masks, and continues in the data where the previous one ended."""
         return 0 if self.options.weights is None else self.options.round or 0
 
     def _train_until(
@@ -420,7 +418,7 @@ class Trainer:
                 self.commit(on_commit)
 
     def commit(self, on_commit: Callable[[Commit, float], None]) -> None:
-        """Make the steps so far durable, if any are not."""
+        """Make the finished steps durable, if any are not."""
         self._commit(self.persistents.commit, on_commit)
 
     def _commit(
@@ -438,8 +436,8 @@ class Trainer:
     def commit_finished_steps(self, within_s: float, on_commit: Callable[[Commit, float], None]) -> None:
         """Make the finished steps durable during a step that never ends, if that takes less than `within_s`.
 
-        Memory is freed as it is written; nothing can run afterwards. Does nothing if it is too late, because the open
-        step has begun its update; everything after the last checkpoint is then lost.
+        Memory is freed as it is written, so nothing can run afterwards. Does nothing if the open step has already begun its update;
+        everything after the last checkpoint is then lost.
         """
         if self._commit_s() < within_s and not (self._open and self._open.executor.changed):
             if self._open is not None:
@@ -447,10 +445,10 @@ class Trainer:
             self._commit(self.persistents.commit_and_free, on_commit)
 
     def finishes_first(self, within_s: float) -> bool:
-        """Return whether the open step has begun its update, and can be finished and committed in `within_s`.
+        """Return whether the open step has begun its update, and can be finished and committed within `within_s`.
 
-        Half an update is useless, because neither the state before nor the one after exists. Without finished steps
-        that wait for a commit only the open step would be lost.
+        Half an update is useless, because neither the state before nor the one after exists. If no finished steps wait for a commit, only
+        the open step would be lost.
         """
         if self._open is None or not self._open.executor.changed or not self.uncommitted:
             return False
@@ -458,7 +456,7 @@ class Trainer:
         return left_s + self._commit_s() < within_s
 
     def _commit_s(self) -> float:
-        """Return how long a commit is expected to take, at the speed of the writes so far or of the plan."""
+        """Return the expected seconds of a commit, at the speed of the writes so far or of the plan."""
         stats = self.pager.stats
         flash = next(iter(self.bundle.costs.values())).device.flash
         known = stats.written_bytes >= _KNOWN_SPEED_BYTES and stats.write_seconds > 0
@@ -466,7 +464,7 @@ class Trainer:
         return self.persistents.unwritten_bytes / speed
 
     def _one_run(self, together: Sequence[BatchRows]) -> list[StepEvent]:
-        """Run one batch, or all of an update at once, and return what each of them did: an equal share of the whole."""
+        """Run one batch, or all batches of an update at once, and return the results of each, which are equal shares of the whole."""
         m, count = self.manifest, len(together)
         kind = WHOLE_UPDATE if count > 1 else batch_kind(self.step, m.accumulate)
         _, bucket, rows = together[0]
@@ -497,7 +495,7 @@ class Trainer:
         ]
 
     def _done(self, epoch: int, loss: float, name: str, times: _StepTimes) -> StepEvent:
-        """Count a batch as done, check its loss, and return what it did."""
+        """Count a batch as done, check its loss, and return its results."""
         m = self.manifest
         self.step += 1
         self.uncommitted += 1
@@ -532,7 +530,7 @@ class Trainer:
         return report
 
     def _weights(self, program: Program) -> list[str]:
-        """Return the weights that a program has just updated and that are pruned."""
+        """Return those weights that a program has just updated and that are pruned."""
         keys = {
             program.graph.storages[s].key for op in program.graph.ops if op.phase is Phase.UPDATE for s in op.writes
         }
@@ -542,8 +540,8 @@ class Trainer:
     # -- evaluation and results
 
     def evaluate(self) -> Evaluation | None:
-        """Return loss and metric over the evaluation data, or over one batch of each size if the run is discarded; None
-        if the bundle has none.
+        """Return loss and metric over the evaluation data, or over one batch of each size if the run is discarded; None without such
+        data.
         """
         if not self.eval_samples.counts[0]:
             return None
@@ -578,7 +576,7 @@ class Trainer:
     def save_weights(self, path: Path) -> str:
         """Write the model's state as safetensors, atomically; return the file's checksum. Raises ResultError.
 
-        Names are those of `model.state_dict()`, tied tensors once: read it with `safetensors.torch.load_model`.
+        Names are those of `model.state_dict()`, with tied tensors once; read the file with `safetensors.torch.load_model`.
         """
         return save_result(self.bundle, self.persistents, self.step, path)
 
@@ -593,7 +591,7 @@ class Trainer:
 
 
 def step_message(event: StepEvent, device_peak_bytes: int | None = None, device_excess_bytes: int = 0) -> StepDone:
-    """Return a step as reported to the supervisor."""
+    """Return a step in the form that is reported to the supervisor."""
     paging, packing = event.paging, event.report.packing
     waits_and_transfers = {
         "stall": paging.stall_seconds,

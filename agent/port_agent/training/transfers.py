@@ -1,7 +1,7 @@
-"""Contents on their way between the host's memory and a device's, while operators run on both.
+"""Transfers between the host's memory and a device's, while operators run on both.
 
-A transfer begins as soon as the device has computed its source, and runs alongside what follows. Whatever needs its
-target, or frees or changes its source, waits: the host for its own memory, the device's computation for the rest.
+A transfer begins as soon as the device has computed its source, and runs in parallel with the following work. Work that needs its target,
+or frees or changes its source, waits: the host for its own memory, the device's computation for the rest.
 """
 
 from collections.abc import Iterable, Set
@@ -16,7 +16,7 @@ from port_planner.ir.devices.transfers import StorageTransfer
 
 
 class StepTransfers:
-    """The transfers of one step under way."""
+    """The transfers of one step that are in progress."""
 
     def __init__(self, values: StepValues, backend: Backend, ring: TransferRing | None = None) -> None:
         self.values, self.backend, self.ring = values, backend, ring
@@ -24,7 +24,7 @@ class StepTransfers:
         """Events of transfers by target."""
 
     def begin(self, transfer: StorageTransfer) -> None:
-        """Begin to copy a resident storage into memory on the other side; nothing if the copy exists."""
+        """Begin to copy a resident storage into memory on the other side; does nothing if the copy exists."""
         if self.values.base[transfer.target] is not None:
             return
         source = self.values.whole(transfer.source)
@@ -41,7 +41,7 @@ class StepTransfers:
         return self.ring.into_device(target, source)
 
     def wait(self, target: int, touched: int) -> None:
-        """Make whoever touches a storage next, the target of a transfer or its source, wait for the transfer."""
+        """Make the next user of a storage, the target or the source of a transfer, wait for that transfer."""
         if self.values.graph.storages[touched].device == CPU:
             self._events[target].synchronize()
         else:
@@ -77,5 +77,5 @@ class TransferWaits:
         return [(target, s) for s in sorted(touched) for target in sorted(self._by_storage.pop(s, ()))]
 
     def into(self, storages: Iterable[int]) -> set[int]:
-        """Return those of these storages that a transfer in progress fills; a source may be read by others, too."""
+        """Return those of these storages that a transfer in progress fills; a source may also be read by others."""
         return {s for s in storages if s in self._by_storage.get(s, ())}

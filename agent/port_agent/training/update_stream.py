@@ -1,7 +1,7 @@
 """An elementwise update that runs slice by slice: weight, gradient and optimizer state stream through RAM.
 
-While slice i is computed, slice i + 1 is being read and slice i - 1 written, with two buffers per streamed storage.
-This runs on a thread of its own, so that the transfers of an update hide behind the backward pass.
+While slice i is computed, slice i + 1 is being read and slice i - 1 written, with two buffers per streamed storage. This runs on a separate
+thread, so that the transfers of an update hide behind the backward pass.
 """
 
 import threading
@@ -21,7 +21,7 @@ from port_planner.ir.run_op import Fetcher, compiled, fetcher
 
 
 class _AbandonError(Exception):
-    """The step is over early; nothing needs the result."""
+    """The step has ended early, and nothing needs the result."""
 
 
 class UpdateThread:
@@ -38,7 +38,7 @@ class UpdateThread:
         self._futures[update.index] = self._pool.submit(update.run, self._gate)
 
     def result(self, group: int, timeout_s: float) -> float | None:
-        """Return the seconds that the update of a group computed, None if it is not done yet.
+        """Return the seconds of computation in a group's update; None if it is not done yet.
 
         Raises what the update raised.
         """
@@ -49,14 +49,14 @@ class UpdateThread:
             return None
 
     def hold(self) -> None:
-        """Let no further slice start until `go_on`."""
+        """Let no further slice start until `go_on` is called."""
         self._may_run.clear()
 
     def go_on(self) -> None:
         self._may_run.set()
 
     def close(self) -> None:
-        """End the thread; updates that were not waited for stop before their next slice."""
+        """End the thread; updates for which nobody waited stop before their next slice."""
         self._closed = True
         self._may_run.set()
         self._pool.shutdown(wait=True, cancel_futures=True)
@@ -90,7 +90,7 @@ class SlicedUpdate:
         self.temporaries = set(self.group.temporaries)
         self.streamed = [s for s in self.group.storages if s not in self.temporaries]
         self.leaving = dict(program.slice_written).get(group_index, ())
-        """Resident storages that are on flash when the update ends."""
+        """Resident storages that must be on flash when the update ends."""
         self.last_use = {
             s: k for k, op in enumerate(self.ops) for s in _storages(graph.values, op) if s in self.temporaries
         }
@@ -100,7 +100,7 @@ class SlicedUpdate:
 
     @torch.no_grad()
     def run(self, gate: Callable[[], None]) -> float:
-        """Run the group, with resident storages in place; return the seconds it computed.
+        """Run the group, with resident storages in place; return the seconds of computation.
 
         `gate` is called before each slice, and waits while the step is paused.
         """

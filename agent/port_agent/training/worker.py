@@ -18,7 +18,7 @@ from port_agent.worker.serve import serve
 from port_planner.base.errors import ExitCode
 
 _STACK_BYTES = 1 << 20
-"""Stack of the page thread and the update thread: the system's 8 MiB each would count against RLIMIT_DATA."""
+"""Stack in bytes of the page thread and the update thread; the system's 8 MiB each would count against RLIMIT_DATA."""
 
 
 def main(words: Sequence[str] | None = None) -> ExitCode:
@@ -28,7 +28,7 @@ def main(words: Sequence[str] | None = None) -> ExitCode:
 
 
 def run(control_fd: int | None, options_of: Callable[[Control], TorchOptions]) -> ExitCode:
-    """Load torch, train what `options_of` then returns, and return the exit code."""
+    """Load torch, train with the options that `options_of` then returns, and return the exit code."""
     threading.stack_size(_STACK_BYTES)
 
     def work(control: Control, emit: Emit) -> None:
@@ -41,7 +41,7 @@ def run(control_fd: int | None, options_of: Callable[[Control], TorchOptions]) -
 
 
 def end(code: ExitCode) -> NoReturn:
-    """End the process: torch's own teardown takes longer than the second allowed for leaving."""
+    """End the process at once, because torch's own teardown takes longer than the second allowed for leaving."""
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(code)

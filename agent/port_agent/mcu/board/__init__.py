@@ -1,1 +1,1 @@
-"""Boards: which there are, their firmware images, how they are flashed or simulated."""
+"""The boards, their firmware images, and how they are flashed or simulated."""

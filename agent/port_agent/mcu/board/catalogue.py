@@ -1,9 +1,9 @@
-"""The boards the firmware is ported to.
+"""The boards to which the firmware is ported.
 
-Memory, compiler flags, USB identities, how to flash, how to simulate.
+It lists memory, compiler flags, USB identities, and how to flash and simulate them.
 
-Addresses and sizes come from the sources named in each port under firmware/ports. "Emulated" boards run in QEMU and
-in this project's tests; the others are compiled there, and have not been run by its authors on real hardware.
+Addresses and sizes come from the sources named in each port under firmware/ports. "Emulated" boards run in QEMU and in this project's
+tests; the others are only compiled there, and the authors have not run them on real hardware.
 """
 
 import enum
@@ -45,7 +45,7 @@ class Machine:
     name: str
     arguments: tuple[str, ...] = ()
     storage_bytes: int | None = None
-    """Size of the memory that the simulator backs with a file; None: the machine's own flash, lost at a kill."""
+    """Size in bytes of the memory that the simulator backs with a file; None: the machine's own flash, which is lost at a kill."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +55,7 @@ class FirmwareBoard:
     name: str
     title: str
     port: str
-    """Directory under firmware/ports."""
+    """Directory of the port under firmware/ports."""
     cpu: tuple[str, ...]
     """Compiler flags that choose the core; empty: the host's own compiler."""
     ram_bytes: int
@@ -63,26 +63,26 @@ class FirmwareBoard:
     payload_bytes: int
     ring_bytes: int
     stack_bytes: int
-    """The least that the linker reserves for the stack."""
+    """Least bytes that the linker reserves for the stack."""
     ram_origin: int = 0x2000_0000
     flash_origin: int = 0
     """Address at which the image starts: behind the boot loader, if there is one."""
     flash_reserved_bytes: int = 0
-    """Boot loader and its settings, before and after the image."""
+    """Bytes of the boot loader and its settings, before and after the image."""
     page_bytes: int = 1 * KIB
     interrupts: int = 32
     uart_interrupt: int = 0
     has_storage: bool = True
-    """False: no snapshot slots on the device (QEMU does not emulate every flash controller)."""
+    """Whether the device has snapshot slots; QEMU does not emulate every flash controller."""
     storage_origin: int | None = None
-    """Snapshot slots outside the flash; None: the last pages of the flash."""
+    """Address of snapshot slots outside the flash; None: they are the last pages of the flash."""
     defines: dict[str, int] = field(default_factory=dict)
     media: dict[str, dict[str, int]] = field(default_factory=dict)
     """External memory for a model's pages (psram, nor, sd), each with the settings that the port needs."""
     usb: tuple[UsbId, ...] = ()
     methods: tuple[FlashMethod, ...] = ()
     probe_target: str | None = None
-    """Name of the chip in pyocd."""
+    """Name of the chip in pyOCD."""
     uf2_family: int | None = None
     machine: Machine | None = None
     figures: str = "nrf52840"

@@ -19,7 +19,7 @@ class MessageError(McuError):
 
 
 class DisconnectedError(McuError):
-    """The port is gone: unplugged, the simulator ended, or the system closed it.
+    """The port has disappeared: the board was unplugged, the simulator ended, or the system closed it.
 
     Every exception of pyserial and every OSError of a port becomes this error.
     """
@@ -43,7 +43,7 @@ class NoAnswerError(McuError):
 
 
 class DeviceResetError(McuError):
-    """The device was reset since the session began: its RAM holds the initial weights again."""
+    """The device was reset since the session began; its RAM contains the initial weights again."""
 
     def __init__(self, port: str, expected_nonce: int, nonce: int) -> None:
         super().__init__(
@@ -54,7 +54,7 @@ class DeviceResetError(McuError):
 
 
 class SequenceError(McuError):
-    """Another program spoke to the device in between, so exactly-once no longer holds."""
+    """Another program used the device in between, so exactly-once no longer holds."""
 
     def __init__(self, port: str, sent: int, expected: int) -> None:
         super().__init__(
@@ -73,11 +73,11 @@ class RefusedError(McuError):
 
 
 class PagesFailedError(RefusedError):
-    """External memory for the model's pages failed during a step: restore a snapshot before continuing."""
+    """External memory for the model's pages failed during a step; restore a snapshot before continuing."""
 
 
 class IncompatibleError(McuError):
-    """Firmware, model or board do not fit the job; the message says how to reflash."""
+    """Firmware, model or board do not match the job; the message says how to reflash."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -101,18 +101,18 @@ class FirmwareWriteError(McuError):
 
 
 class PortNotFoundError(McuError):
-    """No port matches the request."""
+    """No port matches the selector."""
 
 
 class SimulatorError(McuError):
-    """The simulated board could not be started or ended by itself."""
+    """The simulated board could not be started, or ended by itself."""
 
 
 class SnapshotError(McuError):
-    """A snapshot file that cannot be used."""
+    """A snapshot file cannot be used."""
 
 
 class BoardJobError(McuError):
-    """A job description or its data that cannot be used."""
+    """A job description or its data cannot be used."""
 
     exit_code = ExitCode.IMPOSSIBLE

@@ -1,7 +1,7 @@
 """Build the firmware of one model for one board, and report how much memory it takes.
 
-The sources are `firmware/` of a checkout, and data of `port_agent` in an installed wheel.
-A model is a directory with model.c and model.h as port_planner.mcu writes them.
+The sources are in `firmware/` of a checkout, or data of `port_agent` in an installed wheel. A model is a directory with model.c and model.h
+as port_planner.mcu writes them.
 """
 
 import re
@@ -19,7 +19,7 @@ CROSS_COMPILER = "arm-none-eabi-gcc"
 HOST_COMPILER = "cc"
 WARNINGS = ("-Wall", "-Wextra", "-Werror")
 EXACT = ("-std=c99", "-ffp-contract=off", "-fno-fast-math")
-"""No fused multiply-add and no reordering: the same bits on every board and on the host."""
+"""Compiler flags that forbid fused multiply-add and reordering: the same bits on every board and on the host."""
 SLOT_HEADER_BYTES = 72
 """Header of a snapshot slot, firmware/src/snapshot.c."""
 SECTIONS = ("-ffunction-sections", "-fdata-sections")
@@ -72,8 +72,8 @@ def build_firmware(
 ) -> Firmware:
     """Compile and link the firmware with the model in directory `model` into directory `out`.
 
-    `extra` goes to the compiler as it is: sanitizers, or a board's own definitions. Raises BuildError if the
-    compiled model is missing or the compiler rejects it.
+    `extra` is passed to the compiler unchanged: sanitizers, or a board's own definitions. Raises BuildError if the compiled model is
+    missing or the compiler rejects it.
     """
     board = find_board(board) if isinstance(board, str) else board
     if not (model / "model.c").is_file() or not (model / "model.h").is_file():
@@ -103,7 +103,7 @@ def build_firmware(
 def parameter_bytes(model: Path) -> int:
     """Return PORT_MODEL_PARAMETER_BYTES of a compiled model.
 
-    Raises BuildError where the model's header does not say it.
+    Raises BuildError if the model's header does not define it.
     """
     match = re.search(r"^#define\s+PORT_MODEL_PARAMETER_BYTES\s+(\d+)", (model / "model.h").read_text(), re.MULTILINE)
     if match is None:
@@ -118,7 +118,7 @@ def kernel_kinds(model: Path) -> int:
 
 
 def page_medium(model: Path) -> str | None:
-    """Return the medium that a compiled model pages to, None for one that does not page."""
+    """Return the medium to which a compiled model pages; None if it does not page."""
     match = re.search(r'^#define\s+PORT_MODEL_MEDIUM\s+"(\w+)"', (model / "model.h").read_text(), re.MULTILINE)
     return match[1] if match else None
 
@@ -135,7 +135,7 @@ def _check_medium(board: FirmwareBoard, model: Path) -> None:
 def slot_bytes(board: FirmwareBoard, model: Path) -> int:
     """Return the size of one of the two snapshot slots: whole flash pages.
 
-    0 for a board that keeps none.
+    The size is 0 for a board without slots.
     """
     if not board.has_storage:
         return 0

@@ -1,4 +1,4 @@
-"""Write an image to a board with the tool of its family, or say exactly which command does.
+"""Write an image to a board with the tool of its family, or show the exact command for it.
 
 The tools are optional: adafruit-nrfutil, stm32loader and pyocd come with `pip install port-agent[flash]`, bossac from the
 system's packages. Copying to a boot loader's drive (UF2, DAPLink) needs none.
@@ -61,7 +61,7 @@ def mounted_drives() -> list[Path]:
 def commands_for(
     method: FlashMethod, board: FirmwareBoard, firmware: Firmware, port: str
 ) -> tuple[tuple[str, ...], ...]:
-    """Return the commands of a method that has some; () for copying to a drive."""
+    """Return the commands of a flash method; () for copying to a drive."""
     image, folder = firmware.image, firmware.elf.parent
     binary, package = folder / f"{board.name}.bin", folder / f"{board.name}.zip"
     match method:
@@ -146,7 +146,7 @@ def image_for(method: FlashMethod, board: FirmwareBoard, firmware: Firmware) -> 
 
 
 def find_drive(method: FlashMethod, drives: Iterable[Path]) -> Path | None:
-    """Return the mounted drive of a boot loader, None if there is none."""
+    """Return the mounted drive of a boot loader; None if there is none."""
     for path in drives:
         try:
             if (path / DRIVE_MARKS[method]).is_file():
@@ -159,7 +159,7 @@ def find_drive(method: FlashMethod, drives: Iterable[Path]) -> Path | None:
 def copy_to_drive(method: FlashMethod, board: FirmwareBoard, firmware: Firmware, drive: Path) -> Path:
     """Copy the image; the boot loader resets the board by itself after the last block.
 
-    Raises FirmwareWriteError where the drive cannot be written.
+    Raises FirmwareWriteError if the drive cannot be written.
     """
     source = image_for(method, board, firmware)
     target = drive / source.name

@@ -1,9 +1,9 @@
 """Runs the firmware without a board: in QEMU, or as a process.
 
-Either way the agent sees a real pty.
+In both cases the agent uses a real pty.
 
-QEMU emulates core, memory limits (microbit), UART and flash controller, not the clock: nothing here says how long a
-real board takes or how much energy it needs.
+QEMU emulates core, memory limits (microbit), UART and flash controller, but not the clock, so a simulation does not show a real board's
+time or energy.
 """
 
 import contextlib
@@ -22,7 +22,7 @@ from port_agent.system.locks import LockFile
 
 QEMU = "qemu-system-arm"
 START_S = 30.0
-"""QEMU answers within 0.2 s on an idle machine; on a loaded one it was seen to take seconds."""
+"""Seconds to wait for the start: QEMU answers within 0.2 s on an idle machine, but has taken seconds on a loaded one."""
 
 
 def find_qemu() -> str:
@@ -53,7 +53,7 @@ def command_line(board: FirmwareBoard, elf: Path, storage: Path | None) -> list[
 class Simulator:
     """A simulated board.
 
-    `port` is a link to the current pty, as of a USB port after replugging.
+    `port` is a link to the current pty, which may change as a USB port does after replugging.
     """
 
     def __init__(self, firmware: Firmware, folder: Path, storage: bool = True) -> None:

@@ -1,1 +1,1 @@
-"""The protocol of host and board over the serial line: frames, messages, sessions, each effect exactly once."""
+"""The protocol of host and board over the serial line: frames, messages and sessions, with each effect exactly once."""

@@ -1,7 +1,7 @@
 """A compiled model as the agent sees it: a directory with model.c, model.h and model.json.
 
-model.json gives what the C tables do not: the shape and scale of the input, and the names of the classes. A directory
-without it accepts int8 samples only.
+model.json adds what the C tables lack: the shape and scale of the input, and the names of the classes. A directory without it accepts only
+int8 samples.
 """
 
 import json
@@ -22,7 +22,7 @@ MANIFEST = "model.json"
 MIN_CODES = 8
 """The least codes from zero that data reach; with fewer, they have other units than the model."""
 MAX_CLIPPED_SHARE = 0.5
-"""Largest share of values outside of the calibrated range; with more, data have other units than the model."""
+"""Largest share of values outside the calibrated range; a larger share means that the data have other units than the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ class InputFormat:
 
     @property
     def shapes(self) -> tuple[tuple[int, ...], ...]:
-        """The shapes a sample may have: whole, and without the axes that a stream, features or a single channel lack."""
+        """The shapes that a sample may have: whole, and without the axes that a stream, features or a single channel lack."""
         whole = (self.channels, self.height, self.width)
         stream = ((self.channels, self.width),) if self.height == 1 else ()
         features = ((self.channels,),) if self.height == self.width == 1 else ()
@@ -55,7 +55,7 @@ class InputFormat:
         return int(((reals < low - self.scale) | (reals > high + self.scale)).sum())
 
     def refuse_clipped(self, clipped: int, size: int, place: str) -> None:
-        """Raise BoardJobError if more than half of `size` values are clipped: they have other units than the model."""
+        """Raise BoardJobError if more than half of `size` values are clipped, which means that they have other units than the model."""
         if clipped > MAX_CLIPPED_SHARE * size:
             low, high = self.limits
             raise BoardJobError(
@@ -107,7 +107,7 @@ class ModelDirectory:
 
     @property
     def sample_bytes(self) -> int:
-        """The bytes of a sample to learn from."""
+        """Bytes of a sample to learn from."""
         return self.input_bytes + 4 * self.target_count
 
     def quantize(self, samples: NDArray[Any]) -> NDArray[np.int8]:
@@ -131,7 +131,7 @@ class ModelDirectory:
         return form.clipped(reals)
 
     def codes(self, samples: NDArray[Any]) -> NDArray[np.int8]:
-        """Return codes, which are int8 rows [N, input_bytes] in the device's order.
+        """Return codes unchanged: int8 rows [N, input_bytes] in the device's order.
 
         Raises BoardJobError for another type or shape.
         """
@@ -143,7 +143,7 @@ class ModelDirectory:
         return np.ascontiguousarray(samples)
 
     def describe_input(self) -> str:
-        """Return the input's description for people."""
+        """Return a description of the input for people."""
         rows = f"int8 rows [N, {self.input_bytes}] named codes"
         return rows if self.input is None else f"real values {['N', *self.input.shapes[0]]}, or {rows}".replace("'", "")
 
@@ -175,7 +175,7 @@ class ModelDirectory:
 
 
 def read_model(path: Path) -> ModelDirectory:
-    """Return the model in directory `path`; raise BoardJobError that names what is missing."""
+    """Return the model in directory `path`; raise BoardJobError, naming the missing file."""
     header, source = path / "model.h", path / "model.c"
     if not header.is_file() or not source.is_file():
         raise BoardJobError(f"{path} holds no compiled model (model.c, model.h); make one with: port-agent mcu compile")

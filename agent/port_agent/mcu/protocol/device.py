@@ -1,6 +1,6 @@
-"""Operate one device from the host: move parameters, train, evaluate, infer, snapshot.
+"""Operate one device from the host: read and load parameters, train, evaluate, infer, take snapshots.
 
-Sizes follow HELLO's limits.
+Sizes respect the limits in HELLO.
 """
 
 import struct
@@ -43,8 +43,8 @@ from port_agent.mcu.protocol.session import Session
 class Device:
     """Operations on the device of a session.
 
-    After DisconnectedError or NoAnswerError, attach the session to a new transport and call the same operation with
-    the same arguments: what had already run is not run again.
+    After DisconnectedError or NoAnswerError, attach the session to a new transport and call the same operation with the same arguments;
+    finished parts are not run again.
     """
 
     def __init__(self, session: Session, clock: Callable[[], float] = time.monotonic) -> None:
@@ -54,12 +54,12 @@ class Device:
 
     @property
     def info(self) -> DeviceInfo:
-        """Return the device's description of itself."""
+        """Return the device's self-description."""
         return self.session.info
 
     @property
     def seconds_per_sample(self) -> float:
-        """Return the recent time per sample, wire included; 0 before the first."""
+        """Return the recent time per sample, transfer included; 0 before the first."""
         return self._sample_s
 
     def status(self) -> DeviceStatus:
@@ -77,19 +77,19 @@ class Device:
         return found if found.medium or found.needed_bytes else None
 
     def training(self) -> DeviceTraining:
-        """Return options and state as the device has them."""
+        """Return the device's options and state."""
         return self.session.request(Options())
 
     def set_training(
         self, options: TrainingOptions | None = None, state: TrainingState | None = None
     ) -> DeviceTraining:
-        """Set options, state or both, and return what is in force."""
+        """Set options, state or both, and return the resulting ones."""
         return self.session.request(Options(options, state))
 
     def read_parameters(self) -> bytes:
         """Return all parameter bytes, checked against the device's own CRC.
 
-        Raises MessageError where they arrive damaged.
+        Raises MessageError if they arrive damaged.
         """
         size, piece = self.info.parameter_bytes, self.info.max_payload
         requests = (Read(at, min(piece, size - at)) for at in range(0, size, piece))
@@ -107,7 +107,7 @@ class Device:
     def load_parameters(self, data: bytes) -> None:
         """Overwrite all parameters, checked by the device's own CRC.
 
-        Raises IncompatibleError for another number of bytes than the model has, MessageError where others are there.
+        Raises IncompatibleError if the number of bytes differs from the model's, MessageError if the device then has other ones.
         """
         if len(data) != self.info.parameter_bytes:
             raise IncompatibleError(
@@ -123,12 +123,12 @@ class Device:
             )
 
     def samples_per_request(self, labelled: bool = True) -> int:
-        """Return how many samples fit one request; 0: a sample has to be pushed in parts."""
+        """Return how many samples fit into one request; 0 if a sample must be pushed in parts."""
         per_sample = self.info.sample_bytes + 2 if labelled else self.info.input_bytes
         return (self.info.max_payload - 4) // per_sample
 
     def push(self, sample: bytes) -> None:
-        """Write one sample, with its targets if it is to learn from, in parts."""
+        """Write one sample in parts, with its targets if the device must learn from it."""
         piece = self.info.max_payload - 4
         for at in range(0, len(sample), piece):
             self.session.request(Push(at, sample[at : at + piece]))
@@ -151,7 +151,7 @@ class Device:
         return self.session.request(request, count * self._sample_s)
 
     def outputs(self, sample: bytes) -> tuple[float, ...]:
-        """Return the outputs for one sample: logits, or the numbers that a model with targets answers."""
+        """Return the outputs for one sample: logits, or the numbers of a model with targets."""
         self.infer(sample)
         size, piece = 4 * self.info.class_count, self.info.max_payload // 4 * 4
         requests = (Read(at, min(piece, size - at), MemoryRegion.LOGITS) for at in range(0, size, piece))
@@ -163,11 +163,11 @@ class Device:
         return self.session.request(Save(), work_s=1.0)  # erasing flash pages: 20 to 90 ms each
 
     def restore(self, source: RestoreSource = RestoreSource.SNAPSHOT) -> DeviceTraining:
-        """Take the parameters from the device's snapshot or its flash image."""
+        """Restore the parameters from the device's snapshot or its flash image."""
         return self.session.request(Restore(source))
 
     def abort(self) -> None:
-        """Forget a pushed input."""
+        """Discard a pushed input."""
         self.session.request(Abort())
 
     def _learn(self, kind: type[Train] | type[Eval], labels: tuple[int, ...], samples: bytes) -> LearnResult:

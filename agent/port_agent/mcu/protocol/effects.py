@@ -22,7 +22,7 @@ class Rule(enum.IntEnum):
 
 
 class RestoreSource(enum.IntEnum):
-    """Where RESTORE takes the parameters from."""
+    """The place from which RESTORE takes the parameters."""
 
     SNAPSHOT = 0
     INITIAL = 1
@@ -65,7 +65,7 @@ class TrainingState:
 
 @dataclass(frozen=True, slots=True)
 class DeviceTraining:
-    """Options and state as the device has them.
+    """The device's options and state.
 
     `generation` counts snapshots (0: not one).
     """
@@ -89,7 +89,7 @@ def _read_training(payload: bytes, name: str) -> DeviceTraining:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Set the given options, read all."""
+    """Set the given options and read all of them."""
 
     options: TrainingOptions | None = None
     state: TrainingState | None = None
@@ -109,7 +109,7 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Push:
-    """Write part of the input tensor; parts in order, offset 0 starts again."""
+    """Write a part of the input tensor; parts must be in order, and offset 0 starts again."""
 
     offset: int
     data: bytes
@@ -152,7 +152,7 @@ def _read_learn(payload: bytes, name: str) -> LearnResult:
 
 @dataclass(frozen=True, slots=True)
 class Train:
-    """Train on samples in sequence, or (`samples` None, one label) on the pushed input."""
+    """Train on samples in sequence, or, with `samples` None and one label, on the pushed input."""
 
     labels: tuple[int, ...]
     samples: bytes | None
@@ -167,7 +167,7 @@ class Train:
 
 @dataclass(frozen=True, slots=True)
 class Eval:
-    """Count right predictions and loss; the state in the reply is the unchanged one."""
+    """Count correct predictions and loss; the reply contains the unchanged state."""
 
     labels: tuple[int, ...]
     samples: bytes | None
@@ -181,7 +181,7 @@ class Eval:
 
 
 INFER_MAX = 31
-"""Samples per INFER: the reply must fit the device's reply cache of 64 bytes."""
+"""Largest number of samples per INFER, because the reply must fit into the device's reply cache of 64 bytes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,7 +198,7 @@ class Infer:
     def read_reply(self, payload: bytes) -> tuple[int, ...]:
         """Return the classes, one for each sample.
 
-        Raises MessageError for a reply of another length.
+        Raises MessageError if the reply has another length.
         """
         done, *classes = unpack_reply(struct.Struct(f"<H{self.count}H"), payload, "INFER")
         if done != self.count:
@@ -221,7 +221,7 @@ class Save:
 
 @dataclass(frozen=True, slots=True)
 class Restore:
-    """Take the parameters from the newest snapshot, or from the flash image."""
+    """Restore the parameters from the newest snapshot, or from the flash image."""
 
     source: RestoreSource = RestoreSource.SNAPSHOT
     type: ClassVar[MessageType] = MessageType.RESTORE
@@ -235,7 +235,7 @@ class Restore:
 
 @dataclass(frozen=True, slots=True)
 class Abort:
-    """Forget a pushed input. (A running TRAIN is stopped by framing.ATTENTION.)"""
+    """Discard a pushed input. (A running TRAIN is stopped by framing.ATTENTION.)"""
 
     type: ClassVar[MessageType] = MessageType.ABORT
 
@@ -248,7 +248,7 @@ class Abort:
 
 @dataclass(frozen=True, slots=True)
 class Reset:
-    """Start the device again; its RAM, and the session, are lost."""
+    """Restart the device; its RAM and the session are lost."""
 
     type: ClassVar[MessageType] = MessageType.RESET
 

@@ -1,6 +1,6 @@
 """Frames on the wire: COBS of (content, CRC-32 little-endian), then one zero byte.
 
-This module does not interpret contents, and does no input or output.
+This module neither interprets contents nor performs input or output.
 
 The other end is firmware/protocol/frame.c; byte layouts are in firmware/PROTOCOL.md.
 """
@@ -15,20 +15,20 @@ CRC_BYTES = 4
 CONTENT_MAX = 8192
 """Largest frame content that a host accepts.
 
-Devices state their own limit in HELLO (512 to 4096); twice the largest allows for a newer one and keeps a babbling port
-from filling the memory.
+Devices state their own limit in HELLO (512 to 4096). Twice the largest allows for newer devices, and keeps a faulty port from filling the
+memory.
 """
 ENCODED_MAX = CONTENT_MAX + CRC_BYTES + (CONTENT_MAX + CRC_BYTES) // 254 + 1
-"""COBS adds one byte per 254, and one."""
+"""Largest encoded frame: COBS adds one byte, and one more per 254 bytes."""
 DELIMITER = b"\0"
 ATTENTION = bytes(16)
-"""Stops a running TRAIN or EVAL: the device looks for eight zeros in a row; sixteen survive a lost byte or two."""
+"""Bytes that stop a running TRAIN or EVAL. The device looks for eight zeros in a row; sixteen survive the loss of a few."""
 
 _BLOCK = 254
 
 
 def cobs_encode(data: bytes) -> bytes:
-    """Return `data` without zero bytes, as consistent overhead byte stuffing defines it (no delimiter)."""
+    """Return `data` without zero bytes, encoded by consistent overhead byte stuffing (without delimiter)."""
     encoded = bytearray()
     start = 0
     while True:
@@ -89,7 +89,7 @@ class FrameCounters:
 
 
 class FrameDecoder:
-    """Turns received bytes, however divided, into frame contents; damaged frames are counted and skipped."""
+    """Turns received bytes, however they are divided, into frame contents; damaged frames are counted and skipped."""
 
     def __init__(self) -> None:
         self.counters = FrameCounters()
@@ -104,7 +104,7 @@ class FrameDecoder:
             self._append(piece)
 
     def clear(self) -> None:
-        """Forget an unfinished frame, as after a reconnect."""
+        """Discard an unfinished frame, as after a reconnect."""
         self._pending.clear()
         self._skipping = False
 

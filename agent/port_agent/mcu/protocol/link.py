@@ -1,4 +1,4 @@
-"""The connection of a job to its board: opens it, checks firmware and model, and finds the board again.
+"""The connection of a job to its board: opens it, checks firmware and model, and finds the board again after an unplug.
 
 After an unplug there are two cases. If the board kept its power and its boot nonce, the session continues where it was,
 even in the middle of a request. If it was reset, DeviceResetError is raised and the job restores its snapshot.
@@ -20,7 +20,7 @@ POLL_S = 1.0
 
 
 def check_model(info: DeviceInfo, model: ModelDirectory, port: str) -> None:
-    """Raise IncompatibleError, with the command that helps, unless the device holds exactly this model."""
+    """Raise IncompatibleError, with the command that helps, unless the device has exactly this model."""
     if info.model_hash == model.sha256:
         return
     raise IncompatibleError(
@@ -73,7 +73,7 @@ class Link:
         return device
 
     def reattach(self, wait: Waiter, give_up: Callable[[], bool]) -> bool:
-        """Wait for the board and continue the same session; return False if `give_up()` came first.
+        """Wait for the board and continue the same session; return False if `give_up()` is true first.
 
         Raises DeviceResetError if the board has lost its state; call `connect` then.
         """

@@ -1,4 +1,4 @@
-"""What all requests and replies have: a type, a header, a status. Layouts: firmware/PROTOCOL.md.
+"""The common parts of all requests and replies: a type, a header, a status. Layouts: firmware/PROTOCOL.md.
 
 The requests themselves are `queries` and `effects`. Every integer is little endian. A request knows the type of its reply;
 `read_reply` checks the length and raises MessageError with the number that does not fit.
@@ -15,13 +15,13 @@ PROTOCOL_VERSION = 1
 HEADER = struct.Struct("<HBBI")
 REPLY_BIT = 0x80
 _SHOWN = 64
-"""Bytes of a wrong reply that an error shows."""
+"""Number of bytes of a wrong reply that an error shows."""
 
 R_co = TypeVar("R_co", covariant=True)
 
 
 class MessageType(enum.IntEnum):
-    """Message types: effects from 0x10 on (exactly once, in sequence), and below them queries, which may run twice."""
+    """Message types: effects from 0x10 on (exactly once, in sequence), and queries below, which may run twice."""
 
     HELLO = 0x01
     STATUS = 0x02
@@ -47,7 +47,7 @@ class MessageType(enum.IntEnum):
 
 
 class ReplyStatus(enum.IntEnum):
-    """The fourth byte of a reply."""
+    """The status in a reply, its fourth byte."""
 
     OK = 0
     UNKNOWN_TYPE = 1
@@ -78,7 +78,7 @@ class Request(Protocol[R_co]):
         """Return the bytes after the header."""
 
     def read_reply(self, payload: bytes) -> R_co:
-        """Return the reply that `payload` holds; raise MessageError if it does not fit."""
+        """Return the reply in `payload`; raise MessageError if it does not fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ def encode_request(sequence: int, nonce: int, request: Request[object]) -> bytes
 
 
 def decode_reply(content: bytes) -> tuple[ReplyHeader, bytes]:
-    """Return header and payload of a reply; raise MessageError if it is not one."""
+    """Return header and payload of a reply; raise MessageError if the bytes are not a reply."""
     if len(content) < HEADER.size:
         raise MessageError(f"reply of {len(content)} bytes, shorter than its header of {HEADER.size}")
     sequence, kind, status, nonce = HEADER.unpack_from(content)
@@ -111,7 +111,7 @@ def decode_reply(content: bytes) -> tuple[ReplyHeader, bytes]:
 
 
 def unpack_reply(layout: struct.Struct, payload: bytes, name: str) -> tuple[Any, ...]:
-    """Return the fields of a reply; raise MessageError if it has another length."""
+    """Return the fields of a reply; raise MessageError if its length is wrong."""
     if len(payload) != layout.size:
         raise MessageError(f"{name} reply of {len(payload)} bytes, expected {layout.size}: {payload[:_SHOWN].hex()}")
     return layout.unpack(payload)

@@ -1,7 +1,7 @@
 """Find the serial port of a board: by USB identity and serial number, by path, and again after it was unplugged.
 
-A path does not identify a board: /dev/ttyACM0 comes back as ttyACM1 if it was still open. Ptys are not listed by the system,
-so simulated boards are given as a path or found among the running simulators.
+A path does not identify a board: /dev/ttyACM0 returns as ttyACM1 if it was still open. The system does not list ptys, so simulated boards
+are given by path or found among the running simulators.
 """
 
 import os
@@ -31,7 +31,7 @@ class PortInfo:
 
 @dataclass(frozen=True, slots=True)
 class PortSelector:
-    """What identifies the wanted port: any of a path, a USB identity and a USB serial number."""
+    """Criteria for the wanted port: any of a path, a USB identity and a USB serial number."""
 
     path: str | None = None
     usb: UsbId | None = None
@@ -80,14 +80,14 @@ def _simulated(folder: Path) -> Iterable[PortInfo]:
 
 
 def selector_of(port: PortInfo) -> PortSelector:
-    """Return a selector that finds this port again after it is replugged: never its path, if it has an identity."""
+    """Return a selector that finds this port again after it is replugged. It never uses the path of a port that has an identity."""
     if port.serial is not None:
         return PortSelector(usb=port.usb, serial=port.serial)
     return PortSelector(path=port.path, usb=port.usb)
 
 
 def find_port(selector: PortSelector, ports: Callable[[], list[PortInfo]] = list_serial_ports) -> PortInfo | None:
-    """Return the port that `selector` means, None if it is not plugged in.
+    """Return the port that matches `selector`; None if it is not plugged in.
 
     Raises PortNotFoundError if several match.
     """
@@ -104,9 +104,9 @@ def find_port(selector: PortSelector, ports: Callable[[], list[PortInfo]] = list
 
 
 def require_port(selector: PortSelector, ports: Callable[[], list[PortInfo]] = list_serial_ports) -> PortInfo:
-    """Return the port that `selector` means.
+    """Return the port that matches `selector`.
 
-    Raises PortNotFoundError with the ports there are.
+    Raises PortNotFoundError, which lists the existing ports.
     """
     found = find_port(selector, ports)
     if found is None:

@@ -12,18 +12,18 @@ from port_agent.mcu.board.errors import MessageError
 from port_agent.mcu.protocol.messages import MessageType, unpack_reply
 
 _UNKNOWN = 0xFFFFFFFF
-"""A figure that the board cannot give; becomes None."""
+"""Value of a figure that the board cannot give; it becomes None."""
 
 
 class MemoryRegion(enum.IntEnum):
-    """What READ and CRC access."""
+    """Memory regions that READ and CRC access."""
 
     PARAMETERS = 0
     LOGITS = 1
 
 
 class ResetReason(enum.IntEnum):
-    """Why the device started last."""
+    """Why the device last started."""
 
     POWER = 1
     REQUEST = 2
@@ -41,7 +41,7 @@ def _text(field: bytes) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceInfo:
-    """A device's description of itself in HELLO. Sizes in bytes."""
+    """A device's self-description in HELLO. Sizes in bytes."""
 
     protocol: int
     oldest_protocol: int
@@ -69,7 +69,7 @@ class DeviceInfo:
 
     @property
     def sample_bytes(self) -> int:
-        """The bytes of a sample to learn from: its input and, if it has targets, an f32 for each output."""
+        """Bytes of a sample to learn from: its input and, if it has targets, an f32 for each output."""
         return self.input_bytes + (4 * self.class_count if self.has_targets else 0)
 
     @property
@@ -79,7 +79,7 @@ class DeviceInfo:
 
     @property
     def serial_text(self) -> str | None:
-        """Return the factory id in hex, None for a board without one."""
+        """Return the factory id in hexadecimal; None for a board without one."""
         return self.serial.hex() if any(self.serial) else None
 
 
@@ -98,9 +98,9 @@ class Hello:
         return struct.pack("<I", self.token)
 
     def read_reply(self, payload: bytes) -> DeviceInfo:
-        """Return the device's description of itself.
+        """Return the device's self-description.
 
-        Raises MessageError for a reply of another length.
+        Raises MessageError if the reply has another length.
         """
         (protocol, oldest, major, minor, patch, max_payload, ram, flash, nonce, sequence, classes, inputs, parameters,
          arena, flags, slot, hertz, model_hash, board, model, serial) = unpack_reply(self._LAYOUT, payload, "HELLO")  # fmt: skip
@@ -115,7 +115,7 @@ class Hello:
 
 @dataclass(frozen=True, slots=True)
 class DeviceStatus:
-    """Counters since boot; None if the board does not have one."""
+    """Counters since boot; None for those that the board lacks."""
 
     frames: int
     bad_crc: int
@@ -135,12 +135,12 @@ class DeviceStatus:
 
     @property
     def frame_errors(self) -> int:
-        """Return the frames that arrived damaged."""
+        """Return the number of frames that arrived damaged."""
         return self.bad_crc + self.bad_cobs + self.overlong
 
     @property
     def ram_used_bytes(self) -> int | None:
-        """Return static RAM plus the deepest stack so far, None if either is unknown."""
+        """Return static RAM plus the deepest stack so far; None if either is unknown."""
         if self.static_ram_bytes is None or self.stack_used_bytes is None:
             return None
         return self.static_ram_bytes + self.stack_used_bytes
@@ -169,10 +169,10 @@ class Status:
 
 @dataclass(frozen=True, slots=True)
 class DevicePages:
-    """The external memory that a model's pages go to, and what went there and back since boot. Sizes in bytes.
+    """The external memory for a model's pages, and the traffic to and from it since boot. Sizes in bytes.
 
-    `medium` is empty where the device has none. `written_bytes` counts whole blocks, as the medium wears. `torn`: a step
-    ended half way, parameters and state must be restored.
+    `medium` is empty if the device has none. `written_bytes` counts whole blocks, which is what wears the medium. `torn`: a step ended half
+    way, so parameters and state must be restored.
     """
 
     medium: str
@@ -199,7 +199,7 @@ class Pages:
     def read_reply(self, payload: bytes) -> DevicePages:
         """Return the device's page figures.
 
-        Raises MessageError for a reply of another length.
+        Raises MessageError if the reply has another length.
         """
         medium, size, block, needed, read, written, failed, damaged, torn = unpack_reply(self._LAYOUT, payload, "PAGES")
         return DevicePages(_text(medium), size, block, needed, read, written, failed, damaged, bool(torn))
@@ -234,7 +234,7 @@ class Read:
     def read_reply(self, payload: bytes) -> bytes:
         """Return the bytes that were read.
 
-        Raises MessageError for a reply of another length.
+        Raises MessageError if the reply has another length.
         """
         if len(payload) != self.length:
             raise MessageError(f"READ reply of {len(payload)} bytes, but {self.length} were requested")
@@ -243,7 +243,7 @@ class Read:
 
 @dataclass(frozen=True, slots=True)
 class Crc:
-    """Ask for the CRC-32 of part of a region."""
+    """Ask for the CRC-32 of a part of a region."""
 
     offset: int
     length: int

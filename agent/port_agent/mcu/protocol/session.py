@@ -39,14 +39,14 @@ R = TypeVar("R")
 SEQUENCES = 1 << 16
 EFFECT_REPLY_BYTES = 80
 HELLO_REPLY_BYTES = 160
-"""Frame sizes of the largest replies except READ."""
+"""Frame sizes in bytes of the largest replies, except READ's."""
 SLOWEST_BYTE_S = 1 / 30
-"""Slowest line that is supported: 300 baud."""
+"""Seconds per byte of the slowest supported line, 300 baud."""
 LINE_GROWTH = 4
-"""Factor by which a line is assumed to be slower if requests were repeated too early."""
+"""Factor by which a line is assumed to be slower after requests were repeated too early."""
 
 SESSION_OVER = {ReplyStatus.BAD_SEQUENCE, ReplyStatus.WRONG_NONCE, ReplyStatus.BAD_VERSION}
-"""The device has rejected the request, and will not accept it later."""
+"""Statuses by which the device rejects a request for good."""
 
 REMEDIES = {
     ReplyStatus.UNKNOWN_TYPE: "the firmware is older than this agent; reflash with: port-agent mcu flash",
@@ -74,9 +74,9 @@ class Patience:
     """Wait before the first repetition of a quick request; doubles with each."""
     longest_s: float = 2.0
     give_up_s: float = 20.0
-    """After this long without an answer the device counts as dead; long requests add their own time."""
+    """Seconds without an answer after which the device counts as dead; long requests add their own time."""
     wire_bytes_per_s: float = 11_520.0
-    """The fastest line assumed, 115200 baud, 8N1; slower ones are measured.
+    """Bytes per second of the fastest line that is assumed: 115200 baud, 8N1. Slower lines are measured.
 
     USB and simulated ports are faster, which costs no more than a later first repetition.
     """
@@ -103,7 +103,7 @@ class _Pending:
 
 
 class Session:
-    """A session with one device, over whatever transport connects it at the moment."""
+    """A session with one device, over the transport that connects it at the moment."""
 
     def __init__(
         self,
@@ -139,8 +139,7 @@ class Session:
     def attach(self, transport: Transport) -> None:
         """Continue over a new transport.
 
-        Raises DeviceResetError if the device has lost its state meanwhile, SequenceError if it expects a number that was never
-        sent.
+        Raises DeviceResetError if the device has lost its state meanwhile, and SequenceError if it expects a number that was never sent.
         """
         self._transport.close()
         self._transport = transport
@@ -167,8 +166,8 @@ class Session:
     def request(self, request: Request[R], work_s: float = 0.0) -> R:
         """Return the reply to `request`.
 
-        `work_s` is the device's own time for it, besides the transfer. If DisconnectedError or NoAnswerError interrupts an
-        effect, giving the same request again completes it.
+        `work_s`: seconds that the device needs for it, besides the transfer. If DisconnectedError or NoAnswerError interrupts an effect,
+        repeating the same request completes it.
         """
         self.counters.requests += 1
         if request.type.is_effect:
@@ -202,7 +201,7 @@ class Session:
 
     @property
     def unfinished(self) -> Request[object] | None:
-        """Return the effect whose outcome is unknown and which must be given again, or None."""
+        """Return the effect whose outcome is unknown and which must be repeated; None if there is none."""
         return self._pending.request if self._pending else None
 
     def _finish(self, request: Request[R], sequence: int, header: ReplyHeader, payload: bytes) -> R:
@@ -283,7 +282,7 @@ class Session:
         return header, payload
 
     def _hello(self) -> DeviceInfo:
-        """Return the device's description of itself; each repetition has its own token and number."""
+        """Return the device's self-description; each repetition has a new token and number."""
         self._transport.write(DELIMITER * 2)
         start = self._clock()
         wait, tries = self._patience.first_s, 0

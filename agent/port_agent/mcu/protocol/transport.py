@@ -1,4 +1,4 @@
-"""A byte pipe to a device, and the one error it raises when the pipe is gone."""
+"""A byte pipe to a device, and the one error that it raises when the pipe is gone."""
 
 import errno
 import os
@@ -9,9 +9,9 @@ import serial
 from port_agent.mcu.board.errors import DisconnectedError
 
 WRITE_TIMEOUT_S = 10.0
-"""QEMU's pty feed was seen to stall for seconds under floods; real adapters never take this long for one frame."""
+"""Seconds that a write may take. QEMU's pty has stalled for seconds under floods; real adapters never take this long for one frame."""
 BAUD = 115200
-"""Ignored by USB CDC and by ptys."""
+"""Baud rate, which USB CDC and ptys ignore."""
 
 
 class Transport(Protocol):
@@ -31,14 +31,14 @@ class Transport(Protocol):
         """Return what has arrived, at least one byte unless `timeout_s` passes first."""
 
     def discard(self) -> None:
-        """Drop received bytes that nobody waits for."""
+        """Discard received bytes for which nobody waits."""
 
     def close(self) -> None:
-        """Close the port; further calls raise DisconnectedError. Never raises itself."""
+        """Close the port; further calls raise DisconnectedError. Never raises."""
 
 
 def _why(error: Exception) -> str:
-    """Return the reason why a port cannot be opened, as a person can act on it."""
+    """Return why a port cannot be opened, in words that suggest a remedy."""
     number = getattr(error, "errno", None)
     if number in {errno.EAGAIN, errno.EBUSY}:
         return "another program uses it; close that program"
@@ -65,7 +65,7 @@ class SerialTransport:
     def write(self, data: bytes) -> None:
         """Send all of `data` within the write timeout.
 
-        Raises DisconnectedError where the port is gone.
+        Raises DisconnectedError if the port is gone.
         """
         try:
             self._serial.write(data)
@@ -75,7 +75,7 @@ class SerialTransport:
     def read(self, timeout_s: float) -> bytes:
         """Return what has arrived, at least one byte unless `timeout_s` passes first.
 
-        Raises DisconnectedError where the port is gone.
+        Raises DisconnectedError if the port is gone.
         """
         try:
             self._serial.timeout = timeout_s
@@ -88,7 +88,7 @@ class SerialTransport:
     def discard(self) -> None:
         """Drop received bytes.
 
-        Raises DisconnectedError where the port is gone.
+        Raises DisconnectedError if the port is gone.
         """
         try:
             self._serial.reset_input_buffer()
@@ -96,7 +96,7 @@ class SerialTransport:
             raise self._lost(error) from error
 
     def close(self) -> None:
-        """Close the port at once, so that the system can give the same name to the board when it comes back."""
+        """Close the port at once, so that the system can give the same name to the board when it returns."""
         try:
             self._serial.close()
         except (serial.SerialException, OSError):

@@ -1,1 +1,1 @@
-"""What a job trains on: the rows of its bundle (`bundled`), or files that arrive in a directory (`incoming`)."""
+"""The samples on which a job trains: the rows of its bundle (`bundled`), or files that arrive in a directory (`incoming`)."""

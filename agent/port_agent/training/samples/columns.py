@@ -1,4 +1,4 @@
-"""Samples that arrived after planning, as columns: files in a directory, copied row by row. Without torch.
+"""Samples that arrived after planning, as columns: files in a directory, copied row by row. Does not import torch.
 
 `.npz` and `.safetensors` files, one array per column of the batch. Arrays are taken in the order of their names ("0", "1", ... or arr_0,
 arr_1, ...); each must have the column's dtype and row shape. They are copied once to plain column files, a mebibyte in memory at a time
@@ -43,7 +43,7 @@ _DAMAGE = (
 
 
 class DataError(PortError):
-    """Data that does not fit the job."""
+    """The data does not fit the job."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -95,7 +95,7 @@ class ArrivedColumns:
         return tuple(totals)
 
     def _section_of(self, file: Path) -> int:
-        """Return the part whose rows have the shapes of a file's; raise DataError if none or several have."""
+        """Return the part whose rows have the shapes of a file's rows; raise DataError if none or several have."""
         found = [(array.dtype, tuple(array.shape[1:])) for array in _arrays(file)]
         known = [[(kind, tuple(shape)) for kind, shape, _ in columns] for columns in self.sections]
         if found not in known:
@@ -136,9 +136,9 @@ def _shown(columns: Sequence[tuple[str, tuple[int, ...]]]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _StoredArray:
-    """An array in a file: its type and shape, where its bytes are, and how many arrays the file has.
+    """An array in a file: its type and shape, the position of its bytes, and the number of arrays in the file.
 
-    `by_columns`: it is in Fortran order, as those of pandas are.
+    `by_columns`: whether it is in Fortran order, as arrays from pandas are.
     """
 
     dtype: str

@@ -1,3 +1,1 @@
-"""What lasts from step to step: weights and optimizer state, their initial values, whether they are finite, and their
-commits.
-"""
+"""The state that outlives a step: weights and optimizer state, their initial values, whether they are finite, and their commits."""

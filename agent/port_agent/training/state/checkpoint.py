@@ -1,10 +1,9 @@
 """Where a job's persistent storages (weights, buffers, optimizer state) are stored, and their commits.
 
-Each storage has three slots in one page file, except frozen weights, which are read in place from the user's files. A
-commit record names, for every storage, the slot that holds its contents and their checksums; it becomes valid by an
-atomic rename after everything it names is on the medium. Until the next commit, changed storages go to the slot that
-neither the last commit nor the one before refers to. So a power cut at any time leaves the last commit intact, and a
-block that decays leaves the one before.
+Each storage has three slots in one page file, except frozen weights, which are read in place from the user's files. A commit record names,
+for every storage, the slot that holds its contents and their checksums; it becomes valid by an atomic rename after everything it names is
+on the medium. Until the next commit, changed storages go to the slot that neither the last commit nor the one before uses. So a power cut
+at any time leaves the last commit intact, and a decayed block leaves the one before.
 """
 
 import errno
@@ -28,18 +27,18 @@ from port_planner.ir.bundle.manifest import FileRange
 
 SLOTS = 3
 _VERSION, _PACKED_VERSION, _ZEROS_VERSION, _FILES_VERSION = _VERSIONS = (1, 2, 3, 4)
-"""Version 2 has chunks that are packed on the medium, version 3 chunks of zeros that are not stored, version 4 storages
-in the user's files.
+"""Versions of the record. Version 2 has chunks that are packed on the medium, version 3 chunks of zeros that are not stored, version 4
+storages in the user's files.
 """
 
 
 class CheckpointError(PortError):
-    """No usable commit, or one that belongs to another job."""
+    """There is no usable commit, or it belongs to another job."""
 
 
 @dataclass(frozen=True, slots=True)
 class Commit:
-    """The contents of a commit record besides the slots: how far training was, and the state to continue from."""
+    """The contents of a commit record besides the slots: the progress of training, and the state to continue from."""
 
     sequence: int
     step: int
@@ -98,12 +97,12 @@ class StateStore:
         self.add(sizes)
         self._working: dict[str, int] = {}
         self.pending: dict[str, Transfer] = {}
-        """Writes of storages' new contents that have not been waited for yet."""
+        """Writes of storages' new contents that nobody has waited for yet."""
         self._damaged: set[tuple[str, int]] = set()
-        """Slots, by key and place, that returned something else than was written."""
+        """Slots, by key and place, that returned different data than was written."""
         self.sequence = 0
         self.damage = ""
-        """The damage that `open` found in a newer record than the one it took; empty if none."""
+        """The damage that `open` found in a newer record than the one that it used; empty if there was none."""
 
     def add(self, sizes: Mapping[str, int]) -> None:
         """Reserve space for new storages."""
@@ -122,9 +121,7 @@ class StateStore:
             self._file_bytes += SLOTS * step
 
     def _begun_in(self, in_files: Mapping[str, FileRange]) -> dict[str, FileRange]:
-        """Return which of the storages in files are read there: those that were, or in a new state those that are on
-        the pages' medium.
-        """
+        """Return which storages are read from the user's files: those that were so far, or in a new state those on the pages' medium."""
         records = [record for record in self._records()[0] if record.job == self.job]
         if not records:
             return {key: part for key, part in in_files.items() if _same_medium(Path(part.path), self.directory)}
@@ -141,7 +138,7 @@ class StateStore:
         return self._files[part.path]
 
     def lies_in_file(self, path: Path) -> bool:
-        """Return whether storages are read from this file of the user's."""
+        """Return whether any storage is read from this file of the user."""
         return str(path) in self._files
 
     # -- beginning
@@ -201,7 +198,7 @@ class StateStore:
         return None
 
     def discard_latest(self) -> None:
-        """Discard the latest commit because one of its blocks is damaged; `open` then finds the one before."""
+        """Discard the latest commit because one of its blocks is damaged; `open` then finds the previous one."""
         try:
             self._record_path(self.sequence).unlink(missing_ok=True)
             sync_directory(self.directory)
@@ -233,7 +230,7 @@ class StateStore:
         return sound, others, damaged
 
     def avoid(self, offset: int) -> bool:
-        """Never write again to the place of byte `offset` of the page file; return whether the last commit uses it."""
+        """Never again write to the place of byte `offset` of the page file; return whether the last commit uses it."""
         for key, slots in self._slots.items():
             for index, slot in enumerate(slots):
                 if slot.file is self.file and slot.offset <= offset < slot.offset + padded(slot.nbytes):
@@ -284,12 +281,12 @@ class StateStore:
         return transfer
 
     def wait(self, but: Set[str] = frozenset()) -> None:
-        """Wait for the writes in progress except those of the storages `but`; raise the PageError of a failed one."""
+        """Wait for the writes in progress, except those of the storages `but`; raise the PageError of a failed one."""
         for key in self.pending.keys() - but:
             self.pager.wait(self.pending.pop(key))
 
     def load(self, key: str, into: torch.Tensor | None = None) -> torch.Tensor:
-        """Return a storage's current contents as bytes, read at once (into the memory of `into` if given)."""
+        """Return a storage's current contents as bytes, read at once (into the memory of `into` if it is given)."""
         slot = self.slot(key)
         target = block(slot.nbytes)
         if slot.nbytes:

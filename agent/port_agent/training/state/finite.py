@@ -1,4 +1,4 @@
-"""Losses or states that are NaN or infinite, with which training cannot continue."""
+"""Checks for losses or states that are NaN or infinite, with which training cannot continue."""
 
 import math
 

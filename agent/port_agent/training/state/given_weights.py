@@ -17,14 +17,14 @@ from port_planner.ir.torch_operators import dtype
 
 
 class GivenWeightsError(PortError):
-    """Weights that do not belong to the bundle."""
+    """The weights do not belong to the bundle."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True, slots=True)
 class _Block:
-    """The rows, and the bytes of each, of a frozen weight that a storage holds; `whole`: the weight's key."""
+    """The rows of a frozen weight that a storage holds, and the bytes of each row; `whole`: the weight's key."""
 
     whole: str
     rows: slice
@@ -49,7 +49,7 @@ def _ranges(manifest: Manifest, keys: Iterable[str], dimension: int) -> Iterator
 
 
 class GivenWeights:
-    """The tensors of a file, by the storage that each fills; raises GivenWeightsError, OSError. `path`: None for none."""
+    """The tensors of a file, by the storage that each fills; raises GivenWeightsError, OSError. `path`: None if there is no file."""
 
     def __init__(self, bundle: Bundle, path: Path | None) -> None:
         self._bundle, self._path = bundle, path
@@ -86,7 +86,7 @@ class GivenWeights:
         self._members |= {key: found[name] for key, name in starts.items() if name in found}
 
     def contents(self, key: str, initial: Iterator[torch.Tensor]) -> Iterator[torch.Tensor]:
-        """Yield the bytes from which a storage starts; `initial` are the bundle's, in chunks."""
+        """Yield the initial bytes of a storage; `initial` are the bundle's, in chunks."""
         block = self._blocks.get(key)
         member = self._members.get(key if block is None else block.whole)
         if member is None or self._path is None:

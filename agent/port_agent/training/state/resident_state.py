@@ -1,5 +1,5 @@
-"""Weights, buffers and optimizer state of a running job: which are on the device, in the host's memory or on flash, and
-which are not yet safe.
+"""Weights, buffers and optimizer state of a running job: which are on the device, in the host's memory or on flash, and which are not
+yet durable.
 """
 
 import functools
@@ -24,7 +24,7 @@ from port_planner.ir.torch_operators import dtype
 
 
 class Persistents:
-    """Keeps RAM and flash in step. `resident` maps keys to tensors that executors use in place."""
+    """Keeps RAM and flash consistent. `resident` maps keys to tensors that executors use in place."""
 
     def __init__(
         self,
@@ -39,7 +39,7 @@ class Persistents:
         """Keys whose contents in RAM are newer than on flash."""
 
     def prepare(self, program: Program) -> None:
-        """Move to flash, to the host's memory and to the device what the program expects there when it starts."""
+        """Move storages to flash, to the host's memory and to the device as the program expects them when it starts."""
         graph = program.graph
         self.store.wait({graph.storages[s].key for s in program.cross_step})
         away, at_host, copied = (
@@ -75,12 +75,12 @@ class Persistents:
         return self._copies.present(key)
 
     def _present(self, key: str) -> torch.Tensor:
-        """Return the current contents of a storage, wherever they are."""
+        """Return the current contents of a storage, wherever they are stored."""
         found = self._in_ram(key)
         return self.store.load(key) if found is None else found
 
     def _copy_to_host(self, key: str) -> None:
-        """Move the current contents of a storage to the host's memory, away from the device."""
+        """Move the current contents of a storage from the device to the host's memory."""
         if self._copies is None:
             raise PortError(
                 "this plan keeps weights of a device with its own memory in the host's, but runs on the CPU; "
@@ -93,7 +93,7 @@ class Persistents:
         self.resident.pop(key, None)
 
     def stepped(self, program: Program) -> None:
-        """Record that a program has run: what it changed in RAM is not on flash yet."""
+        """Record that a program has run; its changes in RAM are not on flash yet."""
         for op in program.graph.ops:
             for s in op.writes:
                 key = program.graph.storages[s].key
@@ -109,7 +109,7 @@ class Persistents:
         return commit
 
     def commit_and_free(self, step: int, progress: Mapping[str, Any]) -> Commit:
-        """As `commit`, for the last time: a storage's memory is freed as soon as it is written."""
+        """Commit for the last time; a storage's memory is freed as soon as it is written."""
         to_write = self._to_write()
         for key in self.resident.keys() - set(to_write):
             del self.resident[key]
@@ -123,7 +123,7 @@ class Persistents:
         return commit
 
     def _to_write(self) -> list[str]:
-        """Return the keys that are newer in RAM; the others were evicted to flash in a step that never ended."""
+        """Return the keys that are newer in RAM; the others were evicted to flash in a step that did not end."""
         return sorted(key for key in self.dirty if self._in_ram(key) is not None)
 
     @property
@@ -133,7 +133,7 @@ class Persistents:
         return sum(self.store.sizes[key] for key in keys)
 
     def forget(self) -> None:
-        """Discard what is in RAM, after a failed step; the last commit is valid."""
+        """Discard the contents of RAM after a failed step; the last commit stays valid."""
         self.resident.clear()
         self.dirty.clear()
         if self._copies is not None:
@@ -145,7 +145,7 @@ class Persistents:
         return view(self._present(key), Value(0, layout.dtype, layout.shape, layout.stride, layout.offset))
 
     def pieces(self, key: str) -> Iterator[memoryview]:
-        """Yield the bytes of a storage's tensor in row-major order; from flash chunk by chunk, never whole."""
+        """Yield the bytes of a storage's tensor in row-major order. From flash, they come chunk by chunk, never whole."""
         if key in self.blocks:
             for rows in self.blocks[key].rows:
                 yield from self.pieces(rows)
@@ -164,8 +164,7 @@ class Persistents:
             yield buffer[: min(size, nbytes - start)].numpy().data
 
     def for_each_chunk(self, key: str, function: Callable[[torch.Tensor], None], *, changes: bool) -> None:
-        """Call a function with the items of a storage, flattened and a part at a time; its changes are kept if it
-        `changes` them.
+        """Call a function with the items of a storage, flattened and a part at a time. Its changes are kept if `changes` is true.
 
         Contents on flash are read, and written if changed, a part at a time.
         """
@@ -206,7 +205,7 @@ def _row_major(layout: TensorLayout) -> bool:
 
 
 def bundle_chunks(bundle: Bundle, key: str) -> Chunks:
-    """Return a tensor of a bundle for writing it elsewhere."""
+    """Return the chunks of a bundle's tensor for writing it elsewhere."""
     member = bundle.tensors[key]
     return Chunks(member.dtype, member.shape, lambda: bundle.contents(key, CHUNK))
 

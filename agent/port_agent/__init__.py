@@ -1,4 +1,4 @@
-"""Trains on the device: follows programs, runs bundles, watches, pages, meters, talks.
+"""Training on the device: programs within a memory budget, bundles, and a service that watches, meters and talks to others.
 
 `from port_agent import budget` gives any training loop a memory budget; `plan(PlanRequest(...))` makes a bundle of a script,
 `train(TrainRequest(...))` trains it, `finetune(FinetuneRequest(...))` fine-tunes a language model: as the commands of these names do.

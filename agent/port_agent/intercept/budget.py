@@ -45,14 +45,14 @@ from port_planner.torch_compat.modes import without_modes
 
 _SMALLEST_FRACTION = 64
 _TRIED_BYTES = 1 << 20
-"""A tensor of this size is guarded under any limit."""
+"""Bytes of a tensor that is guarded under any limit, used for a test."""
 _SMALLEST_OF_ALL_BYTES = 256
 """Smallest storage that is intercepted under a small budget, from a 64th of the budget."""
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceBounds:
-    """What is kept of a device's memory; one of the two is given."""
+    """The limit on a device's memory; one of the two is given."""
 
     ram_bytes: int | None
     """Bytes that the process may take on the GPU, context and libraries included."""
@@ -62,14 +62,14 @@ class DeviceBounds:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemoryReport:
-    """What a followed program took of a device's memory and what was moved for it, in bytes since the start."""
+    """A device's memory that an intercepted program took, and what was moved for it, in bytes since the start."""
 
     name: str
     ram_bytes: int | None
     peak_tensor_bytes: int
-    """Peak of what the device's allocator gave, intercepted or not."""
+    """Peak of the device allocator's bytes, intercepted or not."""
     outside_bytes: int | None
-    """Context and libraries; None where tensors alone are bounded."""
+    """Bytes of context and libraries; None if only tensors are limited."""
     read_bytes: int
     written_bytes: int
     stall_seconds: float
@@ -78,7 +78,7 @@ class DeviceMemoryReport:
 
 @dataclass(frozen=True, slots=True)
 class Report:
-    """What a program took and what was moved for it; bytes and seconds since the start."""
+    """The memory that a program took, and what was moved for it; bytes and seconds since the start."""
 
     ram_bytes: int | None
     tensor_limit_bytes: int | None
@@ -90,32 +90,32 @@ class Report:
     unworn_bytes: int
     """The part of `written_bytes` that went to compressed RAM, which writing does not wear out."""
     mapped_bytes: int
-    """Read from files that hold weights; these files are never written."""
+    """Bytes read from files that contain weights; these files are never written."""
     recomputed_bytes: int
     stall_seconds: float
     """Seconds that the program waited for pages."""
     operators: int
     steps: int
-    """Steps of optimizers."""
+    """Number of optimizer steps."""
     segments: int
-    """Ends of backward() and of optimizers' steps."""
+    """Number of ends of backward() and of optimizer steps."""
     deviations: int
-    """Times the program did something that no trace predicted."""
+    """Number of times that the program did something that no trace predicted."""
     over_bytes: int
-    """The most by which single operators exceeded the limit."""
+    """Largest number of bytes by which a single operator exceeded the limit."""
     plan: str | None
-    """The search that made the plan for evictions (`milp`, `greedy`); None if next use decides."""
+    """The search that made the plan for evictions (`milp`, `greedy`); None if evictions follow the next use."""
     planned_after_seconds: float | None
     """Seconds from the start until that plan took effect."""
     predicted_step_seconds: float | None
     step_seconds: float | None
-    """Seconds of one step with the plan: predicted, waiting for pages included, and measured for the last step."""
+    """Seconds of one step with the plan: predicted, including waits for pages, and measured for the last step."""
     elsewhere: tuple[str, ...]
-    """Devices with memory of their own that the program used; nothing there is counted, limited or moved."""
+    """Devices with their own memory that the program used; nothing there is counted, limited or moved."""
     device: "DeviceMemoryReport | None"
     """Figures of the device whose memory has a budget; None before it held a tensor."""
     step_written_bytes: int | None
-    """Written by the last step with the plan."""
+    """Bytes written by the last step with the plan."""
     joules: float | None
     energy_source: str | None
     """`measured by rapl` (everything that ran on the processor), or `estimated` by a model of the board (this process)."""
@@ -124,7 +124,7 @@ class Report:
 
 
 class Budget:
-    """See `budget`. In a notebook, `start()` and `stop()` work without `with`."""
+    """A memory budget; see `budget`. In a notebook, `start()` and `stop()` work without `with`."""
 
     def __init__(
         self,
@@ -148,7 +148,7 @@ class Budget:
     def resizing(self) -> Self:
         """Empty the storages of evicted tensors instead of guarding their memory, and return this budget.
 
-        For programs of ours, whose every access is an operator: it works on systems without guarded memory, too.
+        This is for our own programs, whose every access is an operator; it also works on systems without guarded memory.
         """
         self._resized = True
         return self
@@ -177,11 +177,11 @@ class Budget:
         return self
 
     def stop(self, *, restore: bool = True) -> Report:
-        """Bring everything back into RAM, whatever the budget was, and stop intercepting.
+        """Bring everything back into RAM, regardless of the budget, and stop intercepting.
 
-        `restore=False` discards everything instead, for a process that ends: tensors must not be used any more. Raises
-        NotRestorableError if the tensors do not fit into the machine's memory; the budget then stays in force and
-        nothing is lost. Raises PageError if a page cannot be read, UnsupportedError if the budget was not started.
+        `restore=False` discards everything instead, for a process that ends; tensors must then no longer be used. Raises NotRestorableError
+        if the tensors do not fit into the machine's memory; the budget then stays in force and nothing is lost. Raises PageError if a page
+        cannot be read, UnsupportedError if the budget was not started.
         """
         if self._running is None:
             raise UnsupportedError("this budget is not started; call start() first")
@@ -207,7 +207,7 @@ class Budget:
 
     @property
     def report(self) -> Report:
-        """What happened so far. Raises UnsupportedError before the start."""
+        """Figures of the program so far. Raises UnsupportedError before the start."""
         if self._running is not None:
             return self._running.report()
         if self._report is None:
@@ -225,17 +225,17 @@ class Budget:
 
 
 class BudgetOptions(TypedDict, total=False):
-    """How a budget is kept, alongside how large it is."""
+    """How a budget is kept, besides its size."""
 
     read_bytes_per_s: float | None
     write_bytes_per_s: float | None
-    """Slow the paging down to try a slower medium."""
+    """Bytes per second to which paging is slowed down, to simulate a slower medium."""
     step_deadline: str | float | None
-    """A plan for the step that repeats takes at most so long ("1.5s"); where there is none, none is used."""
+    """Longest time that a planned step may take, such as "1.5s"; if no plan meets it, none is used."""
     writes_per_step: str | int | None
     """Largest number of bytes that a planned step writes, such as "100M"."""
     wear_joules: float | None
-    """Wear of a written byte, in joules that cost as much; None: that of the kind of medium below `page_dir`."""
+    """Wear of a written byte, as joules of the same price; None: that of the kind of medium below `page_dir`."""
 
 
 def budget(
@@ -292,14 +292,14 @@ def _budget_of(
 
 
 def report_of_this_process() -> Report:
-    """Return what happened so far under the budget of this process. Raises UnsupportedError if none is active."""
+    """Return the figures so far under the budget of this process. Raises UnsupportedError if none is active."""
     if _Running._of_this_process is None:
         raise UnsupportedError("no budget is active in this process; start one with `with budget(ram=...)`")
     return _Running._of_this_process.report()
 
 
 def flash_written_bytes() -> int:
-    """Return the bytes that the budget of this process wrote so far to flash that wears out; 0 if there is none."""
+    """Return the bytes that the budget of this process has written to flash that wears out; 0 without a budget."""
     running = _Running._of_this_process
     return 0 if running is None else running.flash_written_bytes()
 
@@ -307,7 +307,7 @@ def flash_written_bytes() -> int:
 def strict_budget() -> ProcessBudget | None:
     """Make the RAM budget of this process reject operators that do not fit (BudgetTooSmallError), and return it.
 
-    Return None if no budget is active, or one for tensors alone.
+    Return None if no budget is active, or only one for tensors.
     """
     running = _Running._of_this_process
     if running is None or running._process is None:
@@ -320,7 +320,7 @@ def strict_budget() -> ProcessBudget | None:
 def leaving_room(nbytes: int) -> Iterator[None]:
     """Evict tensors in a block during which another process takes `nbytes` of the budget.
 
-    Nothing happens without a budget for the whole process.
+    Without a budget for the whole process, nothing happens.
     """
     running = _Running._of_this_process
     process = None if running is None else running._process
@@ -337,7 +337,7 @@ def leaving_room(nbytes: int) -> Iterator[None]:
 
 
 def without_prefetch() -> contextlib.AbstractContextManager[None]:
-    """Disable prefetching in a block that does something new each time; see `Interceptor`."""
+    """Disable prefetching in a block that does something new each time; see `Interceptor.without_prefetch`."""
     running = _Running._of_this_process
     return contextlib.nullcontext() if running is None else running.interceptor.without_prefetch()
 
@@ -345,7 +345,7 @@ def without_prefetch() -> contextlib.AbstractContextManager[None]:
 def keeping(
     tensors: Sequence[torch.Tensor], then: Sequence[torch.Tensor] = (), most: float | None = None
 ) -> contextlib.AbstractContextManager[None]:
-    """Keep tensors resident in a block that uses them several times; see `Interceptor`."""
+    """Keep tensors resident in a block that uses them several times; see `Interceptor.keeping`."""
     running = _Running._of_this_process
     return contextlib.nullcontext() if running is None else running.interceptor.keeping(tensors, then, most)
 
@@ -393,7 +393,7 @@ class _Running:
             limit = self._process.tensor_bytes()
         self._residency = Residency(self.table, backing, limit)
         self._limit_at_end: float | None = None
-        """Limit that was in force until `stop`; None: it is still in force."""
+        """Limit that was in force until `stop`; None if it is still in force."""
         if self._process is not None:
             self._residency.before_mapping = self._process.make_way
         wear = wear_joules_per_byte(page_dir) if wear_joules is None else wear_joules
@@ -539,7 +539,7 @@ os.register_at_fork(before=_Running.before_fork, after_in_parent=_Running.after_
 
 
 def _guard_this_process(page_dir: Path, tensor_bytes: int | None) -> None:
-    """Begin guarded memory for tensors; raises UnsupportedError where that is impossible."""
+    """Begin to guard memory for tensors; raises UnsupportedError if that is impossible."""
     try:
         guard = begin_guard(page_dir, tensor_bytes)
     except GuardError as error:
@@ -556,7 +556,7 @@ def _guard_this_process(page_dir: Path, tensor_bytes: int | None) -> None:
 
 
 def _adopt_tensors(table: StorageTable) -> None:
-    """Make the table meet the tensors that the program made before; others are met when an operator uses them."""
+    """Register the tensors that the program created before; others are registered when an operator uses them."""
     with without_modes():
         for one in gc.get_objects():
             if (

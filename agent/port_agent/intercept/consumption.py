@@ -1,4 +1,4 @@
-"""What a program costs under a budget: joules, measured or estimated, and wear of the medium."""
+"""The costs of a program under a budget: joules, measured or estimated, and wear of the medium."""
 
 import os
 import time
@@ -20,7 +20,7 @@ _ROOT = Path("/")
 _ASSUMED = FlashPrices()
 
 _READ_EVERY_S = 10.0
-"""Counters wrap after a minute at the earliest."""
+"""Seconds between readings; counters wrap after a minute at the earliest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,9 +29,7 @@ class Energy:
 
     joules: float
     source: str
-    """The source: `measured by rapl` for everything that ran on the processor meanwhile, or `estimated` for this
-    process alone.
-    """
+    """The source: `measured by rapl` for everything that ran on the processor meanwhile, or `estimated` for this process alone."""
 
 
 class EnergyUse:
@@ -104,9 +102,7 @@ def wear_share(page_dir: Path, written_bytes: int, root: Path = _ROOT) -> float 
 
 
 def wear_joules_per_byte(page_dir: Path, prices: FlashPrices = _ASSUMED, root: Path = _ROOT) -> float:
-    """Return the energy with the price of the wear of a byte written under `page_dir`; 0 if there is no wear, or it is
-    unknown.
-    """
+    """Return the energy whose price equals the wear of a byte written under `page_dir`; 0 if there is no wear, or if it is unknown."""
     if in_ram(page_dir):
         return 0.0
     try:

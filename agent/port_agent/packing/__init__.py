@@ -1,4 +1,4 @@
-"""Lossless packing of tensors that wait for their next use.
+"""Lossless packing of tensors between their uses.
 
 At near memory speed, in a small C library.
 

@@ -20,7 +20,7 @@ _NARROW_HEADER_BYTES = 16
 _PAIR_HEADER_BYTES = 8
 _BITMAP_ITEM_BYTES = (1, 2, 4, 8)
 _MAX_ITEMS = 2**48
-"""Largest number of items: more than any address space holds; keeps every size below 2**63."""
+"""Largest number of items: more than any address space can hold, and small enough to keep every size below 2**63."""
 _UNSUITABLE_BECAUSE = {
     Codec.BITS: "a byte is neither 0 nor 1",
     Codec.PAIR: "a third value is among them",
@@ -29,7 +29,7 @@ _UNSUITABLE_BECAUSE = {
 
 
 class PackingError(PortError):
-    """Root of what can go wrong here."""
+    """Base class of the errors of this package."""
 
 
 class PackingUnavailableError(PackingError):
@@ -74,13 +74,13 @@ class CorruptPackingError(PackingError):
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """What the memory to be packed holds."""
+    """The contents of the memory to be packed."""
 
     codec: Codec
     count: int
     """Number of items."""
     item_bytes: int = 4
-    """Size of an item for BITMAP; the other codecs have theirs fixed."""
+    """Size of an item in bytes for BITMAP; the other codecs have fixed sizes."""
     interval: tuple[float, float] = (0.0, 0.0)
     """Interval of the codec INSIDE: an item's bit is set if the item lies in it."""
 
@@ -107,7 +107,7 @@ def available() -> bool:
 
 
 def largest_bytes(layout: Layout) -> int:
-    """Return the packed size that no data of this layout exceeds."""
+    """Return the largest packed size that data of this layout can have."""
     match layout.codec:
         case Codec.BITS | Codec.SIGN | Codec.INSIDE:
             return -(-layout.count // 8)
@@ -139,9 +139,9 @@ def packed_bytes(layout: Layout, source: int, *, level: int | None = None) -> in
 
 
 def pack(layout: Layout, source: int, target: int, capacity_bytes: int, *, level: int | None = None) -> int:
-    """Pack the memory at `source` into that at `target`; return the bytes used.
+    """Pack the memory at `source` into the memory at `target`, and return the number of bytes used.
 
-    At most `capacity_bytes`.
+    At most `capacity_bytes` are used.
 
     The two must not overlap. Raises PackingOverflowError or UnsuitableDataError with the source unchanged and the
     target's content undefined; memory beyond the capacity is never touched.
@@ -172,8 +172,8 @@ def pack(layout: Layout, source: int, target: int, capacity_bytes: int, *, level
 def unpack(layout: Layout, packed: int, size_bytes: int, target: int, *, level: int | None = None) -> None:
     """Restore `layout.source_bytes` at `target` from the `size_bytes` at `packed` that `pack` returned.
 
-    Raises CorruptPackingError, before anything is written, if sizes and flags contradict each other. Changed items are
-    not noticed: checksums belong to whoever stores the bytes.
+    Raises CorruptPackingError, before anything is written, if sizes and flags contradict each other. Changed items are not noticed;
+    checksums are left to the code that stores the bytes.
     """
     library, level = library_and_level(level)
     match layout.codec:
@@ -217,9 +217,9 @@ def select(
 def multiply(
     layout: Layout, packed: int, size_bytes: int, factors: int, target: int, *, level: int | None = None
 ) -> None:
-    """Write the product of each factor (32-bit floats) and item to `target`; `layout` is one of PAIR.
+    """Write the product of each factor (32-bit floats) and item to `target`; `layout` is of the codec PAIR.
 
-    Raises CorruptPackingError, before anything is written, where sizes and bits contradict each other.
+    Raises CorruptPackingError, before anything is written, if sizes and bits contradict each other.
     """
     library, level = library_and_level(level)
     if library.port_pair_multiply(level, packed, size_bytes, factors, target, layout.count) == _CORRUPT:
@@ -229,7 +229,7 @@ def multiply(
 def scatter(
     layout: Layout, packed: int, size_bytes: int, gradients: int, target: int, *, planes: int, places: int
 ) -> None:
-    """Write sums of gradients (32-bit floats) at the places that packed indices name to `target`; `layout` is one of NARROW.
+    """Write to `target` the sums of gradients (32-bit floats) at the places that packed indices give; `layout` is of the codec NARROW.
 
     The indices are those of `planes` equal planes, each into a plane of `places` floats. Raises CorruptPackingError if sizes
     contradict each other or an index lies outside its plane; the target's content is then undefined.

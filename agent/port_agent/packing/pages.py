@@ -26,7 +26,7 @@ from port_agent.packing.quantized import Quantization, QuantizedMatrix, decode, 
 from port_planner.ir.costs import Codec
 
 ITEM_BYTES = (2, 4)
-"""Bytes of the items that are packed (bfloat16, float16, float32); the exponent is too small a part of wider items."""
+"""Sizes of the items that are packed, in bytes (bfloat16, float16, float32); the exponent is too small a part of wider items."""
 
 _HEADER_BYTES = 4
 _SCALE_BYTES = 4
@@ -34,9 +34,7 @@ _FASTEST, _RAW_WINDOW, _MAX_MEMORY = 1, -15, 9
 _BITMAP = 0xFFFFFFFF
 _QUANTIZED = {Quantization.NF4: 0xFFFFFFFE, Quantization.INT8: 0xFFFFFFFD}
 _SPARSE = 0.8
-"""Share of a page's size: a bitmap that takes no more is smaller than the planes of the same page, and made at memory
-speed.
-"""
+"""Share of a page's size up to which a bitmap is smaller than the planes of the same page; it is made at memory speed."""
 
 
 class DamagedPageError(PackingError):
@@ -50,7 +48,7 @@ class DamagedPageError(PackingError):
 
 
 def pack_page(address: int, nbytes: int, item_bytes: int, target: bytearray) -> int:
-    """Pack a page into `target`; return its bytes there, or 0 if the page would not get smaller.
+    """Pack a page into `target`; return the number of bytes there, or 0 if the page would not become smaller.
 
     `target` has space for `nbytes`. Raises PackingUnavailableError if the library is missing.
     """

@@ -1,4 +1,4 @@
-"""Quantized weights: a code for each, a 32-bit scale for each block of a row; decoded to floats by address."""
+"""Quantized weights: a code for each weight and a 32-bit scale for each block of a row, decoded to floats by address."""
 
 import ctypes
 from dataclasses import dataclass
@@ -8,12 +8,12 @@ from port_agent.packing.codec import PackingError, library_and_level, loaded_lib
 
 
 class Quantization(StrEnum):
-    """The values that a block of weights may take, up to its scale."""
+    """The values that a weight may have, as multiples of its block's scale."""
 
     NF4 = "nf4"
     """The 16 quantiles of the normal distribution of QLoRA (arXiv 2305.14314, appendix E): 4.5 bits a weight."""
     INT8 = "int8"
-    """-127 to 127: 8.25 bits a weight."""
+    """-127 to 127, with 8.25 bits a weight."""
 
     @property
     def block(self) -> int:
@@ -22,7 +22,7 @@ class Quantization(StrEnum):
 
     @property
     def code_bits(self) -> int:
-        """Return the bits of a code. Of two codes in a byte the first is the low half."""
+        """Return the number of bits of a code. Of two codes in a byte, the first is in the low half."""
         return 4 if self is Quantization.NF4 else 8
 
     @property
@@ -43,11 +43,9 @@ _LEVELS = (ctypes.c_float * len(NF4_LEVELS))(*NF4_LEVELS)
 def encode_quantized(
     quantization: Quantization, address: int, count: int, item_bytes: int, codes: int, scales: int
 ) -> bool:
-    """Write codes and scales of the items at `address`, bfloat16 (`item_bytes` 2) or floats (4), if they are exactly
-    quantized.
+    """Write the codes and scales of the items at `address`, bfloat16 (`item_bytes` 2) or floats (4), if they are exactly quantized.
 
-    `decode` then restores them to the bit. Returns False, with undefined contents, if they are not, or are not whole
-    blocks.
+    `decode` then restores them to the bit. Returns False, with undefined contents, if they are not quantized, or not whole blocks.
     """
     levels = ctypes.addressof(_LEVELS) if quantization is Quantization.NF4 else None
     return bool(loaded_library().port_grid_encode(address, count, item_bytes, levels, codes, scales) >= 0)
@@ -55,13 +53,13 @@ def encode_quantized(
 
 @dataclass(frozen=True, slots=True)
 class QuantizedMatrix:
-    """The place of a quantized matrix: codes and scales by address, both row by row."""
+    """The location of a quantized matrix: codes and scales by address, both row by row."""
 
     quantization: Quantization
     codes: int
     scales: int
     row_items: int
-    """A multiple of the block size."""
+    """Number of items in a row, a multiple of the block size."""
 
 
 def decode(

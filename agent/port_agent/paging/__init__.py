@@ -1,1 +1,1 @@
-"""Pages of storages: the page thread, its files, and the regions in them that outlast a step."""
+"""Pages of storages: the page thread, its files, and the regions in them that outlive a step."""

@@ -1,7 +1,7 @@
 """The page file of a program under `exec`: regions for evicted storages.
 
-The file is unlinked as soon as it is opened, so nothing is left behind however the process ends. Space is allocated before
-it is used, so that a full disk is noticed at the operator that needs space and not while pages are written.
+The file is unlinked as soon as it is opened, so nothing is left behind however the process ends. Space is allocated before it is used, so
+that a full disk is noticed at the operator that needs space, and not while pages are written.
 """
 
 import contextlib
@@ -18,17 +18,17 @@ from port_planner.base.direct_io import padded
 from port_planner.base.units import format_bytes
 
 GROWTH_BYTES = 64 << 20
-"""The file grows by this much at a time: one fallocate instead of one per region."""
+"""Bytes by which the file grows: one fallocate instead of one per region."""
 
 MIN_FREE_BYTES = 16 << 20
-"""A medium with less free space than this is rejected at the start."""
+"""Least free space in bytes; a medium with less is rejected at the start."""
 
 _PERSISTENT_TEMPORARY = Path("/var/tmp")
 """Directory on a disk even if /tmp is in RAM (Filesystem Hierarchy Standard 3.0, 5.15)."""
 
 
 def default_page_dir() -> Path:
-    """Return the directory for pages if none is given."""
+    """Return the default directory for pages."""
     return _PERSISTENT_TEMPORARY if os.access(_PERSISTENT_TEMPORARY, os.W_OK) else Path(tempfile.gettempdir())
 
 
@@ -53,7 +53,7 @@ class PageSpace:
         self._free: defaultdict[int, list[int]] = defaultdict(list)
         self._readers = ForkedReaders()
         self._held: list[Region] = []
-        """Regions given back while a child process may still read them."""
+        """Regions that were given back while a child process may still read them."""
         self._check_free(directory)
         self._reserved = MIN_FREE_BYTES
 
@@ -110,15 +110,15 @@ class PageSpace:
         self._held = still_read
 
     def about_to_fork(self) -> None:
-        """Prepare to notice the end of the child."""
+        """Prepare to notice the child's end."""
         self._readers.about_to_fork()
 
     def forked(self) -> None:
-        """In the parent: never overwrite pages that the child inherited while it lives."""
+        """In the parent: do not overwrite pages that the child inherited while it lives."""
         self._readers.forked()
 
     def became_child(self) -> None:
-        """In the child: keep only this process's own sign of life."""
+        """In the child: keep only this process's own end of a pipe, which shows that it lives."""
         self._readers.became_child()
 
     def close(self) -> None:
@@ -146,10 +146,10 @@ class ForkedReaders:
         """This process's ends of the pipes, by the era at whose end the child was forked."""
         self._pipe: tuple[int, int] | None = None
         self._unwatched = -1
-        """The last era at whose end a child was forked without a pipe because too many files were open."""
+        """The last era that ended with the fork of a child without a pipe, because too many files were open."""
 
     def may_read(self, era: int) -> bool:
-        """Return whether a living child was forked in `era` or later, and so knows the regions allocated in it."""
+        """Return whether a living child was forked in `era` or later, and so may read the regions allocated in it."""
         if era <= self._unwatched:
             return True
         if not self._living:
@@ -170,7 +170,7 @@ class ForkedReaders:
             self._pipe = os.pipe()
 
     def forked(self) -> None:
-        """In the parent: keep the reading end."""
+        """In the parent: keep the end for reading."""
         if self._pipe is not None:
             ours, theirs = self._pipe
             self._pipe = None
@@ -181,7 +181,7 @@ class ForkedReaders:
         self.era += 1
 
     def became_child(self) -> None:
-        """In the child: keep the writing end, open until it ends."""
+        """In the child: keep the end for writing, open until the child ends."""
         if self._pipe is not None:
             os.close(self._pipe[0])
             self._pipe = None

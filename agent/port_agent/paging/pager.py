@@ -1,8 +1,8 @@
 """The page thread: moves storages between RAM and flash while torch computes.
 
-Files are opened with O_DIRECT where the file system has it (F_NOCACHE on macOS): no copy in the page cache, the
-controller's DMA moves the data, and neither the GIL nor a core is held. Where it is refused (tmpfs, some network file
-systems) transfers are buffered and dropped from the page cache afterwards. Every block is checksummed on its way.
+Files are opened with O_DIRECT if the file system supports it (F_NOCACHE on macOS). Then there is no copy in the page cache, the
+controller's DMA moves the data, and neither the GIL nor a core is occupied. Otherwise (tmpfs, some network file systems) transfers are
+buffered, and dropped from the page cache afterwards. Every block is checksummed on its way.
 """
 
 import collections
@@ -38,17 +38,17 @@ CHUNK = 1 << 20
 """Bytes per checksum."""
 
 BURST = 4 * CHUNK
-"""Bytes per system call: at 1 MiB a gigabyte costs 0.09 s of kernel time, at 4 MiB 0.05 s; less loses bandwidth too."""
+"""Bytes per system call. A gigabyte costs 0.09 s of kernel time at 1 MiB and 0.05 s at 4 MiB; smaller bursts also lose bandwidth."""
 
 
 ZEROS = -1
-"""Mark in `Slot.packed_bytes`: the chunk is all zeros, like a new optimizer's state, and is not on the medium at all."""
+"""Mark in `Slot.packed_bytes`: the chunk is all zeros, as in a new optimizer's state, and is not stored on the medium."""
 
 _memcmp = ctypes.CDLL(None).memcmp
 _memcmp.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
 
 _STACK_BYTES = 1 << 20
-"""Stack of the page thread: the system's 8 MiB would count against RLIMIT_DATA."""
+"""Stack in bytes of the page thread; the system's 8 MiB would count against RLIMIT_DATA."""
 
 
 class PageError(PortError):
@@ -65,7 +65,7 @@ class PageError(PortError):
 class CorruptPageError(PageError):
     """Data read from flash differs from what was written, or could not be read.
 
-    `path` is the file, `offset` the byte.
+    `path`: the file. `offset`: the byte.
     """
 
     def __init__(self, path: Path, offset: int, message: str, number: int | None = None) -> None:
@@ -76,13 +76,11 @@ class CorruptPageError(PageError):
 class PageFile:
     """A file of blocks.
 
-    `direct` tells whether it bypasses the page cache, `worn` whether what is written to it wears a medium.
+    `direct`: whether it bypasses the page cache. `worn`: whether writing to it wears out a medium.
     """
 
     def __init__(self, path: Path, *, direct: bool = True, read_only: bool = False) -> None:
-        """`read_only`: an existing file of the user's that is never changed; its blocks do not align with tensors, so
-        it is not `direct`.
-        """
+        """`read_only`: an existing file of the user that is never changed. Its blocks do not align with tensors, so it is not `direct`."""
         self.path = path
         own = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW
         flags = os.O_CLOEXEC | (os.O_RDONLY | os.O_NONBLOCK if read_only else own)
@@ -103,7 +101,7 @@ class PageFile:
     def reserve(self, nbytes: int) -> None:
         """Make the file at least `nbytes` long and allocate its space, so that a full disk is reported now.
 
-        Raises PageError with the remedy where there is no room.
+        Raises PageError with the remedy if there is no space.
         """
         if os.fstat(self.fd).st_size >= nbytes:
             return
@@ -116,9 +114,9 @@ class PageFile:
             raise page_error(error, self.path, "extended", nbytes) from error
 
     def sync(self) -> None:
-        """Return when everything written so far is on the medium.
+        """Return once everything written so far is on the medium.
 
-        Raises PageError where the medium fails.
+        Raises PageError if the medium fails.
         """
         try:
             if sys.platform == "darwin":
@@ -141,7 +139,7 @@ def make_directory(path: Path) -> None:
 
 
 def unnamed_page_file(directory: Path) -> PageFile:
-    """Return a new unnamed page file in `directory`: nothing is left however the process ends.
+    """Return a new unnamed page file in `directory`, which disappears however the process ends.
 
     Raises PageError if it cannot be created.
     """
@@ -184,7 +182,7 @@ def page_error(error: OSError, path: Path, verb: str, nbytes: int) -> PageError:
 class Slot:
     """A place in a page file for one storage, with a checksum of each chunk that was written to it, or that a user's file has there.
 
-    The page thread alone touches the checksums, in the order of the queue, so a read always knows the write before it.
+    Only the page thread accesses the checksums, in the order of the queue, so a read always knows the previous write.
     """
 
     __slots__ = ("file", "item_bytes", "nbytes", "offset", "packed_bytes", "sums")
@@ -192,17 +190,17 @@ class Slot:
     def __init__(
         self, file: PageFile, offset: int, nbytes: int, sums: list[int | None] | None = None, *, item_bytes: int = 0
     ) -> None:
-        """`item_bytes`: size of the floating-point numbers in it where its chunks are packed; 0: they are not."""
+        """`item_bytes`: size of the floating-point numbers in it if its chunks are packed; 0 if they are not."""
         self.file, self.offset, self.nbytes, self.item_bytes = file, offset, nbytes, item_bytes
         self.sums: list[int | None] = sums or [None] * -(-nbytes // CHUNK)
         """Checksums of the bytes on the medium."""
         self.packed_bytes: list[int] = [0] * len(self.sums)
-        """Per chunk: its packed bytes on the medium; 0: it is not packed; `ZEROS`: nothing is stored."""
+        """For each chunk, its packed bytes on the medium; 0: it is not packed; `ZEROS`: nothing is stored."""
 
 
 @dataclass(slots=True)
 class Transfer:
-    """One transfer in progress: `nbytes` from byte `start` of a slot. `keep` holds whatever owns the memory.
+    """One transfer in progress: `nbytes` from byte `start` of a slot. `keep`: the owner of the memory, which must live on.
 
     `device`: the other end, if it is not host memory; `address` is then unused.
     """
@@ -223,7 +221,7 @@ class Transfer:
         return self.finished.is_set()
 
     def join(self) -> None:
-        """Return when the transfer is done; raise its failure, a PageError for everything that flash can cause."""
+        """Return once the transfer is done; raise its failure, a PageError for everything that flash can cause."""
         self.finished.wait()
         if self.error is not None:
             raise self.error
@@ -233,7 +231,7 @@ class Transfer:
 class PagerStats:
     """Totals since the pager started.
 
-    Seconds the page thread read and wrote, seconds compute waited for it.
+    They include the seconds in which the page thread read and wrote, and in which compute waited for it.
     """
 
     read_bytes: int = 0
@@ -242,15 +240,15 @@ class PagerStats:
     write_seconds: float = 0.0
     stall_seconds: float = 0.0
     unworn_bytes: int = 0
-    """The part of `written_bytes` that went to compressed RAM, which writing does not wear."""
+    """The part of `written_bytes` that went to compressed RAM, which writing does not wear out."""
 
     @property
     def busy_seconds(self) -> float:
-        """Seconds the page thread moved data, checksums included."""
+        """Seconds in which the page thread moved data, checksums included."""
         return self.read_seconds + self.write_seconds
 
     def shares(self, count: int) -> "list[PagerStats]":
-        """Return `count` about equal parts, which add up to this."""
+        """Return `count` approximately equal parts that add up to these totals."""
         totals = [getattr(self, f.name) for f in fields(self)]
         parts = [
             [n * (k + 1) // count - n * k // count if isinstance(n, int) else n / count for n in totals]
@@ -259,15 +257,15 @@ class PagerStats:
         return [PagerStats(*part) for part in parts]
 
     def since(self, earlier: "PagerStats") -> "PagerStats":
-        """Return what was added to `earlier`, a copy of these totals."""
+        """Return the difference to `earlier`, a copy of these totals."""
         return PagerStats(*(getattr(self, f.name) - getattr(earlier, f.name) for f in fields(self)))
 
 
 class Pager:
     """One page thread with a FIFO queue.
 
-    `read_bytes_per_s`, `write_bytes_per_s` throttle it to the speed of a slower medium, for trying what a plan does on a
-    Pi's SD card. `staging`: what lies on a device passes through it.
+    `read_bytes_per_s` and `write_bytes_per_s` throttle it to the speed of a slower medium, to test a plan for a Pi's SD card. `staging`:
+    buffers for data on a device.
     """
 
     def __init__(
@@ -283,7 +281,7 @@ class Pager:
         self._queue: collections.deque[Transfer | None] = collections.deque()
         self._wake = threading.Condition()
         self._packed = bytearray()
-        """A chunk's packed form, once there is one."""
+        """Buffer for a chunk's packed form, once there is one."""
         self._bounce = mmap.mmap(-1, CHUNK, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
         self._thread = threading.Thread(target=self._run, name="page-thread", daemon=True)
         before = threading.stack_size(_STACK_BYTES)
@@ -293,7 +291,7 @@ class Pager:
             threading.stack_size(before)
 
     def write(self, slot: Slot, address: int, keep: Any, start: int = 0, nbytes: int | None = None) -> Transfer:
-        """Queue a write to `slot` (from byte `start`, a multiple of CHUNK) of the memory at `address`."""
+        """Queue a write of the memory at `address` to `slot` (from byte `start`, a multiple of CHUNK)."""
         return self._submit(Transfer(slot, address, start, slot.nbytes if nbytes is None else nbytes, True, keep))
 
     def read(self, slot: Slot, address: int, keep: Any, start: int = 0, nbytes: int | None = None) -> Transfer:
@@ -301,13 +299,11 @@ class Pager:
         return self._submit(Transfer(slot, address, start, slot.nbytes if nbytes is None else nbytes, False, keep))
 
     def send(self, slot: Slot, contents: "torch.Tensor", start: int = 0) -> Transfer:
-        """Queue a write of these bytes, on whatever device, to byte `start` of a slot; the transfer holds them until it
-        is done.
-        """
+        """Queue a write of these bytes, on any device, to byte `start` of a slot; the transfer holds them until it is done."""
         return self._submit(self._transfer(slot, contents, start, contents.numel(), write=True))
 
     def receive(self, slot: Slot, into: "torch.Tensor", start: int = 0, nbytes: int | None = None) -> Transfer:
-        """Queue a read from byte `start` of a slot into these bytes, on whatever device; `arrived` makes them usable."""
+        """Queue a read from byte `start` of a slot into these bytes, on any device; `arrived` makes them usable."""
         return self._submit(self._transfer(slot, into, start, slot.nbytes if nbytes is None else nbytes, write=False))
 
     def _transfer(self, slot: Slot, memory: "torch.Tensor", start: int, nbytes: int, *, write: bool) -> Transfer:
@@ -318,7 +314,7 @@ class Pager:
         return Transfer(slot, 0, start, nbytes, write, memory, self.staging.side(memory))
 
     def arrived(self, transfer: Transfer) -> None:
-        """Let the device's later computations see what a finished transfer read."""
+        """Make the data of a finished transfer visible to the device's later computations."""
         if transfer.landed is not None and self.staging is not None:
             self.staging.backend.wait(transfer.landed)
 
@@ -329,7 +325,7 @@ class Pager:
         return transfer
 
     def wait(self, transfer: Transfer) -> None:
-        """As `Transfer.join`, for the compute thread: the wait counts as a stall."""
+        """Wait as `Transfer.join` does, for the compute thread: the wait counts as a stall."""
         begin = time.perf_counter()
         try:
             transfer.join()
@@ -402,7 +398,7 @@ class Pager:
             self.stats.read_bytes += stored
 
     def _move_whole(self, transfer: Transfer, place: int, address: int, size: int) -> int:
-        """Move bytes unpacked, at most a chunk if a bounce buffer is needed; return how many."""
+        """Move bytes unpacked, at most a chunk if a bounce buffer is needed; return their number."""
         slot, memory = transfer.slot, _memory(address, size)
         if transfer.write:
             for start, checksum in _checksums(memory, place):
@@ -417,7 +413,7 @@ class Pager:
     def _move_packed(self, transfer: Transfer, place: int, address: int, size: int) -> int:
         """Move one chunk packed, or unpacked if that is no larger; return the bytes moved to or from the medium.
 
-        The checksum is over the bytes on the medium, so what is unpacked is what was written.
+        The checksum covers the bytes on the medium, so the unpacked bytes are those that were written.
         """
         slot, chunk = transfer.slot, place // CHUNK
         if transfer.write:
@@ -472,14 +468,14 @@ def _transfer_error(error: OSError, transfer: Transfer) -> PageError:
 
 
 def _bounces(file: PageFile, address: int, size: int) -> bool:
-    """Return whether memory has to be copied to a buffer of whole, aligned blocks on its way to a file."""
+    """Return whether memory must be copied to a buffer of whole, aligned blocks on its way to a file."""
     return file.direct and bool(address % BLOCK or size % BLOCK)
 
 
 def _alike(transfer: Transfer, place: int, address: int, size: int) -> tuple[bool, int]:
-    """Return whether the chunk at byte `place` of the slot is all zeros, and up to where (of `size`) the next ones are like it.
+    """Return whether the chunk at byte `place` of the slot is all zeros, and the end (up to `size`) of the following chunks that are alike.
 
-    Chunks of zeros that are written are noted in the slot, and that is all.
+    Written chunks of zeros are only recorded in the slot.
     """
     slot = transfer.slot
 
@@ -499,7 +495,7 @@ def _alike(transfer: Transfer, place: int, address: int, size: int) -> tuple[boo
 
 
 def _all_zeros(address: int, nbytes: int) -> bool:
-    """Return whether each byte equals the next one, and the first is 0: stops at the first that does not."""
+    """Return whether all bytes are 0. Each byte is compared with the next one, up to the first that differs."""
     return ctypes.c_ubyte.from_address(address).value == 0 and not _memcmp(address, address + 1, nbytes - 1)
 
 
@@ -521,7 +517,7 @@ def _verify(slot: Slot, place: int, checksum: int) -> None:
 
 
 def _read_fully(file: PageFile, into: list[memoryview], offset: int) -> None:
-    """Fill the parts one after another. Raises CorruptPageError if the file ends early."""
+    """Fill the parts one after another. Raises CorruptPageError if the file ends too early."""
     left = [piece for piece in into if len(piece)]
     while left:
         count = os.preadv(file.fd, left, offset)

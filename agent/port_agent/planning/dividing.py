@@ -24,7 +24,7 @@ def divide_with_device(
     prepared: "CapturedJob",
     progress: "Progress",
 ) -> "tuple[CapturedJob, MeasuredCosts, DeviceCosts, Mapping[str, float]]":
-    """Measure the operators on the other device, too, and divide them.
+    """Measure the operators also on the other device, and divide them.
 
     The expected results are then those of the operators run one at a time on their devices. Raises PlacementError if
     that saves no time.

@@ -1,4 +1,4 @@
-"""What a request and the settings say about the machine: energy, media, devices, numbers of threads, peers."""
+"""The machine according to a request and the settings: energy, media, devices, numbers of threads, peers."""
 
 import os
 from dataclasses import dataclass
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class PlanMachine:
-    """This machine as given by settings and request: its energy, its page directories, and their media."""
+    """This machine according to settings and request: its energy, its page directories, and their media."""
 
     energy: "EnergyConfig"
     page_dir: Path
@@ -43,12 +43,12 @@ class PlanMachine:
 
 
 def all_page_dirs(request: PlanRequest) -> list[Path]:
-    """Return the page directories, the first of which holds the weights: as requested, otherwise the working directory."""
+    """Return the page directories, the first of which is for weights: the requested ones, otherwise the working directory."""
     return [*request.page_dirs] or [Path()]
 
 
 def check_request(request: PlanRequest) -> None:
-    """Raise RequestError for settings that do not go together."""
+    """Raise RequestError for settings that contradict each other."""
     if request.step_joules is not None and not request.sparse_update:
         raise RequestError("--step-joules limits what --sparse-update trains; give both, or neither")
     on_gpu = request.device_ram_bytes is not None or request.recording_device_ram_bytes is not None
@@ -101,7 +101,7 @@ def _further_media(request: PlanRequest, energy: "EnergyConfig", scratch_dirs: l
 
 
 def _medium(request: PlanRequest, energy: "EnergyConfig", page_dir: Path) -> Medium:
-    """Return the medium of pages: as configured, otherwise the board's, otherwise as the kernel reports for the page
+    """Return the medium of pages: the configured one, otherwise the board's, otherwise the one that the kernel reports for the page
     directory.
     """
     prices = FlashPrices(energy.flash_endurance_bytes, energy.flash_price, energy.price_per_kwh)
@@ -148,11 +148,10 @@ def _beside_the_cpu(kind: str, where: "Backend") -> "Backend":
 
 
 def thread_counts(request: PlanRequest, *, set_by_script: bool, on_device: bool) -> tuple[int, ...]:
-    """Return the numbers of threads to measure: the one that was set, otherwise those up to all cores and of clusters
-    of them.
+    """Return the numbers of threads to measure: the one that was set, otherwise those up to all cores, and those of clusters.
 
-    A board's rates are scaled from one thread's here, and alongside a device the CPU has little to compute, unless the
-    request says otherwise.
+    For another board, rates are scaled from those of one thread here. If a device computes, the CPU has little to do, so one thread is used
+    unless the request says otherwise.
     """
     import torch
 
@@ -172,7 +171,7 @@ def thread_counts(request: PlanRequest, *, set_by_script: bool, on_device: bool)
 
 
 def plan_peers(request: PlanRequest) -> "PlanPeers | None":
-    """Return what paired devices may do: solve if requested, share if the agent's settings say so."""
+    """Return what paired devices may contribute: solving if requested, and sharing if the agent's settings allow it."""
     from port_agent.control.client import ControlError
     from port_agent.control.peer_exchange import PeerExchange
     from port_agent.prepare.peers import PlanPeers

@@ -42,9 +42,7 @@ if TYPE_CHECKING:
 
 
 STAGES = ("capture", "profile", "flash", "analyse", "compare", "follow", "plan", "try", "referee")
-"""Stages of progress, in this order; `follow`: plain PyTorch's first steps; `referee`: the script alone, and the bundle
-alongside it.
-"""
+"""Stages of progress, in this order. `follow`: plain PyTorch's first steps. `referee`: the script alone, and the bundle beside it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,25 +52,25 @@ class PlanReport:
     bundle: Path
     manifest: "Manifest"
     measured_peak_bytes: int
-    """Peak of the process in the dry run."""
+    """Peak of the process in the dry run, in bytes."""
     measured_device_bytes: int
-    """Peak of a device's own memory in the dry run."""
+    """Peak of a device's own memory in the dry run, in bytes."""
     sparse: "SparseJob | None"
-    """Chosen set of trained weights, if `--sparse-update` was requested."""
+    """The set of trained weights that was chosen, if `--sparse-update` was requested."""
     step_s_by_threads: Mapping[int, float]
-    """Seconds of a step's operators, by the numbers of threads tried."""
+    """Seconds of a step's operators, by the numbers of threads that were tried."""
     left_whole: tuple[str, ...]
-    """Operators whose tiles did not give the same bits, and where that showed."""
+    """Operators whose tiles did not give the same bits, and where that was found."""
     stages: Mapping[str, StageTime]
     """Time that each of `STAGES` took."""
     peers: tuple[str, ...]
     """Contributions of paired devices to the plan, and why there were no more."""
     step_s_by_device: Mapping[str, float]
-    """Seconds of a step, by the kinds of devices that run it, if operators were divided between devices."""
+    """Seconds of a step on each kind of device alone, if operators were divided between devices."""
     device_watts: "DeviceWatts | None"
     """The watts of a device other than the CPU, if a meter measures them."""
     epochs: int
-    """Passes over the data that it was planned for."""
+    """Passes over the data for which it was planned."""
     planning_s: float
 
 
@@ -103,7 +101,7 @@ def _planned(
 ) -> PlanReport:
     """Capture, measure, choose what is trained if requested, and plan.
 
-    `make_free`: frees memory before a search, and what searches left before tensors are needed again.
+    `make_free`: frees memory before a search, and what searches have left over before tensors are needed again.
     """
     from port_agent.prepare.measurement.dry_run import DryRunWorkers
     from port_agent.prepare.measurement.worker import MeasurementWorker
@@ -141,7 +139,7 @@ def _planned(
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """What is known of a job when its plans are made."""
+    """What is known about a job when its plans are made."""
 
     request: PlanRequest
     captured: CapturedStep
@@ -150,15 +148,15 @@ class _Job:
     pieces: StepTiling
     make_free: Callable[[], None]
     is_last: bool
-    """Whether the tiling is the last to be planned if nothing fits."""
+    """Whether no other tiling is planned if this one does not fit."""
 
 
 def _made(
     job: _Job, peers: "PlanPeers | None", progress: "Progress", workers: "DryRunWorkers"
 ) -> "tuple[BundleReport, Mapping[str, float]]":
-    """Run plain PyTorch's first steps, plan, dry-run the plan alongside them with `workers`, and write the bundle.
+    """Run plain PyTorch's first steps, plan, run the plan with `workers` in comparison, and write the bundle.
 
-    If operators are divided, also return the seconds of a step on each single device. Raises the reason if this is
+    If operators are divided, also return the seconds of a step on each single device. Raises an error with the reason if this is
     impossible.
     """
     from port_agent.prepare.device_headroom import within_device
@@ -214,7 +212,7 @@ def _made(
 
 
 def _alone(job: _Job, prepared: "CapturedJob", costs: "CostTable") -> "PlainRun":
-    """Run the script alone, if its numbers are needed; `costs`: costs of the first graph."""
+    """Run the script alone if its results are needed; `costs`: costs of the first graph."""
     from port_agent.prepare.referee.plain_run import Script, run_alone
     from port_planner.ir.bundle.manifest import PlainRun
     from port_planner.ir.lowering.lower import lower

@@ -34,9 +34,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class CapturedStep:
-    """The script's job and its recorded step.
+    """The script's job, and its recorded step.
 
-    `counts`: numbers of threads to measure; `pace`: pace that a deadline allows; `teams`: teams of threads, to divide operators among.
+    `counts`: numbers of threads to measure. `pace`: pace that a deadline allows. `teams`: teams of threads among which operators are
+    divided.
     """
 
     job: "TrainingJob"
@@ -89,7 +90,7 @@ def captured_of(request: PlanRequest, measurer: "MeasurementWorker", progress: "
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Costs of the step's operators here, and on the planned `device`, which equals `here` except with --board.
+    """Costs of the step's operators here, and on the planned `device`, which is the same except with --board.
 
     `drawn`: the watts of a device other than the CPU, if a meter measures them.
     """
@@ -109,7 +110,7 @@ def costs_of(
     peers: "PlanPeers | None",
     progress: "Progress",
 ) -> Costs:
-    """Measure the operators, with the number of threads that is fastest, and the media; set that number."""
+    """Measure the operators, with the fastest number of threads, and the media; set that number."""
     import torch
 
     from port_agent.prepare.making import device_costs
@@ -146,7 +147,7 @@ def costs_of(
 def sparse_of(request: PlanRequest, captured: CapturedStep, costs: Costs, progress: "Progress") -> "SparseJob":
     """Choose what is trained, and record the step again.
 
-    The choice fits the device that holds the model alone: divided operators then take no more time.
+    The choice is made for the device that holds the model; divided operators then take no more time.
     """
     from port_agent.prepare.device_headroom import within_device
     from port_agent.prepare.placement.memories import of_the_cpu
@@ -166,7 +167,7 @@ def sparse_of(request: PlanRequest, captured: CapturedStep, costs: Costs, progre
 
 @dataclass(frozen=True, slots=True)
 class StepTiling:
-    """The step as it is planned: `sliced` with what its operators cost here, `measured` on the planned device."""
+    """The step to be planned: `sliced` with the costs of its operators here, `measured` with those on the planned device."""
 
     sliced: "TiledJob"
     measured: "MeasuredCosts"
@@ -183,7 +184,7 @@ def step_tiling(
     progress: "Progress",
     make_free: Callable[[], None],
 ) -> StepTiling:
-    """Tile operators if that gives the same bits and costs less; memory is freed after frozen weights were examined."""
+    """Tile operators if that gives the same bits and costs less; afterwards, memory used to examine frozen weights is freed."""
     from port_agent.prepare.frozen_weights.quantized import with_quantized_weights
     from port_agent.prepare.further_shapes import with_further_shapes
     from port_agent.prepare.making import device_costs
@@ -233,7 +234,7 @@ def step_tiling(
 
 
 def compared_steps_of(request: PlanRequest, job: "TrainingJob") -> int:
-    """Return how many of the job's first steps are followed with plain PyTorch and compared."""
+    """Return how many of the job's first steps also run as plain PyTorch and are compared."""
     from port_agent.prepare.reference import compared_steps
 
     if request.reordered:
@@ -242,7 +243,7 @@ def compared_steps_of(request: PlanRequest, job: "TrainingJob") -> int:
 
 
 def limits_of(request: PlanRequest, pace: "Pace | None", costs: "CostTable") -> "PlannedLimits":
-    """Return the limits that the plans keep."""
+    """Return the limits that the plans must keep."""
     from port_planner.ir.bundle.manifest import PlannedLimits
 
     charging = None

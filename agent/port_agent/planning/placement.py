@@ -1,4 +1,4 @@
-"""What `--place` names: a kind of device other than the CPU, or teams of CPU threads."""
+"""The values of `--place`: a kind of device other than the CPU, or teams of CPU threads."""
 
 import re
 
@@ -11,11 +11,11 @@ from port_planner.ir.devices.cpu_teams import MAX_TEAMS, CpuTeam
 
 _TEAM = re.compile(rf"{CPU}:(\d+)(?:x([\w-]+))?")
 _ANY_NAME = re.compile(r"cluster(\d+)")
-"""Name of a cluster whose cores the kernel does not name: its number, the fastest first."""
+"""Name of a cluster whose cores the kernel does not name: its number, beginning with the fastest."""
 
 
 def names_teams(place: str | None) -> bool:
-    """Return whether to divide operators among teams of threads, and not between two devices."""
+    """Return whether operators are divided among teams of threads rather than between two devices."""
     return place is not None and place.startswith(f"{CPU}:")
 
 
@@ -50,7 +50,7 @@ def _team(part: str, clusters: tuple[CpuCluster, ...]) -> CpuTeam:
 
 
 def _cores(name: str, clusters: tuple[CpuCluster, ...]) -> tuple[int, ...]:
-    """Return the cores of the cluster that is called so, the whole name or its end (`A76`), or by its number."""
+    """Return the cores of the cluster with this name, the end of it (`A76`), or this number."""
     number = _ANY_NAME.fullmatch(name)
     if number is not None and 1 <= int(number[1]) <= len(clusters):
         return clusters[int(number[1]) - 1].cores

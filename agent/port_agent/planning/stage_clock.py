@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 @dataclass(slots=True)
 class StageTime:
-    """Seconds by the clock, and of processors: this process's and those of processes that ended, on the stage in which they did."""
+    """Wall-clock seconds of the stage, and CPU seconds of this process and of those that ended during the stage."""
 
     wall_s: float = 0.0
     cpu_s: float = 0.0
 
 
 class StageClock:
-    """Passes progress on, and books the time since the last report on the stage that was under way; visits are added up."""
+    """Forwards progress, and adds the time since the last report to the stage that was in progress; repeated visits are added up."""
 
     def __init__(self, progress: Callable[[str, float], None], first: str) -> None:
         self._progress = progress

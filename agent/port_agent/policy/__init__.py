@@ -1,1 +1,1 @@
-"""May the device train now? One pure decision, and the config file that steers it."""
+"""Whether the device may train now: one pure decision, and the config file that controls it."""

@@ -25,7 +25,7 @@ _Read = TypeVar("_Read")
 
 
 class ConfigError(PortError):
-    """A configuration that is refused; the one in force stays."""
+    """A configuration is rejected; the one in force stays."""
 
     exit_code = ExitCode.CONFIG
 
@@ -37,7 +37,7 @@ class ConfigError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class AgentOptions:
-    """Settings of the daemon itself rather than of the decision."""
+    """Settings of the daemon itself, not of the decision."""
 
     keep_results_bytes: int = 2048 * MIB
     keep_jobs: int = 200
@@ -50,22 +50,21 @@ class AgentOptions:
     peer_port: int = 9478
     """Port for calls of paired devices; open only while a device is paired."""
     pairing_port: int = 9479
-    """Listened at only while a code is shown."""
+    """Port that is open only while a code is shown."""
     static_peers: tuple[tuple[str, int], ...] = ()
     """Addresses of paired devices that multicast does not reach."""
     share_with_peers: bool = False
     """Whether costs and plans made here are shared with paired devices, and theirs are requested."""
     solve_for_peers: bool = False
-    """Whether plans are solved for paired devices, while the policy would let this one train."""
+    """Whether plans are solved for paired devices, while the policy would allow training on this one."""
     take_jobs: bool = False
-    """Whether jobs of paired devices are trained here, while the policy allows training and this device has no job of
-    its own."""
+    """Whether jobs of paired devices are trained here, while the policy allows it and this device has no job of its own."""
     introducer: str = ""
-    """The paired device that introduces others to this one, which are trusted then; empty: none."""
+    """The paired device that introduces others to this one, which then trusts them; empty: none."""
     introduces: bool = False
     """Whether paired devices that chose this one as their introducer are introduced to each other."""
     solve_on: str = ""
-    """The paired device, or `any`, that solves for plans made again while a job trains here; empty: this one."""
+    """The paired device, or `any`, that solves when plans are made again while a job trains here; empty: this one."""
     sysfs_root: Path = Path("/sys")
     proc_root: Path = Path("/proc")
     dev_root: Path = Path("/dev")
@@ -73,7 +72,7 @@ class AgentOptions:
 
     @property
     def sensor_roots(self) -> tuple[Path, Path, Path]:
-        """Where sensors are read: sysfs, proc, dev."""
+        """Roots of the sensors' files: sysfs, proc, dev."""
         return self.sysfs_root, self.proc_root, self.dev_root
 
 
@@ -94,11 +93,11 @@ def sensor_options(state_dir: Path, policy: Policy) -> SensorOptions:
 
 
 class _ValueError(Exception):
-    """A value that does not fit; the caller knows file and line."""
+    """A value that is not valid; the caller knows file and line."""
 
 
 def _typed(kind: Any, problem: str) -> Callable[[object], Any]:
-    """Return a function that converts a value to this type, or rejects it as `problem`."""
+    """Return a function that converts a value to this type, or rejects it with `problem`."""
 
     def parse(value: object) -> Any:
         try:
@@ -118,7 +117,7 @@ def _count(low: int, high: int) -> Callable[[object], int]:
 
 
 def _with_unit(kind: Any, problem: str, read: Callable[[Any], _Read]) -> Callable[[object], _Read]:
-    """Return what reads a quantity with a unit, or refuses one that is the `problem` or that cannot be read."""
+    """Return a function that reads a quantity with a unit, or rejects it with `problem` or because it cannot be read."""
     typed = _typed(kind, problem)
 
     def parse(value: object) -> _Read:
@@ -184,9 +183,7 @@ def _host_and_port(value: object, hosts: str, problem: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Key:
-    """The destination of a value: a field of Policy ("policy"), of AgentOptions ("options") or of one of the
-    ResourceLimits.
-    """
+    """The destination of a value: a field of Policy ("policy"), of AgentOptions ("options") or of one of the ResourceLimits."""
 
     target: str
     field: str
@@ -257,7 +254,7 @@ def load_config(main: Path | None) -> Config:
 
 
 def read_file(file: Path, base: Config = Config()) -> Config:
-    """Return `base` with the settings of one file put over it.
+    """Return `base` with the settings of one file applied to it.
 
     Raises ConfigError with file, line and reason.
     """
@@ -378,7 +375,7 @@ def _check_together(file: Path, text: str, policy: Policy) -> None:
 
 
 def _check_energy(file: Path, text: str, table: Mapping[str, object]) -> None:
-    """Let the meter check its own table, so that an error in it is reported with its line, too."""
+    """Let the meter check its own table, so that an error in it is also reported with its line."""
     if not table:
         return
     from port_agent.energy.sources.registry import EnergyConfig, EnergyConfigError
@@ -390,7 +387,7 @@ def _check_energy(file: Path, text: str, table: Mapping[str, object]) -> None:
 
 
 def restart_needed(old: Config, new: Config) -> list[str]:
-    """Return the settings in which `new` differs and that a daemon only reads at its start."""
+    """Return the settings in `new` that differ and that a daemon reads only at its start."""
     fields_ = ("control_group", "metrics_listen")
     names = {entry.field: key for key, entry in KEYS.items() if entry.target == "options"}
     changed = [names[name] for name in fields_ if getattr(old.options, name) != getattr(new.options, name)]

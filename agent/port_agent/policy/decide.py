@@ -1,7 +1,7 @@
 """When to train: the user's policy as values, and the one pure decision.
 
-`decide(facts, policy, now, memory)` depends only on its arguments. `memory` is the hysteresis of the previous
-decision, handed back explicitly; effects happen elsewhere.
+`decide(facts, policy, now, memory)` depends only on its arguments. `memory` is the hysteresis of the previous decision, passed back
+explicitly; effects happen elsewhere.
 """
 
 from collections.abc import Iterator
@@ -37,20 +37,20 @@ class State(IntEnum):
 
 @dataclass(frozen=True, slots=True)
 class TimeWindow:
-    """A daily time span in local time on one weekday (0 = Monday); `end` <= `start` runs past midnight."""
+    """A daily time span in local time on one weekday (0 = Monday); if `end` <= `start`, it extends past midnight."""
 
     weekday: int
     start: time
     end: time
 
     def bounds(self, day: datetime) -> tuple[datetime, datetime]:
-        """Return start and end of this window when it begins on the date of `day`."""
+        """Return the start and end of this window if it begins on the date of `day`."""
         start = datetime.combine(day.date(), self.start)
         end = datetime.combine(day.date(), self.end)
         return start, end if end > start else end + timedelta(days=1)
 
     def covers(self, moment: datetime) -> bool:
-        """Return whether local time `moment` is inside, including the part after midnight."""
+        """Return whether local time `moment` is in the window, including the part after midnight."""
         for begin in (moment, moment - timedelta(days=1)):
             start, end = self.bounds(begin)
             if begin.weekday() == self.weekday and start <= moment < end:
@@ -60,7 +60,7 @@ class TimeWindow:
 
 @dataclass(frozen=True, slots=True)
 class ResourceLimits:
-    """How much of the machine a worker may use; percent of all CPUs and of all memory."""
+    """How much of the machine a worker may use, in percent of all CPUs and of all memory."""
 
     cpu_percent: float = 100.0
     memory_percent: float = 70.0
@@ -74,7 +74,7 @@ class ResourceLimits:
 
 @dataclass(frozen=True, slots=True)
 class Policy:
-    """The user's wishes. The defaults are sane for a Pi, a Jetson or a laptop."""
+    """The user's settings. The defaults are sensible for a Pi, a Jetson or a laptop."""
 
     require_external_power: bool = True
     assume_power: Power | None = None
@@ -91,17 +91,17 @@ class Policy:
     min_free_disk_bytes: int = 512 * MIB
     min_free_memory_bytes: int = 64 * MIB
     windows: tuple[TimeWindow, ...] = ()
-    """Empty means any time."""
+    """Time windows; empty means any time."""
     not_in_use: ResourceLimits = field(default_factory=ResourceLimits)
     in_use: ResourceLimits = field(default_factory=lambda: ResourceLimits(cpu_percent=25.0, memory_percent=30.0))
     flash_write_budget_bytes_per_day: int = 16384 * MIB
-    """A 32 GB card of 1000 write cycles lasts five years at this rate."""
+    """Bytes that may be written to flash per day; a 32 GB card with 1000 write cycles lasts five years at this rate."""
     keep_in_memory_for_s: float = 0.0
     """Seconds that a paused worker keeps its memory before it must leave."""
     min_pause_s: float = 60.0
-    """Least seconds between a stop and the next start, so that training does not start and stop all the time."""
+    """Least seconds between a stop and the next start, so that training does not start and stop continually."""
     memory_pressure_percent: float = 20.0
-    """PSI above which a running job goes to a smaller plan."""
+    """PSI in percent above which a running job switches to a smaller plan."""
     keep_awake: bool = True
     """Whether sleep is prevented while a job may run on external power."""
 
@@ -113,12 +113,12 @@ class Now:
     monotonic_s: float
     local: datetime
     clock_is_set: bool = True
-    """Whether `local` may be right: a clock that was never set shows a date before this program was released."""
+    """Whether `local` may be right: a clock that was never set shows a date before this program's release."""
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """State passed from one decision to the next: since when, and which conditions are held by hysteresis."""
+    """State passed from one decision to the next: the times since which conditions hold, and which are held by hysteresis."""
 
     training: bool = False
     stopped_at_s: float | None = None
@@ -148,22 +148,22 @@ class _Objection:
 
 BATTERY_MARGIN_PERCENT = 5.0
 MIN_FREE_INODES = 64
-"""A run creates about a dozen files; a disk without inodes rejects new ones however many bytes are free."""
+"""Least number of free inodes. A run creates about a dozen files, and a disk without inodes rejects new ones regardless of free bytes."""
 SPACE_MARGIN = 1.25
 """Multiple of the minimum to which free disk or memory must rise, after it fell below the minimum, before training
 resumes."""
 
 
 HEAT_IGNORED_C = 120.0
-"""A limit that no processor reaches: with it no thermometer is needed."""
+"""Temperature limit in degrees Celsius that no processor reaches, with which no thermometer is needed."""
 PRESENCE_SENSORS = ("cpu load", "pressure", "terminals", "input", "sessions", "logind", "gpu")
 
 SILENCE_S = 60.0
-"""Longest silence of all signals, in seconds; after it, nobody knows whether the device is idle."""
+"""Longest silence of all signals, in seconds, after which it is unknown whether the device is idle."""
 
 
 def decide(facts: Facts, policy: Policy, now: Now, memory: Memory = Memory()) -> PolicyDecision:
-    """Return whether to train, with every reason; total for all inputs."""
+    """Return whether to train, with every reason; defined for all inputs."""
     use = device_in_use(facts.idle_signals)
     memory = _with_idle(use, memory, now)
     objections = list(_objections(facts, policy, now, memory, use))
@@ -189,7 +189,7 @@ def device_in_use(idle_signals: tuple[IdleSignal, ...]) -> Answer:
 
 
 def in_window(policy: Policy, local: datetime) -> bool:
-    """Return whether local time `local` lies in an allowed window."""
+    """Return whether local time `local` is in an allowed window."""
     return not policy.windows or any(window.covers(local) for window in policy.windows)
 
 
@@ -250,7 +250,7 @@ def _objections(facts: Facts, policy: Policy, now: Now, memory: Memory, use: Ans
 
 
 def _unreadable(facts: Facts, policy: Policy) -> Iterator[_Objection]:
-    """Object to each faulty sensor that the policy needs: its value is unknown, not good."""
+    """Object to each faulty sensor that the policy needs, because its value is unknown, not good."""
     presence = "when.idle_for = 0" if policy.idle_for_s > 0 and not policy.train_while_in_use else None
     overrides = {
         "disk": "storage.min_free = 0" if facts.free_disk_bytes is None and policy.min_free_disk_bytes else None,
@@ -371,7 +371,7 @@ def _stop(
 
 
 def _with_idle(use: Answer, memory: Memory, now: Now) -> Memory:
-    """Return `memory` with the idle time continued.
+    """Return `memory` with an updated idle time.
 
     Signals may be missing for `SILENCE_S` without interrupting it.
     """

@@ -1,4 +1,4 @@
-"""When this device usually lets training run: learned hour of the week by hour of the week, and what follows for a job."""
+"""When this device usually allows training, learned for each hour of the week, and what follows for a job."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -12,13 +12,13 @@ from port_agent.system.clock import local_time
 _DAYS, _HOURS = 7, 24
 _HOUR_S = 3600.0
 _REMEMBERED_S = 4 * _HOUR_S
-"""Seconds that are remembered for each hour of the week: the last four weeks weigh most, older ones fade."""
+"""Seconds that are remembered for each hour of the week: the last four weeks count most, and older ones fade."""
 _PRIOR_S = 2 * _HOUR_S
 """Observation after which an hour of the week weighs as much as the same hour of the other days."""
 _KNOWN_AFTER_S = 86400.0
-"""Seconds of observation before anything is predicted: a day."""
+"""Seconds of observation before anything is predicted, which is a day."""
 _LONGEST_GAP_S = 7 * 86400.0
-"""A machine that was off could not train; times more than a week ago say nothing about what is usual."""
+"""Longest gap in seconds. A machine that was off could not train; times more than a week ago do not show what is usual."""
 _LONGEST_FORECAST = timedelta(days=5 * 365)
 _NOON = timedelta(hours=12)
 
@@ -27,7 +27,7 @@ _NOON = timedelta(hours=12)
 class Forecast:
     """When a job that needs some seconds of training should be done. None: never, at the usual times.
 
-    `nights`: from noon to noon, in how many of these spans it trains.
+    `nights`: the number of spans from noon to noon in which it trains.
     """
 
     ends_at: datetime | None
@@ -35,7 +35,7 @@ class Forecast:
 
 
 class _Slot(msgspec.Struct):
-    """One hour of the week: for how many seconds it was watched, and how many of training at full speed it gave."""
+    """One hour of the week: the seconds of observation, and the seconds of training at full speed in them."""
 
     watched_s: float = 0.0
     trained_s: float = 0.0
@@ -54,8 +54,7 @@ class _Record(msgspec.Struct):
 class UsualTimes:
     """Shares of each hour of the week in which training may run, as the policy decided it so far.
 
-    The time between two looks counts with what was decided at the first of them; time without this process counts as
-    time without training.
+    The time between two looks counts as decided at the first of them; time without this process counts as time without training.
     """
 
     def __init__(self) -> None:
@@ -64,7 +63,7 @@ class UsualTimes:
 
     @classmethod
     def from_json(cls, text: str | None) -> "UsualTimes":
-        """Load what `to_json` wrote; start empty if there is nothing readable."""
+        """Load what `to_json` wrote; start empty if it is not readable."""
         times = cls()
         try:
             record = msgspec.json.decode(text or "", type=_Record)
@@ -79,10 +78,9 @@ class UsualTimes:
         return msgspec.json.encode(self._record).decode()
 
     def look(self, wall_s: float, speed: float) -> None:
-        """Record that from now on (Unix time) training may run at `speed`, 0 (not at all) to 1 (with the whole
-        machine).
+        """Record that from now on (Unix time) training may run at `speed`, from 0 (not at all) to 1 (with the whole machine).
 
-        A clock that is set back is followed from there; time that passes twice counts twice.
+        If the clock is set back, observation continues from there; time that passes twice counts twice.
         """
         last, self._record.looked_at = self._record.looked_at, wall_s
         if last is not None:
@@ -92,7 +90,7 @@ class UsualTimes:
         self._speed = speed
 
     def skip(self, wall_s: float) -> None:
-        """Go on from `wall_s`, leaving out the time until then: the clock was set."""
+        """Continue from `wall_s`, ignoring the time until then, because the clock was set."""
         self._record.looked_at = wall_s
 
     def usual_day_s(self) -> float | None:
@@ -102,7 +100,7 @@ class UsualTimes:
         return sum(self._share(index) for index in range(_DAYS * _HOURS)) * _HOUR_S / _DAYS
 
     def forecast(self, now: datetime, needed_s: float) -> Forecast | None:
-        """Return when `needed_s` seconds of training from `now` (local time) on are done; None until a day was watched."""
+        """Return when `needed_s` seconds of training from `now` (local time) on are done; None until a day was observed."""
         usual_s = self.usual_day_s()
         if usual_s is None:
             return None
@@ -120,8 +118,8 @@ class UsualTimes:
     def _share(self, index: int) -> float:
         """Return the share of an hour of the week that allows training.
 
-        Four samples of one hour of the week are few, so they are mixed with those of the same hour on the other days,
-        which weigh as `_PRIOR_S` of observation.
+        Four samples of one hour of the week are few, so they are mixed with those of the same hour on the other days, with the weight of
+        `_PRIOR_S` of observation.
         """
         slots = self._record.slots
         slot, usual = slots[index], _mean(slots[index % _HOURS :: _HOURS])

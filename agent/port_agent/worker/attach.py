@@ -1,9 +1,9 @@
-"""How a program of a user becomes a worker.
+"""How a user's program becomes a worker.
 
-It asks on the daemon's control socket, which then is its line. Torch-free.
+It asks on the daemon's control socket, which then becomes its connection. Does not import torch.
 
-`POST /v1/attach` with a JSON object, answered by `101 Switching Protocols`; from there on both sides speak
-`port_agent.worker.protocol`. Written without an HTTP library: it is loaded into the user's process, inside its memory budget.
+`POST /v1/attach` with a JSON object, answered by `101 Switching Protocols`; from there on both sides speak `port_agent.worker.protocol`. It
+uses no HTTP library, because it is loaded into the user's process, inside its memory budget.
 """
 
 import socket
@@ -20,7 +20,7 @@ UPGRADE = "port-agent-worker"
 JOB_HEADER = "Port-Agent-Job"
 _HEAD_LIMIT_BYTES = 4096
 _ANSWER_TIMEOUT_S = 30.0
-"""The daemon writes to disk before it answers; an SD card can take a second."""
+"""Seconds to wait for an answer. The daemon writes to disk before it answers, and an SD card can take a second."""
 
 
 class AttachError(PortError):
@@ -33,13 +33,13 @@ class AttachError(PortError):
 
 
 class Refusal(msgspec.Struct, frozen=True):
-    """What the daemon answers, with a status of 400 and above, to a request that it does not carry out."""
+    """The daemon's answer, with a status of 400 or above, to a request that it does not carry out."""
 
     error: str
 
 
 class AttachRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A program's description of itself. `job`: the number it had before the daemon was lost."""
+    """A program's description of itself. `job`: the number that it had before the connection to the daemon was lost."""
 
     name: str
     ram_bytes: Annotated[int, msgspec.Meta(gt=0)]
@@ -50,7 +50,7 @@ class AttachRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True, slots=True)
 class AttachedLine:
-    """The line to the daemon, and the job's number and name there."""
+    """The connection to the daemon, and the job's number and name there."""
 
     line: socket.socket
     job: int
@@ -97,7 +97,7 @@ def attach(path: Path, request: AttachRequest) -> AttachedLine:
 
 
 def _read_head(line: socket.socket) -> tuple[int, dict[str, str]]:
-    """Return status and headers, byte by byte: what follows them belongs to the conversation."""
+    """Return status and headers, read byte by byte, because what follows them belongs to the protocol."""
     head = b""
     while not head.endswith(b"\r\n\r\n"):
         byte = line.recv(1)

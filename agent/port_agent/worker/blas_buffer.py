@@ -1,7 +1,8 @@
-"""numpy's OpenBLAS maps a buffer for matrix products when it is loaded, which RLIMIT_DATA counts; a worker computes none with it.
+"""Free the buffer for matrix products that numpy's OpenBLAS maps when it is loaded. RLIMIT_DATA counts it, and a worker computes nothing
+with it.
 
-The library gives it back when asked, and maps another where a product asks for one after all. When the process ends, the library
-unmaps the addresses that it mapped once more: they stay reserved, so that nothing else lies there by then.
+The library frees it on request, and maps another one if a product needs it after all. When the process ends, the library unmaps the
+addresses again, so they stay reserved for nothing else to be there.
 """
 
 import ctypes
@@ -17,14 +18,14 @@ from port_planner.base.process_memory import data_bytes
 _LIBRARY = re.compile(r"(/\S*libscipy_openblas\S*)$", re.MULTILINE)
 _NO_ACCESS = 0
 _MAP_FIXED_NOREPLACE = 0x100000
-"""mmap(2): at this address, or not at all."""
+"""Flag of mmap(2): at this address, or not at all."""
 
 
 @functools.cache
 def release_blas_buffer() -> int:
     """Free the buffer of numpy's OpenBLAS, once, and return its bytes.
 
-    0 where no such library is loaded, or it was not set to compute with one thread: it does not start others again.
+    Returns 0 if no such library is loaded, or if it was not set to one thread, because it does not start its threads again.
     """
     if sys.platform != "linux" or os.environ.get("OPENBLAS_NUM_THREADS") != "1":
         return 0

@@ -1,6 +1,6 @@
 """The connection between a worker and its starter, over one end of a socket pair: events up, commands down.
 
-Torch-free: both sides use it. A message that this version does not know is skipped.
+It does not import torch, because both sides use it. A message that this version does not know is skipped.
 """
 
 import contextlib
@@ -25,15 +25,15 @@ _REST_S = 0.005
 
 
 class Channel:
-    """One end of the line."""
+    """One end of the connection."""
 
     def __init__(self, fd: int) -> None:
         self._socket = socket.socket(fileno=fd)
         self._lock = threading.RLock()
-        """Reentrant: a second Ctrl-C may arrive while the first one's handler sends."""
+        """Reentrant lock, because a second Ctrl-C may arrive while the first one's handler sends."""
 
     def send(self, message: Event | Command) -> None:
-        """Send one message; a peer that is gone is not an error here, because the reading side sees it."""
+        """Send one message. A peer that is gone is not an error here, because the reading side notices it."""
         data = encode_message(message)
         with self._lock, contextlib.suppress(BrokenPipeError, ConnectionResetError):
             self._socket.sendall(data)
@@ -59,7 +59,7 @@ class Channel:
     def commands_on_line(self) -> Iterator[Command]:
         """Yield the supervisor's commands until it closes the connection.
 
-        Each stays there, visible to others, until the next is requested.
+        Each command stays on the line, visible to others, until the next one is requested.
 
         Nothing is consumed while this thread waits for the interpreter.
         """
@@ -78,7 +78,7 @@ class Channel:
                 self._socket.recv(len(line) + 1)
 
     def listen(self, handle: Callable[[Command], None], gone: Callable[[], None]) -> threading.Thread:
-        """Call `handle` for each command in a thread of its own, `gone` when the supervisor has closed the connection."""
+        """Call `handle` for each command in a separate thread, and `gone` when the supervisor has closed the connection."""
 
         def run() -> None:
             for command in self.commands():
@@ -90,7 +90,7 @@ class Channel:
         return thread
 
     def shut(self) -> None:
-        """End the connection both ways: both ends notice it."""
+        """End the connection in both directions, which both ends notice."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
@@ -99,7 +99,7 @@ class Channel:
         self._socket.close()
 
     def _lines(self) -> Iterator[bytes]:
-        """Yield lines until the peer closes or sends one that does not end."""
+        """Yield lines until the peer closes, or sends one that does not end."""
         splitter = LineSplitter()
         while True:
             try:

@@ -1,4 +1,4 @@
-"""The supervisor's commands, between the thread that receives them and the one that trains. Torch-free."""
+"""The supervisor's commands, between the thread that receives them and the one that trains. Does not import torch."""
 
 import threading
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from port_agent.worker.protocol import (
 from port_planner.base.errors import PortError
 
 ORPHAN_COMMIT_S = 1.0
-"""Time for a last commit after the supervisor is gone: the next one waits two seconds for the old worker."""
+"""Seconds for a last commit after the supervisor is gone; the next supervisor waits two seconds for the old worker."""
 
 Emit = Callable[[Event], None]
 """Sends an event to the supervisor."""
@@ -31,21 +31,21 @@ class LeftOnRequest(PortError):
 
 
 class Training(Protocol):
-    """What is controlled."""
+    """The training that is controlled."""
 
     @property
     def step(self) -> int:
-        """Steps done in this round."""
+        """Number of finished steps in this round."""
 
     def interrupt(self) -> None:
         """Make the gate be called soon."""
 
 
 class Control:
-    """The supervisor's commands; set by the receiving thread, executed between two instructions.
+    """The supervisor's commands, set by the receiving thread and executed between two instructions.
 
-    `abandon` ends the process. It is called to leave while there is no trainer, and so nothing to lose; and, if
-    `leave_patience_s` is given, when a trainer has not left by then.
+    `abandon` ends the process. It is called to leave while there is no trainer, and so nothing to lose. It is also called if a trainer has
+    not left after `leave_patience_s`, if that is given.
     """
 
     def __init__(self, emit: Emit, abandon: Callable[[], None], leave_patience_s: float | None = None) -> None:
@@ -83,7 +83,7 @@ class Control:
             self._interrupt()
 
     def leave(self) -> None:
-        """Make the worker end: it was asked to, or the supervisor is gone."""
+        """Make the worker end, because it was asked to, or because the supervisor is gone."""
         self.handle(LeaveNow(within_s=ORPHAN_COMMIT_S))
 
     def attach(self, trainer: Training) -> None:
@@ -122,13 +122,13 @@ class Control:
             return self._work.words
 
     def wait(self, seconds: float) -> None:
-        """Sleep, but not past a command."""
+        """Sleep, but wake up for a command."""
         with self._changed:
             self._changed.wait_for(lambda: self._news or self.leaving, seconds)
             self._news = False
 
     def take_plan(self) -> SwitchPlan | None:
-        """Return the plan to change to, once."""
+        """Return the plan to which to switch, once."""
         with self._changed:
             switch, self._switch = self._switch, None
             return switch

@@ -17,7 +17,7 @@ TORCH_WORKER = module_command("port_agent.training.worker")
 LOADED_WORKER = module_command("port_agent.training.loaded_worker")
 BOARD_WORKER = module_command("port_agent.mcu.worker")
 FINETUNE_WORKER = module_command("port_agent.finetuning.job.start")
-"""The programs of the workers."""
+"""The command of a fine-tuning's worker."""
 
 CONTROL_FD_PLACE = "{control_fd}"
 """Stands for the control descriptor in a command line that is written before the descriptor exists."""
@@ -25,7 +25,7 @@ CONTROL_FD_PLACE = "{control_fd}"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerOptions:
-    """The start options of every worker; None leaves a choice to the worker."""
+    """The start options of every worker; None leaves the choice to the worker."""
 
     bundle: Path = field(metadata={"help": "the bundle, or what describes a board's job"})
     state_dir: Path = field(metadata={"help": "checkpoints, from which the next run resumes"})
@@ -66,7 +66,7 @@ class WorkerOptions:
 
     @classmethod
     def parse(cls, words: Sequence[str] | None, *, program: str) -> Self:
-        """Return the options of a command line (None: this process's); ends the process when they are wrong."""
+        """Return the options of a command line (None: this process's); end the process if they are wrong."""
         parser = argparse.ArgumentParser(prog=program)
         types = get_type_hints(cls)
         for one in fields(cls):
@@ -90,8 +90,7 @@ class WorkerOptions:
 class TorchOptions(WorkerOptions):
     """The additional options of a training bundle's worker.
 
-    With `weights`, as in each round of a federation, round 1 and later continue in the data where the rounds before
-    ended, with masks of their own.
+    With `weights`, as in each round of a federation, rounds from 1 on continue in the data where the previous ones ended, with new masks.
     """
 
     page_dir: Path | None = field(

@@ -15,7 +15,7 @@ from port_planner.ir.costs import PackingCost
 
 VERSION = 1
 MAX_LINE_BYTES = 1 << 20
-"""Longer than any message; a peer that sends more without a newline is broken."""
+"""Largest line in bytes, longer than any message; a peer that sends more without a newline is broken."""
 COSTS_IN_A_LINE = 1000
 """Largest number of costs of `PackingProbed` in a line, 200 bytes each."""
 
@@ -25,28 +25,28 @@ class ProtocolError(PortError):
 
 
 class FailureCause(StrEnum):
-    """What a failure means for the job."""
+    """The meaning of a failure for the job."""
 
     OUT_OF_MEMORY = "out-of-memory"
     """The job outgrew its plan: the next run uses a smaller one."""
     IMPOSSIBLE = "impossible"
     """The job can never run as it is."""
     DIVERGED = "diverged"
-    """The training's numbers became NaN or infinite: the same steps would give the same again."""
+    """The training's numbers became NaN or infinite; the same steps would give the same numbers again."""
     OTHER = "failed"
     """The job may be tried again."""
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of the conversation."""
+    """One line of the protocol."""
 
 
 class _EventMessage(_Message, frozen=True, tag_field="event"):
-    """Said by the worker."""
+    """A message from the worker."""
 
 
 class WorkerReady(_EventMessage, frozen=True, kw_only=True, tag="ready"):
-    """The job is loaded and its first step begins. `step` counts those done in this round."""
+    """The job is loaded and its first step begins. `step`: number of finished steps in this round."""
 
     pid: int
     step: int
@@ -61,7 +61,7 @@ class WorkerReady(_EventMessage, frozen=True, kw_only=True, tag="ready"):
 class StepDone(_EventMessage, frozen=True, kw_only=True, tag="step"):
     """A step (for a board: a request of several samples) is done.
 
-    Values that were not measured or not planned are None.
+    Values that were not measured or planned are None.
     """
 
     step: int
@@ -73,7 +73,7 @@ class StepDone(_EventMessage, frozen=True, kw_only=True, tag="step"):
     paged_in_bytes: int = 0
     paged_out_bytes: int = 0
     unworn_bytes: int = 0
-    """The part of the bytes paged out that went to compressed RAM, which writing does not wear out."""
+    """The part of the paged-out bytes that went to compressed RAM, which writing does not wear out."""
     packed_bytes: int = 0
     """Bytes of packed tensors in RAM; `packed_from_bytes`: their unpacked size."""
     packed_from_bytes: int = 0
@@ -81,7 +81,7 @@ class StepDone(_EventMessage, frozen=True, kw_only=True, tag="step"):
     """Tensors that needed more memory when packed than the plan reserves, and went to flash instead."""
     transfer_s: float = 0.0
     hidden_s: float = 0.0
-    """The part of the transfers that overlapped with compute."""
+    """Seconds of transfers that overlapped with compute."""
     peak_rss_bytes: int | None = None
     device_peak_bytes: int | None = None
     """Peak of the device's memory, for tensors, context and libraries; None if the step computes on the CPU."""
@@ -115,7 +115,7 @@ class CheckpointWritten(_EventMessage, frozen=True, kw_only=True, tag="checkpoin
 
 
 class PackingProbed(_EventMessage, frozen=True, kw_only=True, tag="packing"):
-    """What packing the tensors of a graph would take, as measured in a dry run; one of several for a large graph."""
+    """What packing the tensors of a graph would cost, as measured in a dry run; a large graph needs several of these messages."""
 
     graph: str
     costs: tuple[PackingCost, ...]
@@ -144,12 +144,12 @@ class WorkerPaused(_EventMessage, frozen=True, kw_only=True, tag="paused", omit_
 
     step: int
     operator: str | None = None
-    """Operator that was running when an attached program was asked, which ended `waited_s` later."""
+    """Operator of an attached program that was running at the request, and that ended `waited_s` later."""
     waited_s: float = 0.0
 
 
 class MemoryReleased(_EventMessage, frozen=True, kw_only=True, tag="released"):
-    """An attached program computes nothing, and its tensors are in its page file; `wall_s`: after it was told."""
+    """An attached program computes nothing, and its tensors are in its page file; `wall_s`: seconds since the request."""
 
     step: int
     resident_bytes: int
@@ -180,8 +180,8 @@ class DeviceInterrupted(_EventMessage, frozen=True, kw_only=True, tag="interrupt
 class TrainingFinished(_EventMessage, frozen=True, kw_only=True, tag="finished"):
     """The job is done.
 
-    `out`: the file of its weights, `out_checksum`: the CRC-32 of that file, `digest`: a checksum over its state, where
-    asked for. `untouched_block_bytes`: bytes above the peak by which resident memory may grow without an allocation.
+    `out`: the file of its weights. `out_checksum`: the CRC-32 of that file. `digest`: a checksum over its state, if requested.
+    `untouched_block_bytes`: bytes above the peak by which resident memory may grow without an allocation.
     """
 
     step: int
@@ -210,22 +210,22 @@ Event = (
 
 
 class _CommandMessage(_Message, frozen=True, tag_field="cmd"):
-    """Said by the supervisor."""
+    """A message from the supervisor."""
 
 
 class PauseTraining(_CommandMessage, frozen=True, tag="pause"):
-    """Stop between two instructions and keep the memory."""
+    """Stop between two instructions, and keep the memory."""
 
 
 class ResumeTraining(_CommandMessage, frozen=True, kw_only=True, tag="resume", omit_defaults=True):
-    """Go on after a pause."""
+    """Continue after a pause."""
 
     cpu_percent: float = 100.0
     """Share of all CPUs that an attached program may take, in percent; workers are limited by their cgroups."""
 
 
 class ReleaseMemory(_CommandMessage, frozen=True, kw_only=True, tag="release"):
-    """For an attached program: stop between two operators, release the memory and wait for `resume`."""
+    """Command to an attached program: stop between two operators, release the memory, and wait for `resume`."""
 
     reason: str = ""
 
@@ -255,7 +255,7 @@ class SwitchPlan(_CommandMessage, frozen=True, kw_only=True, tag="plan"):
 
 
 class TakeWork(_CommandMessage, frozen=True, kw_only=True, tag="work"):
-    """To a worker that was started before its work was known: train so, in the words of a worker's command line."""
+    """Task for a worker that was started before its work was known, in the words of a worker's command line."""
 
     words: tuple[str, ...]
 
@@ -307,13 +307,13 @@ def _decode(decoder: "msgspec.json.Decoder[M]", line: bytes) -> M:
 
 
 class LineSplitter:
-    """Cuts what arrives on a line into its lines."""
+    """Splits received bytes into lines."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> list[bytes]:
-        """Return the lines that are whole now; raises ProtocolError when one does not end."""
+        """Return the lines that are now complete; raises ProtocolError if one does not end."""
         *lines, self._rest = (self._rest + data).split(b"\n")
         if len(self._rest) > MAX_LINE_BYTES:
             raise ProtocolError(f"a line has more than {MAX_LINE_BYTES} bytes; the other side is defective")

@@ -1,4 +1,4 @@
-"""The frame of every worker process: its line to the supervisor, signals, why it ended."""
+"""The frame of every worker process: its connection to the supervisor, signals, and why it ended."""
 
 import errno
 import os
@@ -15,13 +15,13 @@ from port_agent.worker.protocol import Event, FailureCause, TrainingFailed
 from port_planner.base.errors import ExitCode, PortError
 
 Work = Callable[[Control, Emit], None]
-"""Trains until it is done; raises LeftOnRequest when it left on request, and any fatal error."""
+"""Function that trains until it is done; raises LeftOnRequest if it left on request, and any fatal error."""
 
 _CAUSES: Mapping[int, FailureCause] = {
     ExitCode.IMPOSSIBLE: FailureCause.IMPOSSIBLE,
     ExitCode.DIVERGED: FailureCause.DIVERGED,
 }
-"""Meaning of an error's exit code for the job."""
+"""Meaning for the job of an error's exit code."""
 
 _OUT_OF_MEMORY = (
     "can't allocate memory",  # c10's CPU allocator
@@ -30,7 +30,7 @@ _OUT_OF_MEMORY = (
     "CUDA error: out of memory",
     "NVML_SUCCESS == r",  # of CUDA's allocator on a Jetson, which asserts if it cannot determine the reason (pytorch#185240)
 )
-"""Words of plain RuntimeErrors."""
+"""Words of plain RuntimeErrors that mean lack of memory."""
 _DEVICE_FULL = "OutOfMemoryError"
 """Name of an exception of torch, which is not imported here."""
 
@@ -38,7 +38,7 @@ _DEVICE_FULL = "OutOfMemoryError"
 def serve(control_fd: int | None, work: Work, *, leave_patience_s: float | None = None) -> ExitCode:
     """Run the work of a worker under its supervisor's control; return the exit code of the process.
 
-    Without a line to a supervisor events go nowhere, and an error to standard error.
+    Without a connection to a supervisor, events are dropped, and an error goes to standard error.
     """
     channel = Channel(control_fd) if control_fd is not None else None
 
@@ -61,7 +61,7 @@ def serve(control_fd: int | None, work: Work, *, leave_patience_s: float | None 
 
 
 def failure_cause(error: Exception) -> FailureCause:
-    """Return what an error means for the job that it ended."""
+    """Return the meaning of an error for the job that it ended."""
     if is_passing(error):
         return FailureCause.OTHER
     if isinstance(error, PortError):

@@ -1,4 +1,6 @@
-"""Which samples of a data set one of several boards trains: no two boards the same one, all boards together every one."""
+"""Which samples of a data set one of several boards trains. No two boards train the same sample, and all boards together train every
+one.
+"""
 
 import re
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Start a worker with the environment that it needs, and follow its events. Torch-free."""
+"""Start a worker with the environment that it needs, and follow its events. Does not import torch."""
 
 import resource
 import socket
@@ -15,13 +15,13 @@ from port_agent.worker.protocol import Command, Event
 
 @dataclass(slots=True)
 class Worker:
-    """A running worker process and the line to it."""
+    """A running worker process, and the connection to it."""
 
     process: "subprocess.Popen[bytes]"
     channel: Channel
 
     def events(self) -> Iterator[Event]:
-        """Yield its events until it closes the line, then wait for it to end."""
+        """Yield its events until it closes the connection, then wait for its end."""
         yield from self.channel.events()
         self.process.wait()
 

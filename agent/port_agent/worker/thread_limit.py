@@ -8,33 +8,33 @@ import sys
 from port_planner.base.errors import ExitCode, PortError
 
 _DEFAULT_STACK_BYTES = 8 << 20
-"""Stack of a thread if the process's own stack has no limit."""
+"""Stack in bytes of a thread, if the process's own stack has no limit."""
 _MAP_NORESERVE = 0x4000
-"""Linux' constant; Python names it from 3.13 on. Only the process's limit counts such memory, and it is never touched."""
+"""Linux's constant, which Python names from 3.13 on. Only the process's limit counts such memory, which is never touched."""
 
 
 class ThreadLimitError(PortError):
-    """More threads than memory allows."""
+    """There are more threads than memory allows."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 def usable_core_numbers() -> frozenset[int] | None:
-    """Return the numbers of the cores that this process may run on, None if the system does not report them."""
+    """Return the numbers of the cores on which this process may run; None if the system does not report them."""
     return frozenset(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 def usable_cores() -> int:
-    """Return how many cores this process may run on."""
+    """Return on how many cores this process may run."""
     return len(usable_core_numbers() or ()) or os.cpu_count() or 1
 
 
 def check_thread_limit(count: int) -> None:
     """Raise ThreadLimitError if the process's memory limit (RLIMIT_DATA, on Linux) does not allow that many threads.
 
-    The OpenMP library would end the process if one cannot start, so memory for their stacks is briefly mapped. After an
-    operator that takes fewer threads the library ends the others; if they are more than the cores, they may still exist
-    when the next set starts, and both must fit.
+    The OpenMP library would end the process if one cannot start, so memory for their stacks is briefly mapped. After an operator with fewer
+    threads, the library ends the others. If there are more of them than cores, they may still exist when the next set starts, and both must
+    fit.
     """
     if count == 1 or sys.platform != "linux":
         return

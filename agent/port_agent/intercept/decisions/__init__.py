@@ -1,6 +1,5 @@
-"""What is evicted when, and how it comes back.
+"""What is evicted when, and how it is restored.
 
-`trace` remembers what the program did, `eviction` chooses, `rematerialization` rebuilds. `step_planner` has the
-repeating step (`step_recording`) planned alongside the program and adopts the plan; `kept_plans` keeps it for the next
-run.
+`trace` remembers what the program did, `eviction` chooses, `rematerialization` rebuilds. `step_planner` plans the repeating step
+(`step_recording`) in parallel with the program and adopts the plan; `kept_plans` stores it for the next run.
 """

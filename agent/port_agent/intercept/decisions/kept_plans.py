@@ -1,6 +1,6 @@
-"""Plans kept for the next run of the same program, as files in the user's cache, one for each step.
+"""Plans stored for the next run of the same program, as files in the user's cache, one for each step.
 
-A plan is advice, so another program's file costs time and nothing else; a damaged file is ignored.
+A plan is advice, so another program's file costs only time; a damaged file is ignored.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ _PLANS_KEPT = 128
 _FORMAT = 3
 
 _OTHER_MEDIUM = 4.0
-"""A plan is made again if the medium is this many times faster or slower; a busy medium varies by less."""
+"""Ratio of speeds of the medium beyond which a plan is made again; a busy medium varies by less."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,15 +31,15 @@ class KeptPlan:
     strategy: str
     predicted_s: float
     leaving: list[tuple[int, int, int, bool]]
-    """Segment, position, operand, whether it is recomputed."""
+    """Evictions: segment, position, operand, and whether it is recomputed."""
     remade: list[tuple[int, int]]
-    """Segment, position."""
+    """Recomputed results: segment and position."""
     bytes_per_s: tuple[float, float]
     """Read and write speed of the medium for which it was made."""
 
     @classmethod
     def of(cls, plan: TracedPlan, segments: Iterable[SegmentPlan], bytes_per_s: tuple[float, float]) -> "KeptPlan":
-        """Return a plan with its segments' parts."""
+        """Return a plan with its parts for the segments."""
         leaving, remade = [], []
         for k, segment in enumerate(segments):
             leaving += [(k, p, o, again) for p, operands in segment.leaving.items() for o, again in operands.items()]
@@ -72,9 +72,7 @@ def plan_name(
     *,
     whole_process: bool,
 ) -> str:
-    """Return the name of a plan: made of the hashes of its step's segments, the budget, the limits and the wear of a
-    written byte.
-    """
+    """Return the name of a plan, made from the hashes of its step's segments, the budget, the limits and the wear of a written byte."""
     fields = msgspec.msgpack.encode(
         [_FORMAT, list(segments), budget_bytes, deadline_s, written_bytes, wear_joules_per_byte, whole_process]
     )
@@ -82,17 +80,17 @@ def plan_name(
 
 
 def read_plan(name: str) -> KeptPlan | None:
-    """Return the plan that is kept under a name, None where there is none that can be read."""
+    """Return the plan that is stored under a name; None if there is none, or it cannot be read."""
     return read_cached(cache_folder(_FOLDER), name, KeptPlan)
 
 
 def keep_plan(name: str, plan: KeptPlan) -> None:
-    """Keep a plan, atomically; if the cache cannot be written, none is kept."""
+    """Store a plan atomically; if the cache cannot be written, it is not stored."""
     write_cached(cache_folder(_FOLDER), name, plan, max_files=_PLANS_KEPT)
 
 
 def forget_plan(name: str) -> None:
-    """Remove a kept plan."""
+    """Remove a stored plan."""
     folder = cache_folder(_FOLDER)
     if folder is not None:
         with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""What trace and plan predict of the storages that an operator touched: which are evicted, recomputed, or prefetched."""
+"""What trace and plan predict for the storages that an operator touched: which are evicted, recomputed or prefetched."""
 
 from collections.abc import Sequence
 
@@ -11,13 +11,13 @@ from port_agent.intercept.residency.storages import NEVER, Storage, StorageTable
 from port_agent.intercept.residency.trace import AHEAD, NOTHING, Entry, TraceBook, Use
 
 _WORTH_PREPARING_S = 5e-3
-"""Least paging time of a result for which its call is kept before a plan names it. Keeping takes 0.12 ms, in guarded memory
-most of it to close the result against writes, and one in thirty was recomputed (GPT-2 in 1,240 MiB).
+"""Least paging seconds of a result whose call is kept before a plan names it. Keeping takes 0.12 ms, in guarded memory mostly to protect
+the result against writes, and one in thirty was recomputed (GPT-2 in 1,240 MiB).
 """
 
 
 class Prefetcher:
-    """Tells the residency what the `book` knows of the next operators."""
+    """Reports to the residency what the `book` predicts for the next operators."""
 
     def __init__(self, table: StorageTable, pools: MemoryPools, planner: StepPlanner, book: TraceBook) -> None:
         self._table, self._pools, self._planner, self._book = table, pools, planner, book
@@ -25,7 +25,7 @@ class Prefetcher:
         """Position of the matched trace up to which storages were fetched."""
 
     def touch(self, entry: Entry, touched: Sequence[Storage]) -> None:
-        """Report when each storage is needed next; those that the plan evicts here begin to be written."""
+        """Report when each storage is needed next, and begin to write those that the plan evicts here."""
         clock, book = self._pools.host.clock, self._book
         plan = book.plan
         leaving = None if plan is None else plan.leaving.get(book.position, NOTHING)
@@ -46,7 +46,7 @@ class Prefetcher:
                 self._pools.of(touched[operand]).write_early(touched[operand])
 
     def remade(self, entry: Entry | None, made: Storage, seconds: float) -> bool:
-        """Return whether a result may be recomputed instead of being paged."""
+        """Return whether a result may be recomputed instead of paged."""
         plan = self._book.plan
         if plan is not None and entry is not None:
             return self._book.position in plan.remade
@@ -54,7 +54,7 @@ class Prefetcher:
         return made.nbytes >= REMAT_BYTES and paging_s >= _WORTH_PREPARING_S and seconds < MAX_REMAT_SHARE * paging_s
 
     def learn(self, touched: Sequence[Storage]) -> None:
-        """Record each storage's use, and start writing those that were evicted after this use the last time."""
+        """Record each storage's use, and begin to write those that were evicted after this use the last time."""
         entry = self._book.entry_run()
         leaving = entry.leaving
         for operand, storage in enumerate(touched):
@@ -65,7 +65,7 @@ class Prefetcher:
             residency.keep_smaller(storage)
 
     def fetch_ahead(self) -> None:
-        """Start reading what the next operators of the trace need, as far as memory allows."""
+        """Begin to read what the next operators of the trace need, as far as memory allows."""
         book = self._book
         trace = book.matched
         if trace is None:

@@ -1,4 +1,4 @@
-"""Rematerialization: how a dropped storage is made again with the same bits.
+"""Rematerialization: how a dropped storage is computed again with the same bits.
 
 A rematerialization keeps nothing alive and is valid only while every storage that it reads is unchanged. Operators that
 draw random numbers, write anything (even if their schema does not say so) or take too long have none.
@@ -21,22 +21,24 @@ from port_planner.operators.row import Filling
 from port_planner.torch_compat.modes import without_modes
 
 _SNAPSHOT_BYTES = 4 << 10
-"""Small operands, which are not followed and may change unnoticed, are copied into it up to this size."""
+"""Largest size in bytes of operands that are copied into a rematerialization, because small ones are not intercepted and may change
+unnoticed.
+"""
 
 SMALLEST_BYTES = 256 << 10
-"""Smaller results are paged: each rematerialization costs a few microseconds at each operator."""
+"""Bytes below which results are paged: each rematerialization costs a few microseconds at each operator."""
 
 MAX_REMAT_SHARE = 0.5
-"""Share of its paging time that recomputing a result may take: paging overlaps with computation, recomputing does not."""
+"""Share of its paging time that recomputing a result may take; paging overlaps with computation, but recomputing does not."""
 
 _HELD_SHARE = 0.5
-"""Share of a result's size that sources which nothing else needs may take when they are kept in its place."""
+"""Share of a result's size that sources which nothing else needs may take if they are kept instead of it."""
 
 
 class StorageRemat:
-    """One call of an operator, with its tensors by weak storage and geometry.
+    """One call of an operator, with its tensors as weak storages and geometry.
 
-    `sources`: the followed storages that it reads.
+    `sources`: the intercepted storages that it reads.
     """
 
     __slots__ = (
@@ -73,8 +75,8 @@ class StorageRemat:
     def possible(self, storage: Storage) -> bool:
         """Return whether its sources are unchanged and will exist when `storage` is needed next.
 
-        Sources that nothing else needs would be kept for it, which is only done if they are much smaller, as a bfloat16
-        is of its float32.
+        Sources that nothing else needs would be kept for it, which is only done if they are much smaller, as a bfloat16 copy is compared
+        with its float32 result.
         """
         need = storage.next_use
         if need is None or need == NEVER or any(not dependent.resident for dependent in storage.dependents or ()):
@@ -90,7 +92,7 @@ class StorageRemat:
         return sum(source.nbytes for source in self.kept_for(storage)) <= _HELD_SHARE * storage.nbytes
 
     def unwritten(self) -> bool:
-        """Return whether no source was written by anything but operators since."""
+        """Return whether only operators have written to its sources since."""
         return all(
             (memory := source.ref()) is not None and self._backing.unwritten(source, memory, writes)
             for source, writes in zip(self.sources, self._writes, strict=True)
@@ -104,7 +106,7 @@ class StorageRemat:
         ]
 
     def take_hold(self, storage: Storage) -> tuple[torch.UntypedStorage, ...]:
-        """Return strong references to its sources, which then remember the dependent storage."""
+        """Return strong references to its sources, which then remember that this storage depends on them."""
         for source in self.sources:
             if source.dependents is None:
                 source.dependents = weakref.WeakSet()
@@ -112,14 +114,14 @@ class StorageRemat:
         return tuple(memory for memory in (source.ref() for source in self.sources) if memory is not None)
 
     def run(self) -> torch.UntypedStorage:
-        """Return a storage with the bytes, made now; every source must be resident."""
+        """Return a storage with the recomputed bytes; every source must be resident."""
         with without_modes(), torch.no_grad(), computing_as(self._arithmetic):
             made = self._func(*[a() for a in self._args], **{k: a() for k, a in self._kwargs.items()})
         return untyped_storage(made[0] if isinstance(made, tuple) else made)
 
 
 _Argument = Callable[[], Any]
-"""An argument of a recorded call that keeps no followed storage alive."""
+"""An argument of a recorded call that keeps no intercepted storage alive."""
 
 
 def _sealed(backing: Backing, storage: Storage) -> int:
@@ -164,7 +166,7 @@ def remat_of(
     *,
     workspace_bytes: int,
 ) -> StorageRemat | None:
-    """Return how `storage`, the one large result of a repeatable call, could be made again; None if it cannot."""
+    """Return how `storage`, the only large result of a repeatable call, could be computed again; None if it cannot."""
     output = made[0] if isinstance(made, tuple) else made
     sources = tuple(dict.fromkeys(inputs))
     if not isinstance(output, torch.Tensor) or id(untyped_storage(output)) != storage.key or not sources:

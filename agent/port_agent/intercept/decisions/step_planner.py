@@ -1,10 +1,9 @@
 """A plan for the step that the program repeats: recorded once, adopted if it moves less.
 
-The search runs alongside the program, and the plan says which storages leave after which operator. If pages go to flash
-that wears out, it may take a little longer and write less. Everything else works as without a plan: when memory is
-short, evictions are chosen each time, those named by the plan first. So a plan that no longer fits costs time and
-nothing else. It is dropped if steps with it take longer than before. Plans are kept for the next run of the same
-program.
+The search runs in parallel with the program, and the plan names the storages to evict after each operator. If pages go to flash that wears
+out, the plan may take a little longer and write less. Everything else works as without a plan: when memory is short, evictions are chosen
+each time, those of the plan first. So a plan that no longer fits costs only time. It is dropped if steps with it take longer than before.
+Plans are kept for the next run of the same program.
 """
 
 import contextlib
@@ -41,28 +40,24 @@ from port_planner.ir.traced import (
 from port_planner.search.wear import SPARING_TIME
 
 LONGEST_STEP = 32
-"""Largest number of segments in a planned step: an accumulation over more micro-batches is not planned."""
+"""Largest number of segments in a planned step; an accumulation over more micro-batches is not planned."""
 
 _SEARCHES = 8
 """Largest number of steps of different shapes that are planned in one run."""
 
 _FORESEEN = 4
-"""Steps recorded before any came twice: most programs repeat their second step, and need not wait for a fourth."""
+"""Number of steps recorded before any has been repeated. Most programs repeat their second step, and need not wait for a fourth."""
 
 _SEARCH_S = 12.0
-"""CPU seconds of one search: GPT-2's is within 1 % of its bound by then."""
+"""CPU seconds of one search, in which GPT-2's comes within 1 % of its bound."""
 
 _LONGEST_SEARCH_S = 60.0
-"""A search that takes longer than this on a busy machine ends with its best plan, because its memory is missing
-meanwhile.
-"""
+"""Longest duration of a search in seconds. On a busy machine it then ends with its best plan, because its memory is missing meanwhile."""
 
 _MAX_PLAN_BYTES = 64 << 20
 
 _LARGEST_SHARE = 0.25
-"""Share of the memory for tensors that the search process may take while it runs; with less only the greedy plan is
-made.
-"""
+"""Share of the memory for tensors that the search process may take while it runs; with less, only the greedy plan is made."""
 
 _SLACK_SHARE = 0.04
 """Share of the memory for tensors that plans leave free, for pages on their way in."""
@@ -74,13 +69,12 @@ _PAGING_CPU_S_PER_BYTE = 0.1e-9
 _LATENCY_S = 1e-4
 
 _SPARED_BYTES_PER_S = 200e6
-"""Highest speed of paging that is assumed on flash that wears out, so that it is spared: elementwise operators are then recomputed,
-matrix products are not."""
+"""Highest paging speed that is assumed on flash that wears out, to spare it: elementwise operators are then recomputed, but matrix
+products are not.
+"""
 
 _JUDGED_STEPS = 3
-"""A plan is dropped after this many steps that were each worse than the step before it, by what was moved, recomputed
-and worn.
-"""
+"""Number of steps after which a plan is dropped if each was worse than the step before the plan, by what was moved, recomputed and worn."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +87,7 @@ class StepBounds:
 
 @dataclass(frozen=True, slots=True)
 class StepTraffic:
-    """What a step read, wrote and recomputed: seconds, at the medium's speed whatever the load, and bytes written.
+    """What a step read, wrote and recomputed: seconds at the medium's speed, independent of the load, and bytes written.
 
     Infinite seconds mean that it broke a limit.
     """
@@ -102,7 +96,7 @@ class StepTraffic:
     written_bytes: int
 
     def worse_than(self, other: "StepTraffic", wear_s_per_byte: float, slower_s: float) -> bool:
-        """Return whether this costs more, at that many seconds per written byte, or takes more than `slower_s` longer."""
+        """Return whether this costs more at `joules` per second and written byte, or takes more than `slower_s` longer."""
         cost_s, other_s = (traffic.seconds + wear_s_per_byte * traffic.written_bytes for traffic in (self, other))
         return cost_s > other_s or self.seconds > other.seconds + slower_s
 
@@ -112,7 +106,7 @@ _LIMIT_BROKEN = StepTraffic(float("inf"), 0)
 
 @dataclass(slots=True)
 class Adopted:
-    """A plan in force, its step's predicted and measured seconds, and the traffic of steps before and with it."""
+    """A plan in force, the predicted and measured seconds of its step, and the traffic of steps before and with it."""
 
     segments: tuple[Trace, ...]
     strategy: str
@@ -120,7 +114,7 @@ class Adopted:
     bytes_per_s: tuple[float, float]
     before: StepTraffic
     after_s: float
-    """Seconds from the start of the budget until it took effect."""
+    """Seconds from the start of the budget until the plan took effect."""
     traffic: list[StepTraffic] = field(default_factory=list)
     measured_s: float | None = None
     written_bytes: int | None = None
@@ -137,7 +131,7 @@ class _Spent:
     recomputing_s: float
 
     def traffic(self, earlier: "_Spent", bytes_per_s: tuple[float, float]) -> StepTraffic:
-        """Return what was moved and recomputed since, at these speeds."""
+        """Return what was moved and recomputed since then, at these speeds."""
         read, written = self.read_bytes - earlier.read_bytes, self.written_bytes - earlier.written_bytes
         recomputing_s = self.recomputing_s - earlier.recomputing_s
         return StepTraffic(read / bytes_per_s[0] + written / bytes_per_s[1] + recomputing_s, written)
@@ -159,7 +153,7 @@ class _Search:
     """Number of plans read so far."""
 
     def newest(self) -> TracedPlan | None:
-        """Return the best plan so far; None if none arrived since the last call."""
+        """Return the best plan so far; None if there is none since the last call."""
         plans = list(read_traced_plans(os.pread(self.plans.fileno(), _MAX_PLAN_BYTES, 0)))
         if len(plans) == self.seen:
             return None
@@ -174,7 +168,7 @@ class _Search:
 
 
 class StepPlanner:
-    """Finds the repeating step in the segments that end, and a plan for it."""
+    """Finds the repeating step among the segments that end, and a plan for it."""
 
     def __init__(
         self,
@@ -199,12 +193,12 @@ class StepPlanner:
         self._began_s = time.perf_counter()
 
     def paging_seconds(self, nbytes: int) -> float:
-        """Return the cost of writing and reading `nbytes` when no plan has compared it with recomputing."""
+        """Return the cost of writing and reading `nbytes`, if no plan has compared it with recomputing."""
         measured_s = self._residency.paging_seconds(nbytes)
         return max(measured_s, 2 * nbytes / _SPARED_BYTES_PER_S) if self._wear_joules_per_byte > 0 else measured_s
 
     def segment_ended(self, trace: Trace | None, *, whole: bool, stepped: bool) -> None:
-        """Record that a segment ended, `stepped` by an optimizer, and adopt a plan found meanwhile."""
+        """Record that a segment ended, `stepped` by an optimizer, and adopt a plan that was found meanwhile."""
         self._optimizers = self._optimizers or stepped
         if self._search is not None:
             self._look()
@@ -231,7 +225,7 @@ class StepPlanner:
             self._step_ended()
 
     def _step_ended(self) -> None:
-        """Judge the plan in force, or look for one: for a step that came twice, or one that an earlier run planned."""
+        """Judge the plan in force, or find one for a repeated step or one that an earlier run planned."""
         recording, self.recording = self.recording, None
         last, self._segments_since_step = self._segments_since_step, 0
         step = repeated(self._history)
@@ -249,7 +243,7 @@ class StepPlanner:
             self.recording = StepRecording()
 
     def _plan(self, step: tuple[Trace, ...], recording: StepRecording | None) -> None:
-        """Adopt a kept plan for a step or search for one, once: now if it is recorded, otherwise when it is."""
+        """Adopt a stored plan for a step or search for one, once: now if the step is recorded, otherwise when it is."""
         key = tuple(t.prefixes[-1] for t in step)
         if key in self._tried:
             return
@@ -263,7 +257,7 @@ class StepPlanner:
             self.recording = StepRecording(step)
 
     def _adopt_kept(self, step: tuple[Trace, ...]) -> bool:
-        """Adopt the plan that an earlier run kept for a step, if there is one for such a medium."""
+        """Adopt the plan that an earlier run stored for a step, if there is one for such a medium."""
         kept = read_plan(self._kept_name(step))
         if kept is None or not kept.suits(self._bytes_per_s()):
             return False
@@ -286,10 +280,9 @@ class StepPlanner:
         return now.traffic(before, bytes_per_s)
 
     def _worse(self, traffic: StepTraffic, before: StepTraffic, plan_s: float) -> bool:
-        """Return whether a step of `plan_s` seconds has worse traffic than before it.
+        """Return whether a step of `plan_s` seconds has worse traffic than the step before the plan.
 
-        It may take `SPARING_TIME` times the step before if that reduces wear, as long as it takes no longer than the
-        plan predicts.
+        It may take `SPARING_TIME` times as long if that reduces wear, but no longer than the plan predicts.
         """
         wear_s_per_byte = self._wear_joules_per_byte / _power().full_watts
         return traffic.worse_than(before, wear_s_per_byte, (1 - 1 / SPARING_TIME) * plan_s)
@@ -345,7 +338,7 @@ class StepPlanner:
             self.close()
 
     def _device(self) -> DeviceCosts:
-        """Return the medium's measured speeds and wear, with watts as when a bundle is planned."""
+        """Return the medium's measured speeds and wear, with watts as in planning a bundle."""
         read, write = self._bytes_per_s()
         power = _power()
         cpu = power.compute_watts * _PAGING_CPU_S_PER_BYTE
@@ -373,7 +366,7 @@ class StepPlanner:
         self.adopted = Adopted(segments, kept.strategy, kept.predicted_s, speeds, before, after_s)
 
     def _judge(self, adopted: Adopted) -> None:
-        """Measure the step that ended with the plan; drop a plan that costs more than the step before it."""
+        """Measure the step that ended under the plan; drop a plan that costs more than the step before it."""
         count = len(adopted.segments)
         if len(self._spent) > count:
             now, before = self._spent[-1], self._spent[-1 - count]
@@ -414,16 +407,14 @@ class StepPlanner:
             search.close()
 
     def interrupt(self) -> None:
-        """End the search, if one is running; it starts again when the program has repeated its step."""
+        """End the search, if one is running; it starts again once the program has repeated its step."""
         if self._search is not None:
             self._tried.discard(tuple(t.prefixes[-1] for t in self._search.recording.segments))
             self._searches_left += 1
             self.close()
 
     def plan_nothing(self) -> None:
-        """Plan nothing from now on: in a forked child, because the search is its parent's, or if no step can be
-        recorded.
-        """
+        """Plan nothing from now on: in a forked child, because the search is its parent's, or if no step can be recorded."""
         self._search = self.recording = None
         self._searches_left = 0
 
@@ -434,7 +425,7 @@ def _power() -> PowerModel:
 
 
 def repeated(history: Sequence[Trace]) -> tuple[Trace, ...] | None:
-    """Return the shortest run of segments that came twice at the end of `history`; None if there is none."""
+    """Return the shortest sequence of segments that occurred twice at the end of `history`; None if there is none."""
     ended = list(history)
     for length in range(1, len(ended) // 2 + 1):
         if all(a is b for a, b in zip(ended[-length:], ended[-2 * length : -length], strict=True)):

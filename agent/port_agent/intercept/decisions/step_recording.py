@@ -1,4 +1,4 @@
-"""One step of a program in the form that the planner needs: operators with their seconds, storages with their lives."""
+"""One step of a program in the planner's form: operators with their seconds, storages with their lives."""
 
 import contextlib
 from collections.abc import Sequence
@@ -17,10 +17,10 @@ class StepRecording:
     def __init__(self, expected: Sequence[Trace] = ()) -> None:
         self.expected = tuple(expected)
         self.segments: tuple[Trace, ...] = ()
-        """The segments that ended."""
+        """The segments that have ended."""
         self.broken = False
         self.tensor_bytes: float = float("inf")
-        """The smallest memory for tensors meanwhile."""
+        """The smallest memory for tensors during the recording."""
         self._ops: list[TracedOp] = []
         self._touched: list[tuple[int, ...]] = []
         self._places: list[tuple[int, int]] = []
@@ -63,7 +63,7 @@ class StepRecording:
         return tuple(found)
 
     def ended(self, storage: Storage) -> None:
-        """Record that the program gave a storage up."""
+        """Record that the program released a storage."""
         index = self._index.get(storage.number)
         if index is not None:
             self._ends[index] = len(self._ops)
@@ -74,7 +74,7 @@ class StepRecording:
         self.broken = bool(self.expected) and self.expected[: len(self.segments)] != self.segments
 
     def step(self) -> TracedStep:
-        """Return what was recorded."""
+        """Return the recorded step."""
         count = len(self._ops)
         storages = [
             TracedStorage(nbytes, index not in self._born and index not in self._ends, self._ends.get(index, count))

@@ -1,1 +1,1 @@
-"""Where every operator passes: its traits, how it runs, and the memory that it takes."""
+"""The code through which every operator passes: its traits, how it runs, and the memory that it takes."""

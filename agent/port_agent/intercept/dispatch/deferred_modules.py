@@ -1,9 +1,9 @@
 """Modules that libraries import but few programs use, loaded on first use.
 
-`transformers`, `torch.distributed.tensor` and torch's kernels for the meta device, which `from_pretrained` uses, load
-two large packages into every process. They are sympy (43 MiB, for the shapes of compiled programs) and scipy.optimize
-(16 MiB, for the losses of object detectors). Until it is used, such a module is replaced by one with stand-ins for the
-names that are taken from it on import. Anything else, a submodule included, loads the real one.
+`transformers`, `torch.distributed.tensor` and torch's kernels for the meta device, which `from_pretrained` uses, load two large packages
+into every process. They are sympy (43 MiB, for the shapes of compiled programs) and scipy.optimize (16 MiB, for the losses of object
+detectors). Until it is used, such a module is replaced by one with stand-ins for the names that are imported from it. Anything else,
+including a submodule, loads the real one.
 """
 
 import importlib
@@ -26,7 +26,7 @@ FUNCTIONS: Mapping[str, tuple[str, ...]] = {
     "scipy.optimize": ("linear_sum_assignment",),
     "sympy": (),
 }  # fmt: skip
-"""The modules, and the functions that others take from them on import."""
+"""The deferred modules, and the functions that others import from them."""
 
 
 def _is_bool(value: object) -> bool:
@@ -58,7 +58,7 @@ _OF_PLAIN_NUMBERS: Mapping[str, tuple[Callable[[object], bool], Callable[..., ob
     "sym_eq": (_is_shape, lambda one, other: list(one) == list(other)),
     "sym_or": (_is_bool, lambda *conditions: any(conditions)),
 }
-"""Answers of those functions for plain numbers, which are not symbols, as kernels of the meta device ask about sizes."""
+"""Results of those functions for plain numbers, which are not symbols; kernels of the meta device call them with sizes."""
 
 TYPES: Mapping[str, Mapping[str, type]] = {
     "torch.fx.experimental.symbolic_shapes": {"GuardOnDataDependentSymNode": RuntimeError},
@@ -66,11 +66,11 @@ TYPES: Mapping[str, Mapping[str, type]] = {
 }
 """Types that are imported, with their bases: exceptions to be caught, and classes for isinstance.
 
-Only the real module makes instances, and by then they are the real types.
+Only the real module creates instances, and by then these types are the real ones.
 """
 
 _CONTENTS = frozenset(("__all__", "__version__"))
-"""Names for which a placeholder loads the real module, unlike names that the import system and inspect look for."""
+"""Names for which a placeholder loads the real module; names that the import system and inspect look up do not."""
 
 _TAKES_ALL = re.compile(rb"^from \S+ import \*", re.MULTILINE)
 """Matches source code that imports every name of another module."""
@@ -117,7 +117,7 @@ class HeldModule(types.ModuleType):
         return getattr(real_module(self.__name__), name)
 
     def yield_to(self) -> types.ModuleType:
-        """Load the real module in place of this one and return it."""
+        """Load the real module into this one's place and return it."""
         del sys.modules[self.__name__]
         sys.meta_path[:] = [
             f for f in sys.meta_path if not (isinstance(f, SubmoduleFinder) and f.name == self.__name__)
@@ -153,7 +153,7 @@ class _DeferredModule(HeldModule):
 
 
 def _calling(module: str, name: str) -> Callable[..., Any]:
-    """Return a function that loads the module if necessary, and calls its function of that name."""
+    """Return a function that loads the module if necessary, and then calls its function of that name."""
     is_plain, answer = _OF_PLAIN_NUMBERS.get(name, (None, None))
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -206,7 +206,7 @@ class SubmoduleFinder(MetaPathFinder):
 
 
 class _There(Loader):
-    """Returns a module that exists already."""
+    """A loader that returns a module that already exists."""
 
     def __init__(self, module: types.ModuleType, spec: ModuleSpec) -> None:
         self._module, self._spec = module, spec

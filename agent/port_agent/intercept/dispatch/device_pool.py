@@ -1,4 +1,6 @@
-"""Operators on a device whose memory has a budget: room is made for them there, and an operator that the device lacks memory for is tried once more."""
+"""Operators on a device whose memory has a budget: memory is freed for them, and an operator that the device lacks memory for is tried
+once more.
+"""
 
 from collections.abc import Sequence
 from typing import Any
@@ -29,11 +31,11 @@ _NO_LIMIT = 1 << 62
 
 
 class DeviceFullError(torch.OutOfMemoryError):
-    """An operator does not fit into a device's memory, with everything else away."""
+    """An operator does not fit into a device's memory, even with everything else evicted."""
 
 
 class DevicePool:
-    """Has operators of one device run within its memory; stands where `TilingChoice` does for those of the host."""
+    """Runs the operators of one device within its memory; takes the place of `TilingChoice`, which is for those of the host."""
 
     def __init__(
         self, device: torch.device, pools: MemoryPools, *, ram_bytes: int | None, tensor_bytes: int | None
@@ -75,7 +77,7 @@ class DevicePool:
         return named.type == self.device.type and named.index in (None, self.device.index)
 
     def runs_by_element(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Return whether a call over lists, which do not fit together, has the same bits on one element after the other."""
+        """Return whether a call over lists, which do not fit together, has the same bits if it runs on one element after the other."""
         if not runs_by_element(func, args, self.residency.limit_bytes):
             return False
         self.residency.try_make_free(SAMPLE_BYTES)
@@ -86,14 +88,14 @@ class DevicePool:
     def tiled_call(
         self, traits: OperatorTraits, func: Any, args: Sequence[Any], kwargs: dict[str, Any], input_bytes: int
     ) -> tuple[OperatorTiling | None, MappedTiling | None]:
-        """Return that an operator runs whole. Raises UnsupportedError for one that moves tensors between processes."""
+        """Return None, because an operator runs whole here. Raises UnsupportedError for one that moves tensors between processes."""
         refuse_collective(func)
         return None, None
 
     def ensure_resident(
         self, traits: OperatorTraits, inputs: list[Storage], mapped: MappedTiling | None, *, whole: bool
     ) -> tuple[list[Storage], MappedTiling | None]:
-        """Make operands resident. Raises DeviceFullError where they do not fit together."""
+        """Make operands resident. Raises DeviceFullError if they do not fit together."""
         try:
             self._pools.ensure_resident(inputs)
         except torch.OutOfMemoryError as error:
@@ -104,7 +106,7 @@ class DevicePool:
         self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage],
         held: list[Storage], entry: Entry | None, mapped: MappedTiling | None, *, writes: bool,
     ) -> None:  # fmt: skip
-        """Make room for what an operator makes and takes, in the pool where that will be."""
+        """Free memory for an operator's results and workspace, in the pool where they will be."""
         there = kwargs.get("device")
         residency = self.residency if there is None or self._is_named(there) else self._pools.host
         if entry is not None:
@@ -124,7 +126,7 @@ class DevicePool:
         raise RuntimeError("operators of a device run whole; report this")
 
     def call(self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage]) -> Any:
-        """Call an operator, and once more with all other tensors evicted if the device lacks memory. Raises DeviceFullError."""
+        """Call an operator; if the device lacks memory, call it once more with all other tensors evicted. Raises DeviceFullError."""
         self.storages.streams.note()
         random = torch.Tag.nondeterministic_seeded in traits.func.tags
         state = self.backend.generator_state() if random else None
@@ -143,14 +145,14 @@ class DevicePool:
             raise self._full(traits, inputs) from error
 
     def ran(self) -> None:
-        """Called after each operator; compares resident bytes with the limit, which is measured again from time to time."""
+        """Compare resident bytes with the limit after each operator; the limit is measured again from time to time."""
         if self.budget is not None and self.budget.due():
             self.residency.limit_bytes = self.budget.tensor_bytes()
         if self.residency.table.resident_bytes > self.residency.limit_bytes:
             self.residency.try_make_free()
 
     def end_segment(self) -> None:
-        """Called at the end of each segment of the program."""
+        """Handle the end of a segment of the program."""
         if self.budget is not None:
             self.budget.end_segment()
 
@@ -161,7 +163,7 @@ class DevicePool:
             self.backend.limit(_NO_LIMIT)
 
     def bind(self) -> None:
-        """Bound again what was lifted."""
+        """Apply the budget again after `lift`."""
         if self.budget is not None:
             self.budget.enforce()
 

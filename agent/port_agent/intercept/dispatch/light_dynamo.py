@@ -1,10 +1,9 @@
-"""A light torch._dynamo, replaced by the real one (70 MiB) when somebody compiles.
+"""A light torch._dynamo, replaced by the real one (70 MiB) when something is compiled.
 
-Every optimizer imports it only to call `graph_break()`. Until the real one is needed, a placeholder answers what
-programs ask that compile nothing: `graph_break`, which does nothing outside a compilation; the decorators `disable`,
-`allow_in_graph` and `assume_constant_result`, as used by transformers; and whether a model was compiled, which
-accelerate asks when transformers saves one. Anything else, a submodule included, loads the real one, and of the
-placeholder only functions that call it remain.
+Every optimizer imports it only to call `graph_break()`. Until the real one is needed, a placeholder provides what programs without
+compilation use. This is `graph_break`, which does nothing outside a compilation, and the decorators `disable`, `allow_in_graph` and
+`assume_constant_result`, which transformers uses. It also answers whether a model was compiled, which accelerate asks when transformers
+saves one. Anything else, including a submodule, loads the real one; after that, the placeholder's functions call it.
 """
 
 import functools
@@ -27,7 +26,7 @@ from port_planner.torch_compat.loading import (
 
 
 def hold_place() -> None:
-    """Put the light module in torch._dynamo's place, unless that is loaded already."""
+    """Put the light module in torch._dynamo's place, unless the real one is already loaded."""
     found = importlib.util.find_spec(DYNAMO) if DYNAMO not in sys.modules else None
     if found is None:
         return
@@ -57,7 +56,7 @@ class _LightEvalFrame:
 
 
 class _LightDynamo(HeldModule):
-    """Stand-in for torch._dynamo until only the real one can answer."""
+    """Stand-in for torch._dynamo until the real one is needed."""
 
     def __init__(self, spec: ModuleSpec) -> None:
         super().__init__(spec)

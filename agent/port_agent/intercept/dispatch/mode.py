@@ -1,4 +1,4 @@
-"""The dispatch mode: every ATen operator of the program passes through here."""
+"""The dispatch mode, through which every ATen operator of the program passes."""
 
 import _thread
 import contextlib
@@ -46,9 +46,9 @@ from port_planner.torch_compat.modes import OperatorMode, current_modes, pop_mod
 from port_planner.torch_compat.tensors import FakeTensor
 
 _LARGE_SHARE = 1 / 2
-"""A mapped file of this share of the limit may evict tensors while it is read."""
+"""Share of the limit that a mapped file must have to evict tensors while it is read."""
 _KEPT_SHARE = 1 / 2
-"""Largest share of the memory for tensors that is kept for a program that announces reuse."""
+"""Largest share of the memory for tensors that is reserved for a program that announces reuse."""
 
 
 class _OperatorCall(NamedTuple):
@@ -97,14 +97,14 @@ class Interceptor:
         self._may_run = self.lock.condition()
         self._held = False
         self.when_interrupted: Callable[[], None] = lambda: None
-        """Called when a signal handler ends the waiting of a paused program."""
+        """Function that is called when a signal handler ends the waiting of a paused program."""
         self.waits = self.guarded
-        """Whether no operator is intercepted yet, see `begin`."""
+        """Whether no operator is intercepted yet; see `begin`."""
         self._near = False
         self.aside = False
         """Whether interception has ended for good; see `stand_aside`."""
         self.backwards = 0
-        """Backward passes in progress."""
+        """Number of backward passes in progress."""
         self._pace: CpuPace | None = None
         self._at_hand: Any = None
         """The operator that started last."""
@@ -115,10 +115,10 @@ class Interceptor:
         self._exported_before: list[Storage] = []
 
     def bound_devices(self, *, ram_bytes: int | None, tensor_bytes: int | None) -> None:
-        """Keep what the program holds on a GPU within bytes, too; no step is planned then.
+        """Limit the bytes that the program holds on a GPU, too; no step is planned then.
 
-        The GPU is the one that the program's first tensor there is on: until then it may choose which it sees. What `DevicePool`
-        raises, that tensor's operator raises.
+        The GPU is that of the program's first tensor on a GPU; until then, the program may choose which GPUs it sees. That tensor's
+        operator raises the errors of `DevicePool`.
         """
 
         def bound(device: torch.device) -> None:
@@ -132,7 +132,7 @@ class Interceptor:
     # -- one operator
 
     def run(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Run an operator as called, with its followed operands resident meanwhile. Raises PageError."""
+        """Run an operator as called, with its intercepted operands resident meanwhile. Raises PageError."""
         with self.lock:
             if self._held or self._pace is not None:
                 self._wait_while_held()
@@ -152,7 +152,7 @@ class Interceptor:
         return runs_by_element(func, args, self.residency.limit_bytes)
 
     def _reclaim(self) -> None:
-        """Reclaim what dead storages held, and record their end."""
+        """Reclaim the memory of dead storages, and record their end."""
         for residency in self.pools:
             for gone in residency.reclaim_dead():
                 self.book.ended(gone)
@@ -160,7 +160,7 @@ class Interceptor:
                     self.planner.recording.ended(gone)
 
     def _view(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-        """Return views of operands; a view is not recorded in a trace, and two of five operators are views.
+        """Return views of operands. Views are not recorded in a trace, because two of five operators are views.
 
         Views check that they end within the storage, so an evicted storage comes back; its next use is near.
         """
@@ -235,9 +235,7 @@ class Interceptor:
     def _after(
         self, call: _OperatorCall, result: Any, first_made: int, seconds: float, mapped_bytes: int, *, measured: bool
     ) -> None:
-        """Record what an operator did; the result of a tiled operator is not recomputed, because that would run it
-        whole.
-        """
+        """Record the effects of an operator. The result of a tiled operator is not recomputed, because that would run it whole."""
         way, traits, entry, inputs = call.way, call.traits, call.entry, call.inputs
         residency, book, table = self.residency, self.book, self.table
         made: list[Storage] = []
@@ -301,7 +299,7 @@ class Interceptor:
     def begin(self, *, near: bool = False) -> None:
         """Intercept the operators of this thread and of those that it starts, once memory comes `near` to the limit.
 
-        Interception does not start in a backward pass, whose nodes were examined without a mode, nor above one of the
+        Interception does not start in a backward pass, whose nodes were examined without a mode. Nor does it start above one of the
         program's own modes, which would end first.
         """
         self._near = self._near or near
@@ -318,7 +316,7 @@ class Interceptor:
             self.begin(near=True)
 
     def follow(self) -> None:
-        """Intercept the operators of this thread, unless it is too early or too late."""
+        """Intercept the operators of this thread, unless it is too early or too late for that."""
         if not (self.aside or self.waits):
             mode: Any = FollowMode(self)
             mode.__enter__()
@@ -338,7 +336,7 @@ class Interceptor:
     def stand_aside(self) -> None:
         """Stop intercepting operators in all threads; guarded memory alone then keeps the budget.
 
-        Raises PageError if a dropped storage could not be made again.
+        Raises PageError if a dropped storage could not be recomputed.
         """
         if self.aside:
             return
@@ -354,8 +352,7 @@ class Interceptor:
         self.leave()
 
     def page_from_here(self, arguments: Sequence[Any]) -> None:
-        """Make the tensors and storages among arguments resident, because something other than an operator is about to
-        access them.
+        """Make the tensors and storages among arguments resident, because something other than an operator is about to access them.
 
         From now on they are paged, not recomputed. Raises PageError.
         """
@@ -369,7 +366,7 @@ class Interceptor:
     # -- between operators
 
     def end_segment(self, *, stepped: bool = False) -> None:
-        """Record that a backward() or an optimizer step ended; pointers from the segment before are void."""
+        """Record that a backward() or an optimizer step has ended; pointers from the previous segment are no longer guarded."""
         with self.lock:
             if self.book.resting:
                 if self._process is not None and self._process.settling:
@@ -396,7 +393,7 @@ class Interceptor:
 
     @contextlib.contextmanager
     def without_prefetch(self) -> Iterator[None]:
-        """Record and predict nothing in the block, which is a segment of its own and does something new.
+        """Record and predict nothing in the block, which is a separate segment and does something new.
 
         Evictions are then least recently used, apart from `keeping`.
         """
@@ -421,10 +418,10 @@ class Interceptor:
     def keeping(
         self, tensors: Sequence[torch.Tensor], then: Sequence[torch.Tensor] = (), most: float | None = None
     ) -> Iterator[None]:
-        """Keep tensors resident in the block, which uses them several times, and start reading those needed `then`.
+        """Keep tensors resident in the block, which uses them several times, and begin to read those needed `then`.
 
-        If something else does not fit alongside them they are evicted like any other. Tensors that take more than half of
-        the memory, or more than the share `most` of it, are not kept.
+        If something else does not fit beside them, they are evicted like any other tensor. Tensors that take more than half of the memory,
+        or more than the share `most` of it, are not kept.
         """
         residency = self.residency
         with self.lock:
@@ -447,7 +444,7 @@ class Interceptor:
         return list(dict.fromkeys(storage for storage in found if storage is not None))
 
     def _read_ahead(self, storage: Storage) -> None:
-        """Start reading an evicted storage: from a file into the page cache, otherwise if there is free memory."""
+        """Begin to read an evicted storage: into the page cache if it is in a file, otherwise into free memory if there is some."""
         memory = storage.ref()
         if storage.resident or memory is None:
             return
@@ -465,8 +462,7 @@ class Interceptor:
         self.go_on()
 
     def escape(self, storage: Storage) -> None:
-        """Keep a storage resident until the next segment ends, because a pointer to it was handed out, maybe for
-        writing.
+        """Keep a storage resident until the next segment ends, because a pointer to it was handed out, maybe for writing.
 
         A mapped one stays in place, and its pages show from now on whether it was written.
         """
@@ -481,7 +477,7 @@ class Interceptor:
             self.pools.change([storage])
 
     def export(self, storage: Storage) -> None:
-        """Keep a storage resident for good, because something holds its address for an unknown time."""
+        """Keep a storage resident permanently, because something holds its address for an unknown time."""
         with self.lock:
             self.escape(storage)
             if not storage.in_file:
@@ -495,7 +491,7 @@ class Interceptor:
         return functools.partial(self.pools.of(storage).released.append, storage)
 
     def resized(self, storage: Storage) -> None:
-        """Record that a storage may have another size. Raises UnsupportedError if numpy uses its memory."""
+        """Record that a storage may have a new size. Raises UnsupportedError if numpy uses its memory."""
         if self.pools.of(storage).resized(storage) and storage.borrowed:
             raise unsupported(
                 "a tensor is resized while a numpy array shares its memory, which plain PyTorch rejects, too",
@@ -519,9 +515,7 @@ class Interceptor:
 
     @contextlib.contextmanager
     def working_on(self, tensors: Sequence[torch.Tensor], need_bytes: int, what: str) -> Iterator[None]:
-        """Keep tensors resident, with `need_bytes` free at first, while something other than a visible operator works
-        on them.
-        """
+        """Keep tensors resident, with `need_bytes` free at first, while something other than a visible operator works on them."""
         with self.lock, self._resident(storages := self._storages_of(tensors)):
             if not self.residency.make_free(need_bytes):
                 self.op_memory.short(what, storages, need_bytes)
@@ -541,7 +535,7 @@ class Interceptor:
                     storage.pins -= 1
 
     def meet(self, tensor: torch.Tensor) -> None:
-        """Register a tensor that was made without the dispatcher."""
+        """Register a tensor that was created without the dispatcher."""
         with self.lock:
             if tensor.layout is torch.strided:
                 self.table.of(tensor)
@@ -549,10 +543,10 @@ class Interceptor:
                 residency.try_make_free()
 
     def make_way(self, nbytes: int = 0) -> None:
-        """Evict tensors for memory that the process took between operators, and `nbytes` more; do nothing while a
-        thread runs an operator.
+        """Evict tensors for memory that the process took between operators, and for `nbytes` more; do nothing while a thread runs an
+        operator.
 
-        An importing thread does not wait here: the operator may be waiting for its import.
+        An importing thread does not wait here, because the operator may be waiting for its import.
         """
         if self._process is None or not self.lock.acquire_if_free():
             return
@@ -574,7 +568,7 @@ class Interceptor:
     def hold(self, patience_s: float = threading.TIMEOUT_MAX) -> bool:
         """Let no operator start from now on, and return once the current one has ended.
 
-        Return False if it has not ended within `patience_s`, or operators no longer pass here: the program may run on.
+        Return False if it has not ended within `patience_s`, or if operators are no longer intercepted; the program may then continue.
         """
         self._held = True
         if not self.lock.acquire_within(patience_s):
@@ -586,7 +580,7 @@ class Interceptor:
             self.lock.release()
 
     def give_back(self) -> None:
-        """Release the memory of a paused program: tensors go to the page file. Raises PageError."""
+        """Release the memory of a paused program by evicting its tensors to the page file. Raises PageError."""
         with self.lock:
             self._reclaim()
             self._prefetcher.fetched_to = 0
@@ -617,11 +611,11 @@ class Interceptor:
         self._may_run.notify_all()
 
     def limit_cpu(self, cpu_percent: float) -> None:
-        """Limit this process to a share of all CPUs from now on; 100: unlimited. Does not wait for a running operator."""
+        """Limit this process to a share of all CPUs from now on; 100 means unlimited. Does not wait for a running operator."""
         self._pace = CpuPace(cpu_percent) if cpu_percent < 100 else None
 
     def _wait_while_held(self) -> None:
-        """Wait while paused, between operators; an exception from a signal handler here ends the program."""
+        """Wait between operators while paused; an exception from a signal handler here ends the program."""
         try:
             pace = self._pace  # set by another thread
             if pace is not None and (delay_s := pace.delay_s()) > 0:
@@ -639,10 +633,10 @@ def _alone(result: Any) -> Sequence[torch.Tensor]:
 
 
 class FollowMode(OperatorMode):
-    """The interceptor in one thread of the program; a mode belongs to a thread."""
+    """The interception in one thread of the program, because a mode belongs to a thread."""
 
     supports_higher_order_operators = True
-    """They come here to be rejected by name."""
+    """Whether higher-order operators come here, which rejects them by name."""
 
     def __init__(self, interceptor: Interceptor) -> None:
         initialise: Any = super().__init__
@@ -652,9 +646,9 @@ class FollowMode(OperatorMode):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run one operator; a tensor subclass takes itself apart first, and its parts come here.
+        """Run one operator. A tensor subclass first decomposes itself, and its parts come here.
 
-        Tensors without memory go to their own mode, which is below this one while a program is traced (`torch.export`).
+        Tensors without memory are handled by their own mode, which is below this one while a program is traced (`torch.export`).
         """
         if self._interceptor.aside:
             return func(*args, **(kwargs or {}))

@@ -1,6 +1,4 @@
-"""The memory that one operator takes: predicted before it runs, measured while it runs, and reported if it does not
-fit.
-"""
+"""The memory that one operator takes: predicted before it runs, measured while it runs, and reported if it does not fit."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -21,40 +19,38 @@ from port_planner.exactness.half_products import say_once
 from port_planner.operators.row import Cost
 
 _PACKING = (Cost.PRODUCT, Cost.CONVOLUTION, Cost.CONVOLUTION_BACKWARD)
-"""Operators whose kernels copy operands into a layout of their own."""
+"""Operators whose kernels copy operands into their own layout."""
 
 _COPIED_BY_BLOCK = (torch.float32, torch.float64)
 
 _UNKNOWN_WORKSPACE = 1.0
-"""Workspace expected of an operator that was not seen before, as a share of its operands' size."""
+"""Expected workspace of an operator that was not seen before, as a share of its operands' size."""
 
 _PRODUCT_WORKSPACE_BYTES = 32 << 20
-"""Most workspace of a product in 32 or 64 bits, whatever its operands, because it copies them block by block.
+"""Largest workspace in bytes of a product in 32 or 64 bits, for any operands, because it copies them block by block.
 
 At most 9 MiB were measured for heads of 108 and 519 MiB; in bfloat16 a whole operand is copied.
 """
 
 _BLOCKWISE, _BLOCKWISE_WORKSPACE_BYTES = "port_agent::grid_", 12 << 20
-"""Our own operators over quantized weights, and their expected workspace: a decoded block, its packed copy and its
-product. 10.6 MiB were measured for 256 rows; without this estimate it exceeded a budget of 380 MiB by 4.
+"""Our own operators over quantized weights, and their expected workspace in bytes: a decoded block, its packed copy and its product.
+10.6 MiB were measured for 256 rows; without this estimate, it exceeded a budget of 380 MiB by 4.
 """
 
 _BLOCK_COLUMNS = 128
 
 _REPORT_SHARE = 0.05
-"""An operator that lacks a smaller share of the budget is only counted: estimates are no better, and limits have more
-margin.
-"""
+"""Share of the budget below which a shortage is only counted: estimates are not more precise, and limits have a larger margin."""
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryShortage:
-    """An operator that alone takes more than a RAM budget leaves for tensors; `line`: calling line of the program, "" if there was none."""
+    """An operator that alone takes more than a RAM budget leaves for tensors. `line`: calling line of the program, or ""."""
 
     operator: str
     line: str
     needed_bytes: int
-    """All at once: operands, results and workspace."""
+    """Bytes that it needs at once: operands, results and workspace."""
     operand_bytes: int
     tensor_bytes: int
     """Bytes that the budget left for tensors."""
@@ -69,7 +65,7 @@ class MemoryShortage:
 
 
 def report_shortage(lack: MemoryShortage) -> None:
-    """Report on standard error what a program that runs its operators whole would need."""
+    """Report on standard error what a program needs to run its operators whole."""
     missing_bytes = lack.needed_bytes - lack.tensor_bytes
     sys.stderr.write(
         f"port-agent: {lack}; the budget of {format_bytes(lack.ram_bytes)} leaves "
@@ -79,7 +75,7 @@ def report_shortage(lack: MemoryShortage) -> None:
 
 
 class OperatorMemory:
-    """Predicts the workspace of operators, under `process`'s budget or none; `meter` measures it."""
+    """Predicts the workspace of operators, under `process`'s budget if there is one; `meter` measures it."""
 
     def __init__(
         self, residency: Residency, process: ProcessBudget | DeviceBudget | None, meter: OperatorMeter
@@ -87,17 +83,17 @@ class OperatorMemory:
         self._residency, self._process = residency, process
         self._meter = meter
         self._workspace_shares: dict[tuple[int, torch.dtype | None], float] = {}
-        """The largest workspace of each operator, on each data type, as a share of its operands, at most 1."""
+        """The largest workspace of each operator, for each data type, as a share of its operands, at most 1."""
         self._beyond_operands: dict[tuple[tuple[int, torch.dtype | None], int], int] = {}
         """Workspaces that exceeded the operands, by the size of the operands; other sizes are unknown."""
         self._reported: set[str] = set()
         self.on_shortage: Callable[[MemoryShortage], None] = report_shortage
-        """Called once for each operator that runs although it takes more than the budget leaves."""
+        """Function that is called once for each operator that runs although it takes more than the budget leaves."""
 
     def expected_bytes(
         self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: Sequence[Storage]
     ) -> int:
-        """Return the result and expected workspace of an operator that no trace knows, in bytes."""
+        """Return the expected bytes of the result and workspace of an operator that no trace contains."""
         func = traits.func
         made = (result_bytes if self._residency.pressed else known_bytes)(func, args, kwargs)
         if made is None:
@@ -119,7 +115,7 @@ class OperatorMemory:
         return made + max(besides, self._beyond_operands.get((kind, operand_bytes), 0))
 
     def begin(self) -> None:
-        """Start measuring, before an operator runs."""
+        """Begin to measure, before an operator runs."""
         self._meter.begin()
 
     def end(self, made_bytes: int) -> int:
@@ -134,8 +130,8 @@ class OperatorMemory:
         workspace_bytes: int,
         mapped_bytes: int = 0,
     ) -> None:
-        """Record an operator's workspace, for when it runs on other operands; `mapped_bytes` of it are of a file that
-        it read in place.
+        """Record an operator's workspace, for its next run on other operands; `mapped_bytes` of it belong to a file that it read in
+        place.
         """
         if workspace_bytes:
             kind, operand_bytes = _kind(traits, args), sum(s.nbytes for s in inputs)
@@ -146,9 +142,9 @@ class OperatorMemory:
                 self._beyond_operands[alike] = max(self._beyond_operands.get(alike, 0), computed_bytes)
 
     def short(self, name: str, held: Sequence[Storage], need_bytes: int) -> None:
-        """Report that an operator takes `need_bytes` alongside the operands `held`, which exceeds the limit.
+        """Report that an operator takes `need_bytes` beside the operands `held`, which exceeds the limit.
 
-        If the budget is strict, raise BudgetTooSmallError if the process would exceed it.
+        With a strict budget, raise BudgetTooSmallError if the process would exceed it.
         """
         process = self._process
         if process is None or (name in self._reported and not process.strict):
@@ -173,14 +169,12 @@ class OperatorMemory:
 
 
 def _block_bytes(args: Sequence[Any]) -> int:
-    """Return what a block of columns of a weight with many rows, such as a head's, takes in 32 bits, with its packed
-    copy.
-    """
+    """Return the bytes of a block of columns of a weight with many rows, such as a head's, in 32 bits with its packed copy."""
     return 2 * _BLOCK_COLUMNS * max(t.shape[0] for t in tensors_in(args) if t.dim() == 2) * torch.float32.itemsize
 
 
 def _kind(traits: OperatorTraits, args: Sequence[Any]) -> tuple[int, torch.dtype | None]:
-    """Return what decides which kernel runs: the operator, and the data type of its first tensor.
+    """Return what determines the kernel: the operator, and the data type of its first tensor.
 
     Half precision copies more.
     """

@@ -1,10 +1,10 @@
-"""A CPU share for a program that no cgroup limits: time between operators in which none starts."""
+"""A CPU share for a program that no cgroup limits: pauses between operators."""
 
 import os
 import time
 
 LOOK_S = 0.02
-"""Seconds between checks of CPU time: shorter than cpu.max's period of 100 ms, and rare enough to cost nothing."""
+"""Seconds between checks of CPU time: less than cpu.max's period of 100 ms, and rare enough to cost nothing."""
 
 
 class CpuPace:

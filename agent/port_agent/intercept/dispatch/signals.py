@@ -1,7 +1,7 @@
-"""Signal handlers wait while the interceptor moves storages, as plain PyTorch's wait for the end of an operator.
+"""Signal handlers wait while the interceptor moves storages, as in plain PyTorch they wait for the end of an operator.
 
-Python runs them between any two bytecodes of the main thread. A KeyboardInterrupt between releasing a storage's memory
-and marking it as evicted would leave the tensor in neither state; a handler that saves a checkpoint would find it so.
+Python runs them between any two bytecodes of the main thread. A KeyboardInterrupt between releasing a storage's memory and marking it as
+evicted would leave the tensor in neither state. A handler that saves a checkpoint would find it in that condition.
 """
 
 import signal
@@ -18,7 +18,7 @@ Handler = Callable[[int, FrameType | None], Any]
 class SignalSafeLock:
     """A reentrant lock; signals that arrive while the main thread holds it are handled when it releases the lock.
 
-    `as_the_program`: in this context handlers run, which may use tensors like any code of the program.
+    `as_the_program`: context in which handlers run, because they may use tensors like any code of the program.
     """
 
     def __init__(self, as_the_program: Callable[[], AbstractContextManager[None]]) -> None:
@@ -37,15 +37,15 @@ class SignalSafeLock:
         self._lock.acquire()
 
     def acquire_within(self, patience_s: float) -> bool:
-        """Take the lock; return whether that was possible within `patience_s` seconds."""
+        """Acquire the lock; return whether that was possible within `patience_s` seconds."""
         return self._lock.acquire(timeout=patience_s)
 
     def acquire_if_free(self) -> bool:
-        """Take the lock if no thread holds it, not even this one; return whether it was taken."""
+        """Acquire the lock if no thread holds it, not even this one; return whether it was acquired."""
         return not self._held() and self._lock.acquire(blocking=False)
 
     def release(self) -> None:
-        """Release the lock, and run the deferred handlers; raises what a handler raises."""
+        """Release the lock and run the deferred handlers; raises whatever a handler raises."""
         self._lock.release()
         if self._waiting and threading.current_thread() is threading.main_thread():
             while self._waiting and not self._held():
@@ -72,7 +72,7 @@ class SignalSafeLock:
 
 
 class _Deferred:
-    """What the interpreter calls in place of a program's handler."""
+    """The function that the interpreter calls instead of a program's handler."""
 
     def __init__(self, lock: SignalSafeLock, handler: Handler) -> None:
         self._lock, self.handler = lock, handler
@@ -86,7 +86,7 @@ def _own(handler: Any) -> Any:
 
 
 def deferring_signal(original: Callable[..., Any], lock: SignalSafeLock) -> Callable[..., Any]:
-    """Return `signal.signal` whose handlers wait for `lock`."""
+    """Return a `signal.signal` whose handlers wait for `lock`."""
 
     def set_handler(signalnum: int, handler: Any) -> Any:
         return _own(original(signalnum, _Deferred(lock, handler) if callable(handler) else handler))
@@ -95,12 +95,12 @@ def deferring_signal(original: Callable[..., Any], lock: SignalSafeLock) -> Call
 
 
 def unwrapped_getsignal(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `signal.getsignal` that shows the handlers that the program set."""
+    """Return a `signal.getsignal` that shows the handlers that the program set."""
     return lambda signalnum: _own(original(signalnum))
 
 
 def rewrap_handlers() -> None:
-    """Set every handler written in Python again: with `deferring_signal` installed they wait, without it they do not.
+    """Set every handler written in Python again, so that it waits if `deferring_signal` is installed, and otherwise does not.
 
     Outside the main thread, where no handler may be set, they stay as they are.
     """

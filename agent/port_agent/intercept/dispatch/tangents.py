@@ -1,9 +1,7 @@
-"""Forward-mode differentiation (`torch.autograd.forward_ad`): which tensors have tangents, and whose last digits would
-differ.
+"""Forward-mode differentiation (`torch.autograd.forward_ad`): which tensors have tangents, and for which the last digits would differ.
 
-torch computes a tangent after the operator, by formulas that ask whether a dispatch mode is on
-(`areAnyTensorSubclassLike`) and then differ. Inside `torch.func` they are asked of its wrappers, and plain PyTorch uses
-the same.
+torch computes a tangent after the operator, by formulas that depend on whether a dispatch mode is on (`areAnyTensorSubclassLike`). Inside
+`torch.func`, they depend on its wrappers instead, so plain PyTorch uses the same formulas.
 """
 
 from collections.abc import Sequence
@@ -19,11 +17,11 @@ from port_planner.torch_compat.autograd import forward_differentiating
 from port_planner.torch_compat.modes import DispatchKey, seeing
 
 _ASKED_THROUGH = (DispatchKey.AutogradFunctionality, DispatchKey.ADInplaceOrView)
-"""Dispatch keys that are off while a mode handles an operator."""
+"""Dispatch keys that are disabled while a mode handles an operator."""
 
 
 def tangent_of(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the tangent of a tensor if it has one, also inside the handler of a mode."""
+    """Return the tangent of a tensor if it has one, also from inside the handler of a mode."""
     if not forward_differentiating() or tensor.is_inference():
         return None
     with seeing(_ASKED_THROUGH):

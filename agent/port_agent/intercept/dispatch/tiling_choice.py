@@ -29,7 +29,7 @@ class TilingChoice:
     def tiled_call(
         self, traits: OperatorTraits, func: Any, args: Sequence[Any], kwargs: dict[str, Any], input_bytes: int
     ) -> tuple[OperatorTiling | None, MappedTiling | None]:
-        """Return the tiling of an operator that is too large to run whole, or how one reads from a file in place."""
+        """Return the tiling of an operator that is too large to run whole, or how it reads from a file in place."""
         limit_bytes = self._residency.limit_bytes
         copy = mapped_copy(func, args, kwargs, self._table) if traits.known.copies else None
         if copy is not None and self._residency.could_fit(copy.need_bytes):
@@ -46,7 +46,7 @@ class TilingChoice:
     def ensure_resident(
         self, traits: OperatorTraits, inputs: list[Storage], mapped: MappedTiling | None, *, whole: bool
     ) -> tuple[list[Storage], MappedTiling | None]:
-        """Make operands resident; return which, and the mapped tiling, or None if its bits differ from the whole's."""
+        """Make operands resident. Return them, and the mapped tiling, or None instead of it if its bits differ from the whole's."""
         held = _needed_resident(traits, inputs, mapped, whole=whole)
         self._residency.ensure_resident(held)
         if isinstance(mapped, MappedProduct) and not self._products.has_bits_of_whole(mapped):
@@ -77,7 +77,7 @@ class TilingChoice:
         return call_whole(traits, args, kwargs)
 
     def ran(self) -> None:
-        """Record that an operator ran; available memory is checked after each, on host and device."""
+        """Record that an operator ran, and check the available memory on host and device."""
 
     def run_tiles(
         self,
@@ -88,7 +88,7 @@ class TilingChoice:
         inputs: list[Storage],
         written: list[Storage],
     ) -> Any:
-        """Run an operator in tiles; operands that do not fit are evicted, or stay paged out.
+        """Run an operator in tiles. Operands that do not fit are evicted, or stay paged out.
 
         They go to the page file and are not recomputed, because each tile of them must be readable.
         """
@@ -115,7 +115,7 @@ class TilingChoice:
 def _needed_resident(
     traits: OperatorTraits, inputs: list[Storage], mapped: MappedTiling | None, *, whole: bool
 ) -> list[Storage]:
-    """Return the operands that must be resident: not those read by row or in parts from a mapping."""
+    """Return the operands that must be resident: those that are not read by rows or in parts from a mapping."""
     if mapped is not None:
         return [storage for storage in inputs if storage is not mapped.storage]
     if traits.reads_rows:
@@ -124,7 +124,7 @@ def _needed_resident(
 
 
 def call_whole(traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call an operator so that its kernel sees what it would see without a mode."""
+    """Call an operator so that its kernel sees the same as without a mode."""
     keys = dispatch_keys.hidden_keys(traits.name, args, counting=traits.counts_inside)
     if keys:
         with seeing(keys):

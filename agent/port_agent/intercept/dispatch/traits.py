@@ -1,7 +1,6 @@
-"""What is known of an operator whatever its operands, looked up once for each call.
+"""What is known about an operator for any operands, looked up once for each call.
 
-Of the 45 us that interception added to an operator, asking ten cached functions took 10, because an operator's hash is
-computed in Python.
+Of the 45 us that interception added to an operator, calling ten cached functions took 10, because an operator's hash is computed in Python.
 """
 
 from dataclasses import dataclass
@@ -36,20 +35,20 @@ class OperatorTraits:
     views: bool
     """Whether the operator returns views of its operands, and reads none of their bytes."""
     reads_nothing: bool
-    """Whether the operator only looks at the shapes of its operands."""
+    """Whether the operator uses only the shapes of its operands."""
     shape_alone: int | None
-    """The argument of which it only needs the shape, if there is one."""
+    """The argument of which the operator needs only the shape, if there is one."""
     reads_rows: bool
     """Whether the operator reads only the rows, or the one number, of an operand that another argument selects."""
     makes_storage: bool
     writes: bool
     repeatable: bool
     counts_inside: bool
-    """Whether the kernel counts its writes by calling operators that do; their counters tell autograd what was changed."""
+    """Whether the kernel counts its writes by calling operators that do so; their counters show autograd what was changed."""
     tiled: bool
     takes_lists: bool
     maps_file: bool
-    """A weight or a table may be read from its file part by part."""
+    """Whether a weight or a table may be read from its file part by part."""
 
 
 _known: dict[int, OperatorTraits] = {}
@@ -57,12 +56,12 @@ _known: dict[int, OperatorTraits] = {}
 
 
 def traits_of(func: Any) -> OperatorTraits:
-    """Return what is known of an operator."""
+    """Return the traits of an operator."""
     return _known.get(id(func)) or _learn(func)
 
 
 def forget_traits() -> None:
-    """Clear the cache, after the facts about operators were changed."""
+    """Clear the cache after facts about operators have changed."""
     _known.clear()
 
 

@@ -1,8 +1,7 @@
-"""Compute singular values and eigenvalues without vectors if nobody differentiates them, as plain PyTorch does.
+"""Compute singular values and eigenvalues without vectors if they are not differentiated, as plain PyTorch does.
 
-`_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp) is true under any dispatch mode. So `svdvals`, `eigvalsh`,
-`eigvals` and operators made of them (`cond`, `matrix_norm`, `matrix_rank`) would also compute vectors, by other LAPACK
-routines with different last digits.
+`_may_require_fw_or_bw_grad` (BatchLinearAlgebra.cpp) is true under any dispatch mode. So `svdvals`, `eigvalsh`, `eigvals` and operators
+based on them (`cond`, `matrix_norm`, `matrix_rank`) would also compute vectors, by other LAPACK routines with different last digits.
 """
 
 import functools
@@ -23,13 +22,13 @@ _VALUES_ALONE: dict[Any, Callable[..., Tensor]] = {
     _aten.linalg_eigvalsh.default: lambda a, uplo="L": _aten._linalg_eigh(a, uplo, False)[0],
     _aten.linalg_eigvals.default: _aten._linalg_eigvals,
 }
-"""Composite operators, and what their kernels call if no vectors are needed."""
+"""Composite operators, and what their kernels call if vectors are not needed."""
 
 
 def composite_kernel(func: Any) -> Callable[..., Any]:
-    """Return the kernel of a composite operator as it decides without a mode.
+    """Return the kernel of a composite operator, with the decisions that it makes without a mode.
 
-    This is torch's own, except for the above; `decompose` prefers decompositions in Python, which have different bits
+    This is torch's own kernel, except for the operators above. `decompose` would prefer decompositions in Python, which have different bits
     (gru).
     """
     return functools.partial(_differentiable_or_not if func in _VALUES_ALONE else composite, func)
@@ -45,7 +44,7 @@ def _differentiable_or_not(func: Any, a: Tensor, *args: Any, **kwargs: Any) -> T
 
 
 def compute_values_alone() -> Callable[[], None]:
-    """Make these operators decide as without a mode from now on; return a function that ends this."""
+    """Make these operators decide as they do without a mode; return a function that ends this."""
     library = torch.library.Library("aten", "IMPL")
     for func in _VALUES_ALONE:
         library.impl(func, composite_kernel(func), "AutogradCPU")

@@ -1,4 +1,4 @@
-"""Run a whole program inside a budget: the process that `port-agent exec` turns into.
+"""Run a whole program inside a budget, in the process that `port-agent exec` becomes.
 
 Torch is loaded when the program imports it.
 """

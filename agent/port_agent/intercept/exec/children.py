@@ -1,7 +1,7 @@
 """A program's child processes (DataLoader workers and others), stopped while it is paused.
 
-They are stopped by SIGSTOP, which no process can ignore. If the program is killed meanwhile, a guard, a shell that
-waits for the end of its input, lets them continue.
+They are stopped by SIGSTOP, which no process can ignore. If the program is killed meanwhile, a guard lets them continue: a shell that waits
+for the end of its input.
 """
 
 import contextlib
@@ -13,7 +13,7 @@ import threading
 import psutil
 
 _MAX_LOOKS = 5
-"""A process may fork between being listed and being stopped; one that forks faster than this is not caught."""
+"""Largest number of looks. A process may fork between being listed and being stopped; one that forks faster than this is not caught."""
 
 _GUARD = ["/bin/sh", "-c", 'trap "" INT TERM HUP; read -r end; kill -CONT "$@" 2>/dev/null', "port-agent-guard"]
 
@@ -27,7 +27,7 @@ class Children:
         self._guard: subprocess.Popen[bytes] | None = None
 
     def stop(self) -> int:
-        """Stop all running descendants; return how many are stopped now, without those that ended meanwhile."""
+        """Stop all running descendants; return how many are now stopped, without those that have ended."""
         with self._lock:
             for _ in range(_MAX_LOOKS):
                 found = [process for process in _descendants() if process.pid not in self._stopped]
@@ -52,7 +52,7 @@ class Children:
             self._dismiss()
 
     def _watch(self, pids: list[int]) -> None:
-        """Start a guard for these processes, in place of the previous one."""
+        """Start a guard for these processes, instead of the previous one."""
         self._dismiss()
         with contextlib.suppress(OSError):  # no process can be created: they are stopped anyway
             self._guard = subprocess.Popen(

@@ -1,4 +1,4 @@
-"""The budget of `port-agent exec`: started when the program imports torch, and reported at its end."""
+"""The budget of `port-agent exec`, which starts when the program imports torch, and is reported at its end."""
 
 import enum
 import json
@@ -28,20 +28,20 @@ if TYPE_CHECKING:
 
 
 _OF_CHILDREN = ("peak_together_bytes", "budget_held", "needed_bytes", "children", "children_forgotten")
-"""Figures of guarded memory that an intercepted program's report has, too."""
+"""Figures of guarded memory that are also in an intercepted program's report."""
 
 _FOR_LOADING_BYTES = 64 << 30
 """Bytes of address space for loading: more than any build of torch maps."""
 
 _TRIED_BYTES = 1 << 20
-"""A tensor of this size is guarded under any limit."""
+"""Bytes of a tensor that is guarded under any limit, used for a test."""
 
 
 class ExecMemory(enum.StrEnum):
-    """How tensors are kept, and what decides on evictions."""
+    """How tensors are kept, and what decides about evictions."""
 
     RESIZED = "resized"
-    """Evicted storages are empty: for fine-tunings and chats, whose every access is an operator, where memory cannot be guarded."""
+    """Evicted storages are empty. For fine-tunings and chats, whose every access is an operator, where memory cannot be guarded."""
     GUARDED = "guarded"
     """Tensors are in guarded memory, and operators are intercepted."""
     GUARD_ONLY = "guard-only"
@@ -49,11 +49,11 @@ class ExecMemory(enum.StrEnum):
 
     @classmethod
     def of_this_machine(cls) -> Self:
-        """Return how tensors are kept here where operators are intercepted."""
+        """Return how tensors are kept on this machine if operators are intercepted."""
         return cls.GUARDED if preload_mode() is PreloadMode.PRELOAD else cls.RESIZED
 
     def environment(self, page_dir: Path, *, ram_bytes: int | None, tensor_bytes: int | None = None) -> dict[str, str]:
-        """Return the variables to add to the environment of a process whose tensors are kept so."""
+        """Return the variables to add to the environment of a process whose tensors are kept this way."""
         if self is ExecMemory.RESIZED:
             return preload_environment(ram_bytes)
         return guard_environment(page_dir, tensor_bytes=tensor_bytes, process_bytes=ram_bytes)
@@ -61,7 +61,7 @@ class ExecMemory(enum.StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class ExecOptions:
-    """What the command line asked for. One of `ram_bytes` and `tensors_bytes` is given, or neither alongside a budget for a GPU."""
+    """The options of the command line. One of `ram_bytes` and `tensors_bytes` is given, or neither if there is a budget for a GPU."""
 
     ram_bytes: int | None
     tensors_bytes: int | None
@@ -71,24 +71,24 @@ class ExecOptions:
     step_deadline_s: float | None
     writes_per_step: int | None
     report: str | None
-    """File for the figures, as JSON, at the end."""
+    """File for the figures at the end, as JSON."""
     wear_joules: float
-    """Wear of a written byte, as energy."""
+    """Wear of a written byte, in joules of the same price."""
     data_limited: bool
     """Whether RLIMIT_DATA is the limit."""
     memory: ExecMemory
     socket: str | None = None
     """The control socket of the daemon that decides when the program runs; None: it runs at once."""
     name: str = ""
-    """Name of the program in the daemon."""
+    """Name of the program for the daemon."""
     recompute: bool = True
     """Whether evicted tensors may be dropped and recomputed."""
     processes: str | None = None
-    """The file that the processes inside this budget share; None: there is none, and children are outside the budget."""
+    """The file that the processes inside this budget share; None: children are outside the budget."""
     gpu_ram_bytes: int | None = None
-    """Budget of a GPU's memory for all that the process takes there."""
+    """Budget in bytes of a GPU's memory for all that the process takes there."""
     gpu_tensors_bytes: int | None = None
-    """Budget of a GPU's memory for tensors alone."""
+    """Budget in bytes of a GPU's memory for tensors alone."""
 
 
 class ExecBudget:
@@ -108,7 +108,7 @@ class ExecBudget:
             self._widen = allocator.widen_data_limit
 
     def expect_torch(self) -> None:
-        """Lift RLIMIT_DATA while torch loads: `start` rejects a budget that torch's code fills, with the figure."""
+        """Lift RLIMIT_DATA while torch loads; `start` rejects a budget that torch's code fills, with the figures."""
         if self._options.data_limited:
             before, _ = resource.getrlimit(resource.RLIMIT_DATA)
             self._widen(_FOR_LOADING_BYTES)
@@ -116,7 +116,7 @@ class ExecBudget:
             self._widened_for_torch = after - before
 
     def start(self) -> None:
-        """Start to enforce the budget, after torch is loaded.
+        """Begin to enforce the budget, after torch is loaded.
 
         Ends the process with a one-line error if that is impossible.
         """
@@ -204,7 +204,7 @@ class ExecBudget:
         self._attached = attached
 
     def finish(self) -> None:
-        """Print what the program took on standard error, and write it to the file of `--report`."""
+        """Print the program's figures on standard error, and write them to the file of `--report`."""
         self._widen(_FOR_LOADING_BYTES)  # the program is over: reporting its limits must not fail because of them
         table = None if self._options.processes is None else ProcessTable(Path(self._options.processes))
         if self._options.memory == ExecMemory.GUARD_ONLY and table is not None:
@@ -248,7 +248,7 @@ class ExecBudget:
             self._say_guarded(run, time.perf_counter() - self._begin)
 
     def finish_replaced(self) -> None:
-        """Report what the program took, in a separate process, because others replaced it; their time is unknown."""
+        """Report the program's figures from a separate process, because another program replaced it; the times of that one are unknown."""
         if self._options.processes is not None:
             table = ProcessTable(Path(self._options.processes))
             self._say_guarded(GuardedRun.read(table, None, 0), None)
@@ -295,7 +295,7 @@ def _summary(report: "Report", options: ExecOptions, wall_s: float, run: Guarded
 
 
 def _unbounded(bounded: bool) -> str:
-    """Return which device's memory the program took without a budget for it, followed or not."""
+    """Return the device whose memory the program took without a budget for it."""
     torch = sys.modules.get("torch")
     kind = None if torch is None or bounded else torch.accelerator.current_accelerator(check_available=True)
     if torch is None or kind is None or not torch.get_device_module(kind).is_initialized():
@@ -304,7 +304,7 @@ def _unbounded(bounded: bool) -> str:
 
 
 def _on_device(device: "DeviceMemoryReport | None", options: ExecOptions) -> str:
-    """Return what a budget of a GPU's memory did, where there is one."""
+    """Return the effects of a budget of a GPU's memory, if there is one."""
     bound = options.gpu_ram_bytes or options.gpu_tensors_bytes
     if bound is None:
         return ""

@@ -1,4 +1,4 @@
-"""What a program on guarded memory took, with the processes that it started, and the text that reports it."""
+"""The figures of a program in guarded memory, with the processes that it started, and the text that reports them."""
 
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -8,21 +8,21 @@ from port_planner.base.units import format_bytes, format_seconds
 from port_planner.ir.traced import PLANNING_MODULE
 
 _MANY_WRITTEN, _MANY_READ = 3, 10
-"""A step that writes or reads more than so many times the bytes of all tensors is reported."""
+"""Multiples of the bytes of all tensors: a step that writes or reads more is reported."""
 _NAMED = 3
-"""Processes that the last line names; the report names all."""
+"""Number of processes that the last line names; the report names all."""
 
 
 class PageWatch:
-    """Notices steps that move many times the bytes of all tensors: the budget wears flash out, or the program mostly waits."""
+    """Notices steps that move many times the bytes of all tensors: the budget wears out flash, or the program mostly waits."""
 
     def __init__(self, verb: str, times: int) -> None:
-        """`verb`: what a step did to pages, for the note; `times` the bytes of all tensors are not reported yet."""
+        """`verb`: what a step did to pages, for the note. Steps that move up to `times` the bytes of all tensors are not reported."""
         self._verb, self._times = verb, times
         self._moved_bytes = self._said_bytes = 0
 
     def step(self, moved_bytes: int, tensor_bytes: int) -> str:
-        """Return a note after a step, or nothing: once, and again if a step moves twice as much.
+        """Return a note after a step, or "": once, and again if a step moves twice as much.
 
         `moved_bytes`: since the start. `tensor_bytes`: all tensors at their peak.
         """
@@ -43,16 +43,16 @@ def page_watches() -> tuple[PageWatch, PageWatch]:
 
 @dataclass(frozen=True, slots=True)
 class GuardedRun:
-    """Figures at a program's end. `counters` are those of its own process; None if another program replaced it."""
+    """Figures at a program's end. `counters` are those of its own process; None if another program replaced that."""
 
     peak_bytes: int
     """Peak of the program's own process."""
     together_bytes: int
     """The most that all processes held at a time."""
     tensor_bytes: int
-    """The most that tensors took at a time, in all processes."""
+    """Largest number of bytes of tensors at a time, in all processes."""
     rest_bytes: int
-    """The most that was not tensors: Python, libraries, the program's objects; in all processes."""
+    """Largest number of bytes besides tensors, in all processes: Python, libraries, the program's objects."""
     needed_bytes: int
     """The budget that would have sufficed; 0 if this one did."""
     program: ProcessUse | None
@@ -63,8 +63,8 @@ class GuardedRun:
 
     @classmethod
     def read(cls, table: ProcessTable, counters: GuardCounters | None, peak_bytes: int) -> "GuardedRun":
-        """Return what the processes of `table` took until now; the planning process is in the sums, but is not a child
-        of the program.
+        """Return the figures of the processes of `table` until now. The planning process is in the sums, but is not a child of the
+        program.
         """
         program, everyone = table.program(), table.children()
         children = tuple(use for use in everyone if PLANNING_MODULE not in use.name)
@@ -76,12 +76,12 @@ class GuardedRun:
 
     @property
     def unguarded(self) -> tuple[ProcessUse, ...]:
-        """Return the processes for which no budget was enforced, the largest first."""
+        """Return the processes whose budget was not enforced, the largest first."""
         found = [use for use in (*self.children, self.program) if use is not None and not use.guarded]
         return tuple(sorted(found, key=lambda use: -use.peak_bytes))
 
     def facts(self, ram_bytes: int | None) -> dict[str, Any]:
-        """Return the figures for the report. A budget was held if every process kept it."""
+        """Return the figures for the report. A budget counts as kept if every process kept it."""
         facts: dict[str, Any] = {
             "peak_resident_bytes": self.peak_bytes,
             "peak_together_bytes": self.together_bytes,
@@ -99,12 +99,12 @@ class GuardedRun:
         return facts
 
     def _sum(self, figure: str) -> int:
-        """Return a figure of all processes together; the program's own is read last, and exact."""
+        """Return a figure for all processes together; the program's own is read last, and exact."""
         own = self.program if self.counters is None else self.counters
         return sum(getattr(use, figure) for use in (own, *self.children) if use is not None)
 
     def summary(self, ram_bytes: int | None, tensor_bytes: int | None, wall_s: float | None) -> str:
-        """Return the final line. It claims a budget only if that held for every process."""
+        """Return the final line. It claims a budget only if it was enforced for every process."""
         faults = self._sum("read_faults") + self._sum("write_faults")
         spent = "" if self.counters is None or self.children else f" of {format_seconds(self.counters.fault_ns / 1e9)}"
         moved = f"read {format_bytes(self._sum('read_bytes'))}, wrote {format_bytes(self._sum('written_bytes'))}"
@@ -117,7 +117,7 @@ class GuardedRun:
         return self._not_held() + self._advice(ram_bytes)
 
     def bound(self, ram_bytes: int | None, tensor_bytes: int | None, own_tensor_bytes: int) -> str:
-        """Return the peak of all processes, of which budget, and who they were."""
+        """Return the peak of all processes, the budget to which it belongs, and the processes."""
         tensors = f"tensors {format_bytes(max(own_tensor_bytes, self.tensor_bytes))}"
         if self.unguarded:
             bound = f" (the budget did not hold for all processes), {tensors}"

@@ -1,8 +1,8 @@
-"""Run a program inside a memory budget: what `port-agent exec` becomes.
+"""Run a program inside a memory budget, in the process that `port-agent exec` becomes.
 
-The program must not notice: `__main__`, `sys.argv`, `sys.path[0]`, the environment, exit codes and tracebacks are those
-of `python train.py`. The budget starts when the program imports torch, after whatever it does before (such as setting
-OMP_NUM_THREADS), and ends with the process. Torch is not imported here.
+The program must not notice: `__main__`, `sys.argv`, `sys.path[0]`, the environment, exit codes and tracebacks are those of `python
+train.py`. The budget starts when the program imports torch, so after earlier actions such as setting OMP_NUM_THREADS, and ends with the
+process. Torch is not imported here.
 """
 
 import atexit
@@ -36,20 +36,20 @@ These directories replace the working directory, from which nothing of ours is i
 """
 
 ACCOUNTING = BOOTSTRAP.replace("import main; main()", "import account; account()")
-"""Code that the interpreter runs after a program that was replaced by another has ended; the arguments are the same."""
+"""Code that the interpreter runs after a program that was replaced by another one has ended; the arguments are the same."""
 
 _ROOTS = os.pathsep.join(map(str, SOURCE_ROOTS))
 
 
 @dataclass(frozen=True, slots=True)
 class LaunchOptions:
-    """How to run the program. `budget` is an `ExecOptions` as a mapping."""
+    """How to run the program. `budget` is an `ExecOptions` in the form of a mapping."""
 
     budget: Mapping[str, object]
     module: bool
     """Whether the program is a module (`-m`) or a path."""
     restore_environment: Mapping[str, str | None]
-    """Variables set for this process alone, and the values that the program and its children should see instead."""
+    """Variables that were set for this process alone, and the values that the program and its children must see instead."""
     ours: bool = False
     """Whether the module is one of ours, so that the working directory is ignored."""
 
@@ -60,18 +60,18 @@ def launch_words(options: LaunchOptions, program: Sequence[str]) -> list[str]:
 
 
 def accounting_words(options: LaunchOptions, program: Sequence[str]) -> list[str]:
-    """Return the command line that reports what a program took after another one replaced it."""
+    """Return the command line that reports the figures of a program after another one replaced it."""
     return [sys.executable, "-c", ACCOUNTING, _ROOTS, json.dumps(asdict(options)), *program]
 
 
 def account() -> None:
-    """Report what the program of `sys.argv` took."""
+    """Report the figures of the program in `sys.argv`."""
     _, described, *words = sys.argv[1:]
     ExecBudget(ExecOptions(**json.loads(described)["budget"]), words).finish_replaced()
 
 
 def main() -> None:
-    """Run the program of `sys.argv`; returns or raises as the program does."""
+    """Run the program in `sys.argv`; returns or raises as the program does."""
     roots, described, *words = sys.argv[1:]
     options = LaunchOptions(**json.loads(described))
     _restore(options.restore_environment)
@@ -137,7 +137,7 @@ def _module_runner(name: str, *, ours: bool) -> Callable[[], None]:
 
 
 def _show_only_theirs() -> None:
-    """Make the exception hook show the program's frames alone."""
+    """Make the exception hook show only the program's frames."""
     show = sys.excepthook
 
     def show_theirs(kind: type[BaseException], error: BaseException, _: types.TracebackType | None) -> None:
@@ -151,7 +151,7 @@ def _show_only_theirs() -> None:
 
 
 class _WhenTorchLoads(MetaPathFinder):
-    """Loads torch thriftily at the program's own import of it, and starts the budget before that import returns."""
+    """Loads torch with less memory at the program's own import of it, and starts the budget before that import returns."""
 
     def __init__(self, budget: ExecBudget) -> None:
         self._budget, self._pid = budget, os.getpid()

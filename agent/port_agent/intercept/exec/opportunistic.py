@@ -1,9 +1,9 @@
 """`exec --opportunistic`: a program attached to the daemon, which decides when it runs.
 
-A thread of its own holds the connection and obeys. To pause, it stops every operator before it starts, then whatever
-touches a tensor (a long operator, compiled code, a thread outside the operators), and then the program's own children.
-To release memory, it also evicts all tensors to the page file. If that thread cannot run, guarded memory obeys in its
-place. Without a daemon nothing runs: the program waits, and attaches again.
+A separate thread holds the connection and obeys. To pause, it stops every operator before it starts. Then it stops any code that touches a
+tensor (a long operator, compiled code, a thread outside the operators), and finally the program's own children. To release memory, it also
+evicts all tensors to the page file. If that thread cannot run, guarded memory obeys instead. Without a daemon nothing runs: the program
+waits, and attaches again.
 """
 
 import _thread
@@ -47,13 +47,13 @@ RETRY_S = 1.0
 """Seconds between attempts to find a lost daemon."""
 
 CANCEL_PATIENCE_S = 10.0
-"""Time for the clean-up after Ctrl-C, and again after SIGTERM; a program that ignores both is paused for good."""
+"""Seconds for the clean-up after Ctrl-C, and again after SIGTERM; a program that ignores both stays paused."""
 
 OPERATOR_PATIENCE_S = 0.05
-"""Time for the current operator to end; a longer one is paused where it touches its tensors."""
+"""Seconds for the current operator to end; a longer one is paused where it touches its tensors."""
 
 _REPORT_S = 0.02
-"""Shorter steps are reported together: a report costs 0.1 ms here, and as much in the daemon."""
+"""Seconds below which steps are reported together: a report costs 0.1 ms here, and as much in the daemon."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +66,7 @@ class AttachOptions:
 
 
 class Opportunistic:
-    """This process as an attached program. `report` gives its figures, `emit` shows its user what happens."""
+    """This process as an attached program. `report` returns its figures, and `emit` shows its user what happens."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class Opportunistic:
         self._processes = processes
         self._guard = None if processes is None else active_guard()
         self._between_operators = True
-        """Whether the program is paused with no operator running."""
+        """Whether the program is paused while no operator is running."""
         self._pid = os.getpid()
         self._ended = threading.Event()
         self._job: int | None = None
@@ -92,7 +92,7 @@ class Opportunistic:
         self._held_since_s: float | None = None
         self._children = Children()
         self._emitted = False
-        """Whether the user was told that the program waits."""
+        """Whether the user has been informed that the program waits."""
         self._steps = 0
         self._reporting = threading.Lock()
         self._reported = StepFigures.now(0, report())

@@ -9,7 +9,7 @@ from port_agent.worker.protocol import StepDone
 
 @dataclass(frozen=True, slots=True)
 class StepFigures:
-    """What was done and taken up to a moment."""
+    """Work and time up to a moment."""
 
     steps: int
     wall_s: float
@@ -35,7 +35,7 @@ class StepFigures:
         )
 
     def step_since(self, before: "StepFigures", loss: float | None = None, total_steps: int | None = None) -> StepDone:
-        """Return what the steps since `before` took, as an event."""
+        """Return the figures of the steps since `before`, as an event."""
         return StepDone(
             step=self.steps, epoch=0, loss=loss, wall_s=self.wall_s - before.wall_s, cpu_s=self.cpu_s - before.cpu_s,
             phases_s={"stall": self.stall_s - before.stall_s}, paged_in_bytes=self.read_bytes - before.read_bytes,

@@ -1,4 +1,4 @@
-"""Tracebacks without this package's frames: an error in the program shows the program's own lines."""
+"""Tracebacks without this package's frames, so that an error in the program shows the program's own lines."""
 
 import types
 
@@ -7,11 +7,11 @@ from port_planner.base.source_roots import PACKAGE_FOLDERS
 _OURS = tuple(f"{folder}/" for folder in PACKAGE_FOLDERS)
 _BOOTSTRAP = "<string>"
 _CALLED_BY_US = "torch/_ops.py"
-"""An operator called by a dispatch mode passes through this file; one called by the program does not."""
+"""File through which an operator passes that a dispatch mode called; one that the program called does not pass through it."""
 
 
 def clean_exception(error: BaseException) -> None:
-    """Remove our frames from the traceback of an exception, and from those that led to it."""
+    """Remove our frames from the traceback of an exception, and from those of its causes."""
     pending, seen = [error], set[int]()
     while pending:
         one = pending.pop()
@@ -25,7 +25,7 @@ def clean_exception(error: BaseException) -> None:
 
 
 def without_ours(traceback: types.TracebackType | None) -> types.TracebackType | None:
-    """Return the traceback without our frames, the bootstrap's and those of torch that we caused."""
+    """Return the traceback without our frames, the bootstrap's, and torch's frames that we caused."""
     kept = []
     called_by_us = True  # the outermost frame is the bootstrap
     while traceback is not None:

@@ -1,4 +1,4 @@
-"""Write lightning's checkpoints to their file as they are made; lightning first builds them whole in memory."""
+"""Write lightning's checkpoints directly to their file; lightning itself first builds them whole in memory."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +12,7 @@ ATOMIC_SAVE = "_atomic_save"
 
 
 def saving_as_stream(original: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-    """Return the replacement of `_atomic_save` for local files: the same bytes in the same place, complete or absent."""
+    """Return the replacement of `_atomic_save` for local files, which writes the same bytes to the same place, completely or not at all."""
 
     def save(checkpoint: Any, path: Any) -> None:
         import fsspec

@@ -1,8 +1,8 @@
-"""Guards around methods that read memory without the dispatcher: their storage is made resident first, and stays while
-its pointer may be used.
+"""Guards around methods that read memory without the dispatcher: their storage is first made resident, and stays while its pointer may be
+used.
 
-The methods are patched one by one. A TorchFunctionMode would see them too, but an active one turns off the fast paths
-of `nn.TransformerEncoder` and others, which changes bits.
+The methods are patched individually. A TorchFunctionMode would also see them, but an active one disables the fast paths of
+`nn.TransformerEncoder` and others, which changes bits.
 """
 
 import contextlib
@@ -41,21 +41,21 @@ _TENSOR_POINTERS = ("const_data_ptr", "mutable_data_ptr", "share_memory_")
 """Methods of a tensor that hand out its memory."""
 
 _TENSOR_READS = ("__deepcopy__", "__repr__")
-"""Methods of a tensor that read its memory while they run; its text is made with every mode turned off."""
+"""Methods of a tensor that read its memory while they run; its text is created with every mode disabled."""
 
 _ARRAY_INTERFACE = 3
 """The version of numpy's array interface that is used."""
 
 _COUNT, _DATA_TYPE = 1, 2
-"""Positions of arguments of a reader's `get_storage_from_record`, after the name."""
+"""Positions of arguments of a reader's `get_storage_from_record` after the name."""
 
 _MIN_LOADED_BYTES = 64 << 10
-"""Smaller storages stay where they were loaded, among them states of generators (5 KB), which C++ reads without the
+"""Bytes below which storages stay where they were loaded. Among them are states of generators (5 KB), which C++ reads without the
 dispatcher.
 """
 
 _LOADED_TWICE = 2
-"""Copies of a storage that briefly exist while it is loaded."""
+"""Number of copies of a storage that briefly exist while it is loaded."""
 
 _PICKLED = 3
 """Memory for pickling a storage, as a multiple of its size: its bytes, and pickle's buffer, which grows by half."""
@@ -63,7 +63,7 @@ _PICKLED = 3
 _TRITON = "triton.runtime.jit"
 
 _ASKING_FRAME = 2
-"""Frames from a guard to its caller: `guarded` is the first, then the one that calls the method."""
+"""Number of frames from a guard to its caller: `guarded` is the first, followed by the frame that calls the method."""
 
 Guard = Callable[[Callable[..., Any], Any, Any, Any], Any]
 
@@ -71,7 +71,7 @@ Guard = Callable[[Callable[..., Any], Any, Any, Any], Any]
 class PointerGuards:
     """Installs the guards around the methods, and removes them.
 
-    If the host's memory is guarded, only a device's tensors are brought in: whoever touches the host's finds them there.
+    If the host's memory is guarded, only a device's tensors are brought in, because touching the host's tensors brings them in anyway.
     """
 
     def __init__(self, interceptor: Interceptor) -> None:
@@ -80,7 +80,7 @@ class PointerGuards:
         self._saved: list[tuple[Any, str, Any]] = []
         self._safetensors = SafetensorsSaving(interceptor)
         self._launches = threading.local()
-        """`under_way` is set in a thread whose kernel of Triton's asks for the addresses of what was brought for it."""
+        """State of each thread: `under_way` is set while a Triton kernel asks for the addresses of its arguments."""
 
     def install(self) -> None:
         """Guard the methods."""
@@ -132,7 +132,7 @@ class PointerGuards:
     # -- a device's memory
 
     def _guard_array_interface(self) -> None:
-        """Keep where it is what `__cuda_array_interface__` says of a device's tensor: CuPy and Numba hold its address."""
+        """Keep tensors of a device in place whose address `__cuda_array_interface__` reveals, because CuPy and Numba store it."""
         own: Any = torch.Tensor.__dict__["__cuda_array_interface__"]
 
         def exported(tensor: torch.Tensor) -> Any:
@@ -144,7 +144,7 @@ class PointerGuards:
         torch.Tensor.__cuda_array_interface__ = property(exported)  # type: ignore[method-assign, assignment]
 
     def _guard_triton(self) -> None:
-        """Bring what is passed to a kernel of Triton's for its launch, from the first on that asks for an address."""
+        """Make the arguments of a Triton kernel resident for its launch, from the first kernel on that asks for an address."""
         module = sys.modules.get(_TRITON)
         launcher = getattr(module, "JITFunction", None)
         if launcher is not None and all(owner is not launcher for owner, _, _ in self._saved):
@@ -183,9 +183,7 @@ class PointerGuards:
     # -- guards
 
     def _storages(self, tensor: torch.Tensor) -> list[Storage]:
-        """Return the storages of a tensor, registered now at the latest, because the method's operators could evict
-        them.
-        """
+        """Return the storages of a tensor, registered now at the latest, because the method's operators could evict them."""
         if is_wrapper(tensor) or (tensor.device.type != "cpu" and tensor.device not in self._table.devices):
             return []
         found = (self._table.of(part) for part in strided_runs(tensor))
@@ -196,19 +194,19 @@ class PointerGuards:
         return storage is not None and (storage.table is not self._table or not self._interceptor.guarded)
 
     def _of(self, memory: torch.UntypedStorage) -> Storage | None:
-        """Return a storage that has to be brought in, met now at the latest."""
+        """Return a storage that must be brought in, registering it now at the latest."""
         if memory.device.type != "cpu" and memory.device not in self._table.devices:
             return None
         storage = self._table.of_storage(memory)
         return storage if self._concerns(storage) else None
 
     def _known(self, memory: torch.UntypedStorage) -> Storage | None:
-        """Return a storage that has to be brought in, if it was met."""
+        """Return a storage that must be brought in, if it was registered."""
         storage = self._table.known_storage(memory)
         return storage if self._concerns(storage) else None
 
     def _sources(self, arguments: Any) -> list[Storage]:
-        """Return those of bare storages among arguments that have to be brought in."""
+        """Return those bare storages among the arguments that must be brought in."""
         return [storage for storage in bare_storages_in(arguments, self._table) if self._concerns(storage)]
 
     def _tensor_pointer(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
@@ -218,9 +216,9 @@ class PointerGuards:
         return method(tensor, *args, **kwargs)
 
     def _tensor_array(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
-        """Return numpy's array over a tensor's memory, which may be evicted once nothing holds that array.
+        """Return numpy's array over a tensor's memory, which may be evicted once nothing uses that array.
 
-        With torch's own method the memory would stay for good, however much a program shows to numpy.
+        With torch's own method, the memory would stay permanently, even if a program passes many tensors to numpy.
         """
         if not args and kwargs == {"force": True}:
             tensor, kwargs = _resolved(tensor.detach().cpu()), {}
@@ -236,7 +234,7 @@ class PointerGuards:
         return method(tensor, *args, **kwargs)
 
     def _tensor_address(self, method: Callable[..., Any], tensor: torch.Tensor, args: Any, kwargs: Any) -> Any:
-        """Return a tensor's address as `_tensor_pointer` does, but a placeholder for safetensors and the like.
+        """Return a tensor's address as `_tensor_pointer` does, but a placeholder to safetensors and similar libraries.
 
         `save_file` asks for all addresses before it reads one; others compare them with each other and their storage's.
         """
@@ -280,10 +278,10 @@ class PointerGuards:
             return method(memory, *args, **kwargs)
 
     def _storage_address(self, method: Callable[..., Any], memory: torch.UntypedStorage, args: Any, kwargs: Any) -> Any:
-        """Return a storage's address as `_storage_pointer` does, but a number for torch.save, safetensors and the like.
+        """Return a storage's address as `_storage_pointer` does, but a number to torch.save, safetensors and similar libraries.
 
-        They only ask whether two addresses are equal. Evicted storages give their address to others, so a unique number
-        identifies them instead, and nothing has to stay.
+        They only check whether two addresses are equal. The address of an evicted storage may be reused, so a unique number identifies it
+        instead, and nothing must stay resident.
         """
         asking = _asking(sys._getframe(_ASKING_FRAME))
         compared = asking.f_code.co_filename == torch.serialization.__file__ or compares_storages(asking)
@@ -303,25 +301,21 @@ class PointerGuards:
         return method(memory, *args, **kwargs) if storage is None else storage.nbytes
 
     def _storage_pickled(self, method: Callable[..., Any], memory: torch.TypedStorage, args: Any, kwargs: Any) -> Any:
-        """Evict tensors for the bytes that pickle makes of one, which no operator makes, and for those it made before."""
+        """Evict tensors for the bytes that pickle makes of one, which no operator makes, and for those that it has already made."""
         storage = self._table.known_storage(untyped(memory))
         if storage is not None:
             self._interceptor.make_way(_PICKLED * storage.nbytes)
         return method(memory, *args, **kwargs)
 
     def _storage_saved(self, method: Callable[..., Any], writer: Any, args: Any, kwargs: Any) -> Any:
-        """Keep resident what `torch.save` writes to a file while it does; anything may run between its sizes and
-        contents.
-        """
+        """Keep resident what `torch.save` is writing to a file; anything may run between writing its size and its contents."""
         with contextlib.ExitStack() as stack:
             for source in self._sources(args):
                 stack.enter_context(self._interceptor.reading(source))
             return method(writer, *args, **kwargs)
 
     def _storage_loaded(self, method: Callable[..., Any], reader: Any, args: Any, kwargs: Any) -> Any:
-        """Return what `torch.load` reads from a file, in memory that can be evicted: what the reader allocates cannot
-        be resized.
-        """
+        """Return what `torch.load` reads from a file, in memory that can be evicted; memory that the reader allocates cannot be resized."""
         nbytes = args[_COUNT] if args[_DATA_TYPE:] == (torch.UntypedStorage,) else 0
         if nbytes < max(_MIN_LOADED_BYTES, self._table.smallest_bytes):
             return method(reader, *args, **kwargs)
@@ -342,7 +336,7 @@ class PointerGuards:
 
 
 class _BorrowedMemory:
-    """A tensor's memory, as numpy takes it; `released` is called once no array uses it."""
+    """A tensor's memory in the form that numpy accepts; `released` is called once no array uses it."""
 
     def __init__(self, tensor: torch.Tensor, data_type: "np.dtype[Any]", released: Callable[[], None]) -> None:
         itemsize = tensor.element_size()
@@ -363,13 +357,13 @@ def _resolved(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_an_array(tensor: torch.Tensor) -> bool:
-    """Return whether numpy can use a tensor as it is; torch's error says why if it cannot."""
+    """Return whether numpy can use a tensor unchanged; if not, torch's error says why."""
     plain = type(tensor) in DENSE_TYPES and tensor.layout is torch.strided and tensor.numel() > 0
     return plain and not (tensor.requires_grad or tensor.is_conj() or tensor.is_neg())
 
 
 def _asking(frame: FrameType) -> FrameType:
-    """Return the frame that asks a storage, skipping torch's typed storage, which only forwards the question."""
+    """Return the frame that asks a storage, skipping torch's typed storage, which only forwards the request."""
     behind = frame.f_back if frame.f_code is PASSES_ADDRESS_ON else None
     return frame if behind is None else behind
 

@@ -1,4 +1,4 @@
-"""Watch the user's program outside its operators: ends of steps, threads, forks, and what is refused."""
+"""Watch the user's program outside its operators: ends of steps, threads, forks, and refused features."""
 
 import contextlib
 import functools
@@ -30,12 +30,11 @@ from port_planner.torch_compat.modes import current_modes
 from port_planner.torch_compat.tensors import POINTER_READS, SCRIPT_SAVES
 
 _SAME_BITS_BACKEND = "aot_eager"
-"""The backend whose programs were compared; inductor generates kernels, and the last digits of eager's traced optimizer
-steps differ."""
+"""The backend whose programs were compared. inductor generates kernels, and the last digits of eager's traced optimizer steps differ."""
 
 
 class _MakingWayForCode(MetaPathFinder):
-    """Finds nothing: at each module that a program loads, tensors are evicted for the modules before it.
+    """A finder that finds nothing: for each module that a program imports, it evicts tensors to make space for the modules before.
 
     A compiler's are 100 MiB.
     """
@@ -46,7 +45,7 @@ class _MakingWayForCode(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
     ) -> ModuleSpec | None:
-        """Return None, like a finder that does not know the module."""
+        """Return None, as a finder that does not know the module."""
         self._interceptor.make_way()
         return None
 
@@ -59,16 +58,14 @@ class ProgramHooks:
         self._interceptor, self._guarded = interceptor, guarded
         self._undo: list[Callable[[], None]] = []
         self._undo_reads: list[Callable[[], None]] = []
-        """For hooks that are only needed while results may be dropped and recomputed."""
+        """Undo functions of hooks that are needed only while results may be dropped and recomputed."""
         self._to_stream = set(MODULES)
-        """Modules not seen yet that save checkpoints."""
+        """Modules that save checkpoints and have not been seen yet."""
         self._accumulates = False
-        """Whether a backward() or an optimizer has ended a segment; from then on a gradient that is asked for by itself
-        does not.
-        """
+        """Whether a backward() or an optimizer has ended a segment; from then on, computing a gradient by itself does not end one."""
 
     def install(self) -> None:
-        """Put every hook in place."""
+        """Install every hook."""
         self._undo.append(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
         self._replace(torch.autograd, ENGINE, self._around_backward)
         self._replace(threading.Thread, "start", self._start_followed)
@@ -99,7 +96,7 @@ class ProgramHooks:
         rewrap_handlers()
 
     def remove(self) -> None:
-        """Take every hook away again."""
+        """Remove every hook."""
         for undo in (self._undo_reads, self._undo):
             while undo:
                 undo.pop()()
@@ -164,9 +161,7 @@ class ProgramHooks:
         return save
 
     def _compile_aside(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Stop intercepting once a program compiles: under a mode, its compiled parts would run as if they were not
-        compiled.
-        """
+        """Stop intercepting once a program compiles, because under a mode its compiled parts would run as if they were not compiled."""
 
         def compiled(model: Any = None, **options: Any) -> Any:
             if not options.get("disable") and not _compiles_nothing():
@@ -184,7 +179,7 @@ class ProgramHooks:
         return callback_from_stance
 
     def _expecting_pages(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Intercept operators before they read a mapped file that may not fit: its pages come in without an allocation."""
+        """Intercept operators before they read a mapped file that may not fit, because its pages are loaded without an allocation."""
 
         def from_file(filename: str, shared: bool = False, nbytes: int = 0) -> Any:
             self._interceptor.expect_pages(nbytes)
@@ -193,7 +188,7 @@ class ProgramHooks:
         return from_file
 
     def _paged_from_here(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Make a dropped storage again when a pointer to it is handed out, and page it from now on.
+        """Recompute a dropped storage when a pointer to it is handed out, and page it from now on.
 
         Nothing relies on this: any other access to a dropped storage ends the program with an error.
         """
@@ -205,9 +200,7 @@ class ProgramHooks:
         return read
 
     def _start_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Intercept a thread from its start, whatever it does there; `threading.Timer` and others have a run() of their
-        own.
-        """
+        """Intercept a thread from its start, whatever it does; `threading.Timer` and others have their own run()."""
 
         def start(thread: threading.Thread) -> None:
             thread.run = functools.partial(self._followed, thread.run)  # type: ignore[method-assign]
@@ -241,9 +234,7 @@ def _refuse_compile(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _refuse_compiled(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Refuse calls of functions that were compiled before the budget: a dispatch mode would run them as if they were
-    not.
-    """
+    """Refuse calls of functions that were compiled before the budget, because a dispatch mode would run them as if they were not."""
 
     def callback_from_stance(callback: Any) -> Any:
         if callback:
@@ -264,7 +255,7 @@ def _check_backend(backend: Any) -> None:
 
 
 def _compiles_nothing() -> bool:
-    """Return whether torch.compile does nothing, because the user asked for that in the environment."""
+    """Return whether torch.compile does nothing because the user requested that in the environment."""
     disabled = compiling_disabled()
     if disabled is None:
         disabled = os.environ.get("TORCH_COMPILE_DISABLE") == "1"

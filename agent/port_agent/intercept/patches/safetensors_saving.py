@@ -1,9 +1,7 @@
-"""Write a model larger than the budget with `safetensors.torch.save_file`: one tensor after another, with the library's
-bytes.
+"""Write a model larger than the budget with `safetensors.torch.save_file`: one tensor after another, with the library's bytes.
 
-The library takes the addresses of all tensors before it writes the first. Under a budget it gets placeholders; the
-library itself begins the file, with empty tensors, so that order, names and metadata are its own. Then sizes and
-contents are filled in.
+The library takes the addresses of all tensors before it writes the first. Under a budget it receives placeholders. The library itself
+begins the file with empty tensors, so that order, names and metadata are its own. Then sizes and contents are filled in.
 """
 
 import contextlib
@@ -25,7 +23,7 @@ from port_agent.intercept.residency.storages import Storage, data_ptr
 _MODULE = "safetensors.torch"
 
 _ASKING = ("_to_ndarray", "_flatten_as_ptr", "save_file")
-"""Functions that ask for addresses which only the library's writer reads; others read them at once."""
+"""Functions that ask for addresses which only the library's writer uses; others use them at once."""
 
 _COMPARING_MODULES = (_MODULE, "huggingface_hub.serialization._torch")
 """Modules that compare the sizes and addresses of storages: safetensors to find tensors that share one, huggingface_hub to
@@ -33,9 +31,7 @@ distribute tensors among files.
 """
 
 _COMPARING = ("_is_complete", "_filter_shared_not_shared", "_end_ptr")
-"""Functions that only compare addresses within one storage, to find tensors that share it, for `save_model` and
-`load_model`.
-"""
+"""Functions that only compare addresses within one storage, to find tensors that share it, for `save_model` and `load_model`."""
 
 _FIRST_PLACEHOLDER = 1 << 62
 """First placeholder for an address; no process has such addresses."""
@@ -45,7 +41,7 @@ _DATA_TYPES = (
     "bool", "complex64", "float8_e4m3fn", "float8_e4m3fnuz", "float8_e5m2", "float8_e5m2fnuz", "float8_e8m0fnu",
     "float4_e2m1fn_x2",
 )  # fmt: skip
-"""Data types in the library's order; its names for them differ."""
+"""Data types in the library's order, because its names for them differ."""
 
 _REMEDY = "save with torch.save, or after the budget"
 
@@ -71,7 +67,7 @@ def compares_addresses(frame: FrameType) -> bool:
 
 
 class SafetensorsSaving:
-    """Stands between `save_file` and the library's writer while a program runs under a budget."""
+    """Takes the place between `save_file` and the library's writer while a program runs under a budget."""
 
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
@@ -81,9 +77,9 @@ class SafetensorsSaving:
         self._writer: Callable[..., None] | None = None
 
     def placeholder(self, frame: FrameType, storage: Storage, offset_bytes: int) -> int | None:
-        """Return a placeholder for the address of a followed tensor if `save_file` asks for it; otherwise None.
+        """Return a placeholder for the address of an intercepted tensor if `save_file` asks for it; otherwise None.
 
-        `frame`: the one that asks for the address.
+        `frame`: the frame that asks for the address.
         """
         calls: list[str] = []
         caller: FrameType | None = frame
@@ -113,7 +109,7 @@ class SafetensorsSaving:
             self._writer = None
 
     def _write(self, specs: dict[str, Any], filename: str | os.PathLike[str], metadata: Any = None) -> None:
-        """Write as the library does.
+        """Write the file as the library does.
 
         Raises PageError, OSError, and UnsupportedError if its header is not understood.
         """
@@ -154,7 +150,7 @@ class SafetensorsSaving:
 
 
 def _emptied(spec: Any) -> Any:
-    """Return a spec of the same data type and no element. Raises UnsupportedError."""
+    """Return a spec of the same data type without elements. Raises UnsupportedError."""
 
     def empty(data_type: str) -> Any:
         return type(spec)(dtype=data_type, shape=[0], data_ptr=1, data_len=0)
@@ -166,7 +162,7 @@ def _emptied(spec: Any) -> Any:
 
 
 def _filled_in(empty: bytes, specs: dict[str, Any]) -> bytes:
-    """Return the header for tensors of the sizes in `specs`, from a file of empty ones.
+    """Return the header for tensors of the sizes in `specs`, made from a file of empty ones.
 
     Raises UnsupportedError.
     """

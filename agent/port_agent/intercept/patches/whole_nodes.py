@@ -1,10 +1,9 @@
-"""Run nodes of autograd's graph whose formulas ask whether a dispatch mode is on without one, like a single operator.
+"""Run those nodes of autograd's graph without a dispatch mode whose formulas depend on whether one is on.
 
-`areAnyTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) is true under any mode, and the gradients named here then
-come from other formulas, with different last digits: `prod` does not divide its result by the item, `masked_fill` also
-adds zeros. Before such a node its saved tensors and gradients are made resident and memory is freed; it runs without
-the mode; afterwards the mode is restored. If the program has a mode of its own, plain PyTorch uses those other
-formulas, too, and nothing is done.
+`areAnyTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) is true under any mode, and the gradients named here are then computed by other
+formulas, with different last digits: `prod` does not divide its result by the item, `masked_fill` also adds zeros. Before such a node its
+saved tensors and gradients are made resident and memory is freed; it runs without the mode; afterwards the mode is restored. If the program
+has a mode of its own, plain PyTorch also uses those other formulas, and nothing is done.
 """
 
 import contextlib
@@ -32,12 +31,12 @@ from port_planner.torch_compat.autograd import (
 from port_planner.torch_compat.modes import current_modes, pop_mode, push_mode
 
 _WORKSPACE = 6
-"""Memory that a node takes, as a multiple of its operands: `prod_safe_zeros_backward` makes two chains of three."""
+"""Memory of a node as a multiple of its operands: `prod_safe_zeros_backward` makes two chains of three."""
 
 
 @contextlib.contextmanager
 def running_whole(interceptor: Interceptor, roots: Sequence[Tensor | GradientEdge]) -> Iterator[None]:
-    """Run such nodes without the mode in backward passes from these roots inside the block."""
+    """Run such nodes without the mode in backward passes from these roots within the block."""
     if len(current_modes()) != 1:
         yield
         return
@@ -59,7 +58,7 @@ class _WholeNode:
         self._hooks = node.register_prehook(self._begin), node.register_hook(self._end)
 
     def close(self) -> None:
-        """Remove the hooks, and release what a failed node held: autograd has restored the mode itself."""
+        """Remove the hooks, and release what a failed node held; autograd has restored the mode itself."""
         for hook in self._hooks:
             hook.remove()
         self._running.close()
@@ -93,7 +92,7 @@ class _WholeNode:
 
 
 def _saved_tensors(node: Node) -> Iterator[Tensor]:
-    """Yield a node's saved tensors; nothing if they are gone, which autograd itself reports."""
+    """Yield a node's saved tensors; yield nothing if they are gone, which autograd itself reports."""
     for one in saved_as_they_were(node):
         if one.unpack_hook is not None:
             raise unsupported(
@@ -106,7 +105,7 @@ def _saved_tensors(node: Node) -> Iterator[Tensor]:
 
 
 def _tangents(node: Node, gradients: Sequence[Tensor | None]) -> Iterator[Tensor]:
-    """Yield the tangents of a node's saved tensors, which are stored separately, and of its gradients."""
+    """Yield the tangents of a node's saved tensors, which are stored separately, and those of its gradients."""
     if not forward_differentiating():
         return
     for tensor in tensors_in((*saved_as_used(node), *gradients)):

@@ -17,12 +17,12 @@ _COPY = "aten::clone"
 _OF_SLICE = "aten::slice_backward"
 
 _SHORTEST_RUN_BYTES = 64 << 10
-"""Shorter runs are not tiled, because each run takes a call."""
+"""Bytes below which runs are not tiled, because each run takes a call."""
 
 
 @dataclass(frozen=True, slots=True)
 class ElementRun:
-    """The next `count` elements of a result: those from element `start` of the operand's storage; None: zeros."""
+    """The next `count` elements of a result: those from element `start` of the operand's storage, or, if None, zeros."""
 
     start: int | None
     count: int
@@ -34,7 +34,7 @@ def only_copies(func: Any) -> bool:
 
 
 def element_runs(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> tuple[ElementRun, ...]:
-    """Return the runs that make a call's result, in order; nothing if it cannot be described as runs."""
+    """Return the runs that make up a call's result, in order; empty if it cannot be described as runs."""
     source = args[0]
     if source.layout is not torch.strided or source.is_conj() or source.is_neg() or 0 in source.shape:
         return ()

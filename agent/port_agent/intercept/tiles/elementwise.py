@@ -1,12 +1,11 @@
 """Tile operators whose operands do not fit together, with the same bits.
 
-An elementwise operator over whole contiguous tensors gives the same bits in consecutive tiles under one condition. Each
-number must be computed in a vector as in the whole tensor, or round the same without one
-(`port_planner.exactness.vector_ends`). A softmax along the last dimension gives the same bits on whole rows, each of
-which its kernel computes alone. Operators that only move elements run in runs of them (`element_copies`). A tile of a
-paged-out operand is read into a buffer, and a tile of a result whose storage is paged out goes straight to its page. So
-AdamW on an embedding never has four such tensors in RAM, and the loss of a language model never both logits and their
-logarithms.
+An elementwise operator over whole contiguous tensors gives the same bits in consecutive tiles under one condition. Each number must be
+computed in a vector as in the whole tensor, or round the same way without one (`port_planner.exactness.vector_ends`). A softmax along the
+last dimension gives the same bits on whole rows, which its kernel computes independently. Operators that only move elements run in runs of
+them (`element_copies`). A tile of a paged-out operand is read into a buffer, and a tile of a result whose storage is paged out goes
+straight to its page. So AdamW on an embedding never has four such tensors in RAM, and the loss of a language model never has both logits
+and their logarithms there.
 """
 
 import math
@@ -32,30 +31,29 @@ from port_planner.operators import operator_of, overload_name
 from port_planner.operators.row import VECTOR, Reads
 
 _CONVERTING = "aten::_to_copy"
-"""Elementwise if it converts floating-point numbers to another type (`converted_dtype`)."""
+"""Operators that are elementwise if they convert floating-point numbers to another type (`converted_dtype`)."""
 
 _SAME_ORDER = (None, torch.contiguous_format, torch.preserve_format)
 """Memory formats of a copy that keep the order of a contiguous tensor's elements."""
 
 TILE_BYTES = 4 * CHUNK
-"""Bytes of each operand in a tile: a multiple of the checksummed chunk, and an efficient size for flash."""
+"""Bytes of each operand in a tile: a multiple of the checksummed chunk, and efficient for flash."""
 
 _LARGEST_ITEM_BYTES = 16
 """Bytes of the largest element, complex128."""
 
 TILED_FROM = 256
-"""Operands that together take less than this fraction of the limit are not examined: operators other than lists have
-fewer than 16.
+"""Fraction of the limit: operands that together take less are not examined, because operators except those over lists have fewer than
+16.
 """
 
 
 @dataclass(frozen=True, slots=True)
 class OperatorTiling:
-    """How a call is tiled: its `large` operands, of which a tile is `step` elements, whole rows of `row` each if that
-    is not 0.
+    """How a call is tiled: a tile is `step` elements of its `large` operands, in whole rows of `row` elements if that is not 0.
 
-    `shape`: shape of a result. `runs`: the parts of a result if the operator only moves elements. `least`: if fewer elements
-    remain at the end, they belong to the tile before.
+    `shape`: shape of a result. `runs`: the parts of a result if the operator only moves elements. `least`: if fewer elements remain at the
+    end, they belong to the previous tile.
     """
 
     large: list[torch.Tensor]
@@ -89,7 +87,7 @@ class OperatorTiling:
 
 
 def tiling_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> OperatorTiling | None:
-    """Return the tiling of a call that must run in tiles; None if it may, or has to, run whole."""
+    """Return the tiling of a call that must run in tiles; None if it may or must run whole."""
     if math.isinf(limit_bytes) or not is_tiled(func):
         return None
     if only_copies(func) and (runs := element_runs(func, args, kwargs)):
@@ -135,7 +133,9 @@ def tiling_of(func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_byte
 
 
 def _made_item_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], largest: int) -> int:
-    """Return the bytes of an element of a result: a mask times a number, say, has the number's type. Raises what the call would."""
+    """Return the bytes of an element of a result: for example, a mask times a number has the number's type. Raises what the call would
+    raise.
+    """
 
     def of_none(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.new_zeros((0, *tensor.shape[1:]) if tensor.numel() == largest else tensor.shape)
@@ -147,7 +147,7 @@ def _made_item_bytes(func: Any, args: Sequence[Any], kwargs: dict[str, Any], lar
 def _copy_tiling(
     source: torch.Tensor, runs: tuple[ElementRun, ...], shape: Sequence[int], limit_bytes: float
 ) -> OperatorTiling | None:
-    """Return the tiling of a result of these runs; None if it may be made whole."""
+    """Return the tiling of a result of these runs; None if it may be created whole."""
     item_bytes = source.element_size()
     reached = max(run.start + run.count for run in runs if run.start is not None)
     made = sum(run.count for run in runs)
@@ -168,18 +168,17 @@ def _row(func: Any, args: Sequence[Any], large: Sequence[torch.Tensor]) -> int |
 
 
 def _strides(shape: torch.Size) -> tuple[int, ...]:
-    """Return the strides of a new tensor; a contiguous one may have others where a dimension is 1, and passes them on."""
+    """Return the strides of a new tensor. A contiguous tensor may have other strides in a dimension of size 1, and passes them on."""
     return tuple(math.prod(max(size, 1) for size in shape[dim + 1 :]) for dim in range(len(shape)))
 
 
 def _shown_alike(large: Sequence[torch.Tensor]) -> bool:
-    """Return whether operands that share a storage have one data type, so that a tile of it is read once for all."""
+    """Return whether operands that share a storage have one data type, so that a tile of it is read once for all of them."""
     return len({(id(untyped_storage(t)), t.dtype) for t in large}) == len({id(untyped_storage(t)) for t in large})
 
 
 def _writes_numbers(func: Any, args: Sequence[Any], kwargs: dict[str, Any], largest: int) -> bool:
-    """Return whether a call writes single numbers, or storages that several operands share, of which each tile is read
-    again.
+    """Return whether a call writes single numbers, or storages that several operands share, each tile of which is read again.
 
     The steps of fused optimizers are only read, although their schema says otherwise.
     """
@@ -201,9 +200,7 @@ def is_tiled(func: Any) -> bool:
 
 @cache
 def _by_vectors(func: Any) -> bool:
-    """Return whether threads process an operator's elements in vectors from the start of their shares, whatever the
-    cache lines.
-    """
+    """Return whether threads process an operator's elements in vectors from the start of their shares, regardless of cache lines."""
     name = _full_name(func)
     known = operator_of(name)
     return known.reads is not Reads.SHAPES and (runs_in_slices(name) or overload_name(name) in known.in_vectors)
@@ -218,7 +215,7 @@ def run_tiled(
     residency: Residency,
     table: StorageTable,
 ) -> Any:
-    """Run a call in tiles and return what the whole call would. Raises PageError."""
+    """Run a call in tiles and return what the whole call would return. Raises PageError."""
     tensors = list(tensors_in((*args, *kwargs.values())))
     away = {
         s.key: s for s in (table.known(t) for t in tensors) if s is not None and not s.resident and s.page is not None
@@ -260,7 +257,7 @@ def run_tiled(
 def _run_copies(
     tiling: OperatorTiling, buffers: TileBuffers, residency: Residency, table: StorageTable
 ) -> torch.Tensor:
-    """Make a result from its runs. Raises PageError."""
+    """Create a result from its runs. Raises PageError."""
     (source,) = tiling.large
     result = _Result(source.dtype, tiling, residency, table)
     zeros = torch.zeros(tiling.step, dtype=source.dtype)
@@ -277,7 +274,7 @@ def _run_copies(
 
 
 class _Result:
-    """A result that is made in tiles: its storage starts paged out if it does not fit."""
+    """A result that is computed in tiles; its storage is initially paged out if it does not fit."""
 
     def __init__(self, dtype: torch.dtype, tiling: OperatorTiling, residency: Residency, table: StorageTable) -> None:
         need_bytes = tiling.made_bytes + tiling.buffers_bytes

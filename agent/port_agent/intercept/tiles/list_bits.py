@@ -1,6 +1,6 @@
-"""Whether an operator over lists has, on a device, the bits of the same operator on one element after the other.
+"""Whether an operator over lists has, on a device, the bits of the same operator on one element after another.
 
-On the CPU it is a loop. A GPU has kernels of their own for lists, so it is tried there, once for each operator and its data types.
+On the CPU it is a loop. A GPU has special kernels for lists, so there it is tested once for each operator and data type.
 """
 
 from collections.abc import Sequence
@@ -13,26 +13,26 @@ from port_agent.intercept.residency.operands import tensors_in
 from port_agent.intercept.tiles.lists import split_call
 
 _TENSORS = 4
-"""Number of tensors in each list that is tried."""
+"""Number of tensors in each tested list."""
 
 _ELEMENTS = 4099
-"""Elements of each tensor that is tried: more than a block of a GPU's threads takes, and not a multiple of it."""
+"""Elements of each tested tensor: more than a block of a GPU's threads processes, and not a multiple of that."""
 
 SAMPLE_BYTES = 768 << 10
-"""About what a try takes: twice four lists of 32 bits, and what is made of them."""
+"""Approximate bytes of a test: twice four lists of 32 bits, and the results."""
 
 _GOLDEN = 0.6180339887498949
-"""Multiples of it, less their whole parts, fill what is between 0 and 1 evenly."""
+"""Golden ratio: the fractions of its multiples fill the range from 0 to 1 evenly."""
 
 
 class ListBits:
-    """Tries, and remembers what came of it."""
+    """Tests operators, and remembers the results."""
 
     def __init__(self) -> None:
         self._exact: dict[tuple[Any, ...], bool] = {}
 
     def has_bits_of_whole(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Return whether a call may be run element by element; random numbers are not drawn for it."""
+        """Return whether a call may run element by element. No random numbers are drawn for the test."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             return False
         key = (func, tuple(t.dtype for t in tensors_in((*args, *kwargs.values()))), len(args), *sorted(kwargs))
@@ -57,13 +57,15 @@ def _same_bits(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
 
 
 def _all(made: Any, arguments: tuple[list[Any], dict[str, Any]]) -> list[torch.Tensor]:
-    """Return what a call made and what its operands hold after it, as rows."""
+    """Return the results of a call and the contents of its operands after it, as rows."""
     values = (*arguments[0], *arguments[1].values(), made if isinstance(made, (list, tuple)) else [made])
     return [t.reshape(-1) for t in tensors_in(values)]
 
 
 def _sample(value: Any, listed: int) -> Any:
-    """Return an argument of lists `listed` long, with fewer tensors of the same kind and other values; single numbers as they are."""
+    """Return an argument with lists of `listed` tensors replaced by fewer tensors of the same kind with other values; single numbers
+    stay.
+    """
     if isinstance(value, (list, tuple)):
         return [_alike(part, _ELEMENTS) for part in value[:_TENSORS]]
     numbers = isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() == listed

@@ -1,7 +1,6 @@
 """Operators over lists of tensors, `_foreach_*` and `_fused_*`, run element by element.
 
-Their CPU kernels are loops over the lists, so the bits are the same, and not every parameter of the model has to be
-resident at once.
+Their CPU kernels are loops over the lists, so the bits are the same, and not every parameter of the model must be resident at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,7 +14,7 @@ from port_planner.operators import operator_of
 _LISTS = "aten::_foreach_"
 
 _WHOLE_FRACTION = 16
-"""Lists that together take less than this fraction of the limit run whole, because a call per element has a cost."""
+"""Fraction of the limit: lists that together take less run whole, because a call per element has a cost."""
 
 Call = Callable[[Any, Sequence[Any], dict[str, Any]], Any]
 
@@ -42,7 +41,7 @@ def takes_lists(func: Any) -> bool:
 
 
 def split_call(func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: Call) -> Any:
-    """Run a call over lists for each element; return, or raise, what the whole call would."""
+    """Run a call over lists element by element; return, or raise, what the whole call would."""
     listed = [a for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)) and len(a) > 0]
     count = max(map(len, listed), default=0)
     numbers = _numbers_argument(func)
@@ -71,12 +70,12 @@ def split_call(func: Any, args: Sequence[Any], kwargs: dict[str, Any], call: Cal
 
 @cache
 def _numbers_argument(func: Any) -> int | None:
-    """Return the argument that is a tensor of one number for each element, if there is one."""
+    """Return the argument that is a tensor with one number for each element, if there is one."""
     return next(
         (k for k, a in enumerate(func._schema.arguments) if a.name == "scalars" and str(a.type) == "Tensor"), None
     )
 
 
 def _one_each(numbers: torch.Tensor, count: int) -> bool:
-    """Return whether there is a number for each of `count` elements, as the whole call takes them."""
+    """Return whether there is one number for each of `count` elements, in the form that the whole call accepts."""
     return numbers.dim() == 1 and len(numbers) == count and numbers.is_contiguous()

@@ -1,10 +1,9 @@
 """Products with a frozen weight that is read from its file in blocks of output columns, to the bit.
 
-A language model's head is often its largest tensor. If it is a mapping of a safetensors file, blocks of it are read in
-place, and the pages of one are released before the next: the whole is never resident. Columns of a product are
-independent of each other, and kernels that compute them in wide blocks give the bits of the whole. A comparison on this
-machine, for each shape, layout, data type and number of threads (`_equal_in_blocks`), shows whether they do, and is
-kept for the next process. Otherwise the product runs whole.
+A language model's head is often its largest tensor. If it is a mapping of a safetensors file, blocks of it are read in place. The pages of
+one block are released before the next is read, so the whole is never resident. Columns of a product are independent of each other, and
+kernels that compute them in wide blocks give the bits of the whole. A comparison on this machine, for each shape, layout, data type and
+number of threads (`_equal_in_blocks`), shows whether they do, and is kept for the next process. Otherwise the product runs whole.
 """
 
 import contextlib
@@ -44,10 +43,10 @@ _WIDENED = {
     "port_agent::grid_addmm_input_gradient": True,
     "port_agent::grid_input_gradient": False,
 }
-"""Our own products with a weight of 16 bits, widened as it is multiplied -> whether it is multiplied transposed."""
+"""Our own products with a 16-bit weight that is widened during multiplication -> whether it is multiplied transposed."""
 
 STORED = "stored"
-"""Mark of a product whose weight is not quantized: the weight itself is used, in the bits of its file."""
+"""Mark of a product whose weight is not quantized: the weight itself is used as it is in its file."""
 
 
 def _widened_product(operand: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -57,7 +56,7 @@ def _widened_product(operand: torch.Tensor, weight: torch.Tensor) -> torch.Tenso
 def _unwidened(
     func: Any, args: Sequence[Any], kwargs: dict[str, Any]
 ) -> tuple[Any, tuple[torch.Tensor, torch.Tensor]] | None:
-    """Return a product with a weight that is widened as one with two operands; None for others, and for one with a bias."""
+    """Return a product with a widened weight as one with two operands; None for others, and for one with a bias."""
     transposed = _WIDENED.get(func._schema.name)
     if transposed is None or kwargs or args[3] is not None or args[4] != STORED:
         return None
@@ -65,19 +64,19 @@ def _unwidened(
 
 
 def _weight_of(func: Any) -> int | None:
-    """Return which argument of a product is the weight, of shape [inner, columns]; None for other operators."""
+    """Return which argument of a product is the weight, [inner, columns]; None for other operators."""
     known = operator_of(func._schema.name)
     return known.weight if known.factors is not None else None
 
 
 BLOCK_BYTES = 8 << 20
-"""Fewest bytes of a block of the weight: less costs more calls, more takes memory from other tensors."""
+"""Fewest bytes of a block of the weight: smaller blocks need more calls, larger ones take memory from other tensors."""
 
 _BLOCK_SHARE = 1 / 8
-"""Share of the limit that a block takes if that is more."""
+"""Share of the limit for a block, if that is more than BLOCK_BYTES."""
 
 _SHARE = 1 / 8
-"""A weight that takes more of the limit runs in blocks if its columns are contiguous, which costs nothing."""
+"""Share of the limit above which a weight runs in blocks if its columns are contiguous, which costs nothing."""
 
 _COPIED_SHARE = 1 / 2
 """Share of the limit for a weight whose blocks must be gathered from the rows of the file. Gathering costs a third of
@@ -85,15 +84,13 @@ the product's time, and the memory of two blocks.
 """
 
 _GATHERED_SLICES = 4
-"""Slices of BLOCK_BYTES in which the rows of a weight are mapped to gather columns. Smaller slices take no longer."""
+"""Slices of BLOCK_BYTES in which the rows of a weight are mapped to gather columns. Smaller slices are as fast."""
 
 _SLICES_MAPPED = 3
-"""Mapped slices that exist at once: one, and large folios at either end of it."""
+"""Mapped slices that exist at once: one, and large folios at both its ends."""
 
 _PACKED = 2
-"""Copies of a weight that exist when it is multiplied whole along its rows: kernels of half precision pack a copy of
-it.
-"""
+"""Copies of a weight that exist when it is multiplied whole along its rows; kernels of half precision make a packed copy."""
 
 _COLUMNS = 64
 """Blocks begin at multiples of this, so that no kernel's last columns, which are computed in a different order, lie
@@ -106,10 +103,10 @@ _ALIGNMENT = 64
 _COMPARED = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 
 _PLACES, _COMPARED_AT_ONCE_ROWS = 64, 16
-"""Number of places in a compared weight that get random numbers, and rows at each."""
+"""Number of places in a compared weight that receive random numbers, and rows at each place."""
 
 _END_ROWS = 8
-"""First and last rows of the other operand that hold numbers."""
+"""Number of first and last rows of the other operand that contain numbers."""
 
 _MADV_NOHUGEPAGE = 15
 _mprotect = ctypes.CDLL(None, use_errno=True).mprotect
@@ -128,7 +125,7 @@ class MappedProduct:
     """Position of the weight among the arguments."""
     step: int
     form: tuple[Any, ...]
-    """Properties that determine which kernels run: of products of equal form, all or none have the bits of the whole."""
+    """Properties that determine which kernels run: of products with equal form, all or none have the bits of the whole."""
 
     @property
     def weight(self) -> torch.Tensor:
@@ -138,7 +135,7 @@ class MappedProduct:
 
     @property
     def dtype(self) -> torch.dtype:
-        """The data type that is computed in, which may be wider than the weight's."""
+        """The data type of the computation, which may be wider than the weight's."""
         dtype: torch.dtype = self.args[self.position - 1].dtype
         return dtype
 
@@ -183,12 +180,12 @@ class MappedProduct:
         return _SLICES_MAPPED * BLOCK_BYTES // _GATHERED_SLICES
 
     def run(self) -> torch.Tensor:
-        """Return what the whole call would."""
+        """Return what the whole call would return."""
         return _blockwise(self)
 
 
 def accumulated_bytes(rows: int, columns: int, dtype: torch.dtype) -> int:
-    """Return the workspace of a product of this size: 32-bit sums if this processor keeps them for shorter numbers.
+    """Return the bytes of 32-bit sums that a product of this size needs, if this processor keeps them for shorter numbers.
 
     148 MiB for 256 rows of 151,936 in bfloat16, on an AVX-512 without bfloat16 and on a Cortex-A72 alike.
     """
@@ -196,23 +193,21 @@ def accumulated_bytes(rows: int, columns: int, dtype: torch.dtype) -> int:
 
 
 def gathered_bytes(table: torch.Tensor) -> int:
-    """Return what a product with a table, [inner, columns] as stored in its file, gathers of it at a time, and maps
-    meanwhile.
-    """
+    """Return what a product gathers at a time from a table, [inner, columns] as stored in its file, and what it maps meanwhile."""
     mapped_bytes = _SLICES_MAPPED * BLOCK_BYTES // _GATHERED_SLICES
     return max(_COLUMNS * table.shape[0] * table.element_size(), 2 * BLOCK_BYTES) + mapped_bytes
 
 
 class MappedProducts:
-    """Which products run in blocks; remembers comparisons."""
+    """Chooses which products run in blocks, and remembers comparisons."""
 
     def __init__(self, table: StorageTable, make_free: Callable[[int], object]) -> None:
-        """`make_free` is called with the bytes that a comparison takes, before it runs."""
+        """`make_free` is called, before a comparison runs, with the bytes that it takes."""
         self._table, self._make_free = table, make_free
         self._equal = KeptAnswers()
 
     def of(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], limit_bytes: float) -> MappedProduct | None:
-        """Return the call as a product that may run in blocks; None if it may, or has to, run whole."""
+        """Return the call as a product that may run in blocks; None if it may or must run whole."""
         widened = _unwidened(func, args, kwargs)
         position = _weight_of(func) if widened is None else 1
         if position is None or len(args) <= position or func._schema.overload_name not in ("", "default"):
@@ -241,7 +236,7 @@ class MappedProducts:
         return MappedProduct(func, tuple(args), kwargs, storage, position, step, form)
 
     def has_bits_of_whole(self, product: MappedProduct) -> bool:
-        """Return whether a product may run in blocks; compares if its form is new.
+        """Return whether a product may run in blocks; a new form is compared.
 
         All operands but its weight are resident.
         """
@@ -260,7 +255,7 @@ class MappedProducts:
             return False
 
     def _others_would_leave(self, nbytes: int, limit_bytes: float) -> bool:
-        """Return whether `nbytes` fit only if tensors are evicted that are in no file and may have to be written."""
+        """Return whether `nbytes` fit only if tensors are evicted that are not in a file and may have to be written."""
         written_bytes = self._table.resident_bytes - self._table.mapped_bytes
         return bool(written_bytes + nbytes > limit_bytes)
 
@@ -284,7 +279,7 @@ def _blockwise(product: MappedProduct) -> torch.Tensor:
 def _computed_blocks(
     product: MappedProduct, args: Sequence[Any], memory: torch.UntypedStorage | None
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield the bounds of each block of the product with `args`, and the block; its part of `memory` is then released."""
+    """Yield each block of the product with `args`, and its bounds; its part of `memory` is then released."""
     position = product.position
     weight = args[position]
     columns = weight.shape[1]
@@ -316,7 +311,7 @@ def _gathered(weight: torch.Tensor, start: int, stop: int, memory: torch.Untyped
 
 
 def column_blocks(columns: int, step: int) -> Iterator[tuple[int, int]]:
-    """Yield the bounds of blocks; the last includes a remainder that is too small for a block of its own."""
+    """Yield the bounds of blocks; the last one includes a remainder that is too small for a block of its own."""
     start = 0
     while columns - start >= 2 * step:
         yield start, start + step
@@ -325,16 +320,16 @@ def column_blocks(columns: int, step: int) -> Iterator[tuple[int, int]]:
 
 
 def _widest(columns: int, step: int) -> int:
-    """Return the columns of the largest block, the last."""
+    """Return the number of columns of the largest block, which is the last."""
     return columns - max(columns // step - 1, 0) * step
 
 
 def _equal_in_blocks(product: MappedProduct) -> bool:
     """Return whether a product of this form, run in blocks, has the bits of the whole.
 
-    The order in which terms are added does not depend on their values. So the given operands are replaced by others of
-    the same shapes, layouts and alignment whose sums cancel. Most of them are pages of zeros, which take no RAM:
-    numbers are in a few rows, and in some parts of the weight. Raises OSError.
+    The order in which terms are added does not depend on their values. So the given operands are replaced by others of the same shapes,
+    layouts and alignment whose sums cancel. Most of their pages are zeros, which take no RAM; only a few rows and some parts of the weight
+    contain numbers. Raises OSError.
     """
     position = product.position
     numbers = Operands(product.weight.dtype)
@@ -361,14 +356,14 @@ def large_product_equal_in_blocks(operand: torch.Tensor, weight: tuple[int, int]
 
 
 def _zeros_like(operand: torch.Tensor, stack: contextlib.ExitStack) -> torch.Tensor:
-    """Return zeros in an operand's layout, which take no RAM until they are written, and exist until `stack` closes."""
+    """Return zeros in an operand's layout. They take no RAM until they are written, and exist until `stack` closes."""
     lead_bytes = address_of(operand) % mmap.PAGESIZE
     zeros = stack.enter_context(contextlib.closing(ZeroMapping(lead_bytes + span(operand) * operand.element_size())))
     return zeros.tensor(lead_bytes, operand.dtype).as_strided(operand.shape, operand.stride())
 
 
 def _filled(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
-    """Fill a part of what `_zeros_like` returned with numbers, and return it. Raises OSError."""
+    """Fill a part of the result of `_zeros_like` with numbers, and return it. Raises OSError."""
     flat = rows.as_strided((span(rows),), (1,))
     make_writable(flat)
     flat.normal_(generator=generator)
@@ -376,7 +371,7 @@ def _filled(rows: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _fill_rows(operand: torch.Tensor, generator: torch.Generator) -> None:
-    """Fill the first and last rows of what a weight is multiplied by, mirrored, or all rows if they are not contiguous."""
+    """Fill the first and last rows of the operand that a weight multiplies, mirrored; fill all rows if they are not contiguous."""
     rows = operand.shape[0]
     some = rows > _compared_rows(operand)
     for first, stop in ((0, _END_ROWS), (rows - _END_ROWS, rows)) if some else ((0, rows),):
@@ -391,9 +386,9 @@ def _compared_rows(operand: torch.Tensor) -> int:
 
 
 def _fill_runs(product: MappedProduct, weight: torch.Tensor, generator: torch.Generator) -> None:
-    """Fill rows of a weight, as it lies in memory, mirrored against the operand's.
+    """Fill rows of a weight, in its memory order, mirrored to the operand's.
 
-    These are terms spread over each sum; or, for output columns, the first and last of the blocks that can differ.
+    The rows are terms spread over each sum or, for output columns, the first and last of the blocks that can differ.
     """
     inner, columns = weight.shape
     if weight.stride(0) != 1:
@@ -410,7 +405,7 @@ def _fill_runs(product: MappedProduct, weight: torch.Tensor, generator: torch.Ge
 
 
 class ZeroMapping:
-    """Private memory of zeros that takes no RAM until written. Raises OSError if there is none."""
+    """Private memory of zeros that takes no RAM until it is written. Raises OSError if there is none."""
 
     def __init__(self, nbytes: int) -> None:
         self._memory = mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS, prot=mmap.PROT_READ)
@@ -424,7 +419,7 @@ class ZeroMapping:
         return torch.frombuffer(array, dtype=dtype, offset=lead_bytes)
 
     def close(self) -> None:
-        """Release the memory; no tensor of it may be used any more."""
+        """Release the memory; no tensor in it may be used any more."""
         self._memory.close()
 
 

@@ -1,10 +1,9 @@
-"""Rows of a table that is in its file, a part of the table at a time.
+"""Rows of a table that stays in its file, read from one part of the table at a time.
 
-An embedding's lookup touches a page for each row, and the kernel maps more than that page: 64 KiB around it, or a whole
-large folio (up to 2 MiB). A hundred rows from all over a table brought in most of it. So the rows of each part are
-copied, and its pages are released before the next. Copies have the bits of the original. A whole table is copied the
-same way, or a part of it, and optionally converted, because the conversion of a number does not depend on its
-neighbours.
+An embedding's lookup touches a page for each row, and the kernel maps more than that page: 64 KiB around it, or a whole large folio (up to
+2 MiB). A hundred rows spread over a table would load most of it. So the rows of each part are copied, and its pages are released before the
+next. Copies have the bits of the original. A whole table, or a part of it, is copied the same way. It may also be converted, because the
+conversion of a number does not depend on its neighbours.
 """
 
 import itertools
@@ -20,7 +19,7 @@ from port_planner.operators import operator_of
 from port_planner.operators.row import Reads
 
 TILE_BYTES = 8 << 20
-"""Bytes of a part of the table, of which any page may come in at once."""
+"""Bytes of a part of the table, any page of which may be loaded at once."""
 
 _PLAIN_COPY: Mapping[str, tuple[object, ...]] = {
     "layout": (None, torch.strided),
@@ -28,10 +27,10 @@ _PLAIN_COPY: Mapping[str, tuple[object, ...]] = {
     "non_blocking": (None, False),
     "pin_memory": (None, False),
 }
-"""Arguments of a copy that can be made part by part."""
+"""Arguments of a copy that can be made in parts."""
 
 AROUND_BYTES = 4 << 20
-"""Bytes that may become resident around a part that is copied: a large folio at either end."""
+"""Bytes that may become resident around a part that is copied: a large folio at each end."""
 
 
 def looks_up_rows(func: Any) -> bool:
@@ -40,7 +39,7 @@ def looks_up_rows(func: Any) -> bool:
 
 
 def _index_of(func: Any) -> int | None:
-    """Return which argument of a lookup holds the rows; None for other operators."""
+    """Return which argument of a lookup contains the row numbers; None for other operators."""
     known = operator_of(func._schema.name)
     return known.indices[1] if known.reads is Reads.ROWS and known.indices is not None else None
 
@@ -59,7 +58,7 @@ class MappedRows:
     kwargs: dict[str, Any]
     storage: Storage
     position: int
-    """Position of the argument that holds the rows."""
+    """Position of the argument that contains the row numbers."""
 
     @property
     def table(self) -> torch.Tensor:
@@ -85,7 +84,7 @@ class MappedRows:
         return TILE_BYTES
 
     def run(self) -> torch.Tensor:
-        """Return what the whole call would, and raise what it would."""
+        """Return what the whole call would return, and raise what it would raise."""
         flat, rows = self.indices.reshape(-1), self.table.shape[0]
         ascending, order = torch.sort(flat)
         step = max(1, TILE_BYTES * rows // self.storage.nbytes)
@@ -187,7 +186,7 @@ def mapped_rows(func: Any, args: Sequence[Any], kwargs: dict[str, Any], table: S
 
 
 def _in_its_file(tensor: torch.Tensor, table: StorageTable) -> Storage | None:
-    """Return the storage of a tensor of which parts may be read in place; None for a small one, and one that is in RAM."""
+    """Return the storage of a tensor whose parts may be read in place; None for a small tensor, and for one that is in RAM."""
     storage = table.known(tensor)
     if storage is None or not storage.in_file or storage.resident or storage.watched:
         return None

@@ -19,15 +19,15 @@ class TileBuffers:
         self._residency, self._away = residency, away
         self._writes: deque[Moving] = deque()
         self._read_ends: dict[int, tuple[int, torch.Tensor]] = {}
-        """For each storage, the chunk in which the last tile ended, and its offset: the next tile begins in it, too."""
+        """For each storage, the chunk in which the last tile ended, and its offset, because the next tile also begins in it."""
         self._unwritten = torch.empty(0, dtype=torch.uint8)
-        """The end of the last appended tile, less than a chunk."""
+        """The end of the last appended tile, which is less than a chunk."""
 
     def load(self, tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
         """Return elements `start` to `stop` of a tensor's storage, in a buffer of whole chunks if it is paged out.
 
-        A tile that begins in the chunk in which the one before ended does not read it again. Raises PageError, or
-        RuntimeError if the tensor is paged out without a page, a defect of the interceptor.
+        A tile that begins in the chunk in which the previous one ended does not read it again. Raises PageError, or RuntimeError if the
+        tensor is paged out without a page, a defect of the interceptor.
         """
         key, item_bytes = id(untyped_storage(tensor)), tensor.element_size()
         storage = self._away.get(key)
@@ -55,7 +55,7 @@ class TileBuffers:
         self._write(storage, tile, start * tile.element_size(), allocated_bytes(untyped_storage(tile)))
 
     def append(self, storage: Storage, tile: torch.Tensor, start: int) -> None:
-        """As `store`, for tiles that come in order and may end anywhere: a partial chunk waits for the next tile."""
+        """Write as `store` does, for tiles that come in order and may end anywhere; a partial chunk waits for the next tile."""
         begin = start * tile.element_size() - len(self._unwritten)
         end = begin + len(self._unwritten) + tile.numel() * tile.element_size()
         whole = end if end == storage.nbytes else end // CHUNK * CHUNK
@@ -66,16 +66,14 @@ class TileBuffers:
             self._write(storage, tile, begin, whole - begin)
 
     def _write(self, storage: Storage, buffer: torch.Tensor, begin: int, nbytes: int) -> None:
-        """Queue a write; raises PageError for an earlier one, or RuntimeError if there is no page, a defect of the
-        interceptor.
-        """
+        """Queue a write. Raises PageError for an earlier one, or RuntimeError if there is no page, a defect of the interceptor."""
         backing = self._residency.backing
         self._writes.append(backing.write_part(storage, _memory(storage), buffer, begin, nbytes))
         while len(self._writes) > MAX_PENDING_WRITES:
             backing.wait(self._writes.popleft())
 
     def finish(self) -> None:
-        """Return when everything stored is written. Raises PageError."""
+        """Return once everything stored is written. Raises PageError."""
         while self._writes:
             self._residency.backing.wait(self._writes.popleft())
 

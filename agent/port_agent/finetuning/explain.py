@@ -54,7 +54,7 @@ class Explanation:
     model: str
     kind: str
     learns: str
-    """What the model learns."""
+    """Description of what the model learns."""
     how: str
     """Description of how the steps run, and why."""
     parameters: int

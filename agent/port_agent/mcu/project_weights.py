@@ -78,8 +78,8 @@ def take_weights(model: "CompiledModel", given: Mapping[str, NDArray[Any]]) -> "
     """Return the model with other weights, from a state_dict or codes, in its calibrated scales.
 
     Weights exported from a board of the same project are restored to the bit. Raises BoardJobError for missing or unknown names, and for
-    arrays of a different shape. Also raises it for values that are not finite or do not fit, for two values of one tensor, and if a value
-    differs that is in no layer of the board.
+    arrays of a different shape. Also raises it for values that are not finite or do not fit, and for two values of one tensor. A differing
+    value that is in no layer of the board is an error, too.
     """
     from port_planner.mcu.compile import with_memory
 

@@ -118,7 +118,7 @@ class UsualTimes:
     def _share(self, index: int) -> float:
         """Return the share of an hour of the week that allows training.
 
-        Four samples of one hour of the week are few, so they are mixed with those of the same hour on the other days, with the weight of
+        Four samples of one hour of the week are few, so they are mixed with those of the same hour on other days, with the weight of
         `_PRIOR_S` of observation.
         """
         slots = self._record.slots

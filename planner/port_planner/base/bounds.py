@@ -5,10 +5,10 @@ from typing import Annotated
 import msgspec
 
 MAX_WHOLE = 1 << 62
-"""Counts, sizes and seeds are below it."""
+"""Upper limit of counts, sizes and seeds."""
 Count = Annotated[int, msgspec.Meta(ge=0, lt=MAX_WHOLE)]
-"""A number of bytes or an index; far from where sums of a few overflow 64 bits."""
+"""A number of bytes or an index, small enough that sums of a few do not overflow 64 bits."""
 Figure = Annotated[float, msgspec.Meta(ge=0, lt=1e30)]
-"""Seconds, joules, watts: finite, not below 0."""
+"""A finite number of seconds, joules or watts, not below 0."""
 PositiveFigure = Annotated[float, msgspec.Meta(gt=0, lt=1e30)]
 Text = Annotated[str, msgspec.Meta(max_length=1000)]

@@ -47,7 +47,7 @@ def read_cached(folder: Path | None, name: str, kind: type[_Content]) -> _Conten
 
 
 def write_cached(folder: Path | None, name: str, content: object, *, max_files: int) -> None:
-    """Store content under a name, replacing the old one; beyond `max_files`, the files written longest ago are deleted."""
+    """Store content under a name, replacing the old one; beyond `max_files`, the oldest files are deleted."""
     if folder is None:
         return
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""Return to the kernel the code that a process has run and will not run again, and the constants that it read.
+"""Return to the kernel the code that a process has run and will not run again, and the constants that it has read.
 
 Importing torch touches 65 to 100 MiB of code, and 10 MiB of constants.
 
@@ -24,18 +24,18 @@ _libc.madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 _libc.readlink.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_size_t)
 _libc.readlink.restype = ctypes.c_ssize_t
 _A_BYTE = ctypes.create_string_buffer(1)
-"""Buffer for the path of a mapped file; only whether there is one matters.
+"""Buffer for the path of a mapped file, of which only the existence matters.
 
 It was written, so it lies on a page of this process's own.
 """
 
 _NO_FILES = ("/dev/", "/memfd:", "/SYSV", "/anon_hugepage")
-"""Beginnings of what Linux lists like the path of a file."""
+"""Prefixes of entries that Linux lists like the path of a file."""
 
 _DELETED = " (deleted)"
 
 _CODE, _CONSTANTS = "r-xp", "r--p"
-"""Permissions of private mappings that nobody writes."""
+"""Permissions of private mappings that are never written."""
 
 _OWN_PAGES = frozenset(("Anonymous", "Swap"))
 """Smaps fields that count pages no longer identical to the file: relocated code, a debugger's breakpoints.
@@ -58,16 +58,16 @@ def release_data_pages() -> None:
     """Unmap the resident pages of all other privately mapped files, such as weights, if this process never wrote to
     them.
 
-    Linux only; nothing happens elsewhere.
+    This works only on Linux, and does nothing elsewhere.
     """
     _release(data_mappings)
 
 
 def release_shared_pages(in_ram: Callable[[Path], bool]) -> None:
-    """Unmap the resident pages of files that this process has mapped to share: numpy's memmap, tables of Arrow.
+    """Unmap the resident pages of files that this process has mapped to share, such as numpy's memmap or tables of Arrow.
 
-    Linux only; nothing happens elsewhere. What was written of them stays in the page cache, whose pages the kernel writes. Files that
-    are `in_ram` themselves are left alone.
+    This works only on Linux, and does nothing elsewhere. Written pages stay in the page cache, which the kernel writes to disk. Files that
+    are `in_ram` stay mapped.
     """
     if sys.platform != "linux":
         return
@@ -77,7 +77,7 @@ def release_shared_pages(in_ram: Callable[[Path], bool]) -> None:
 
 
 def shared_mappings(maps: str) -> list[tuple[int, int, str]]:
-    """Return address range and path of each mapping that shares a file with a name, from the text of a /proc/PID/maps."""
+    """Return address range and path of each mapping that shares a named file, from the text of a /proc/PID/maps."""
     return [
         (mapping.start, mapping.stop, mapping.path.removesuffix(_DELETED))
         for mapping in file_mappings(maps)
@@ -87,7 +87,7 @@ def shared_mappings(maps: str) -> list[tuple[int, int, str]]:
 
 @dataclass(frozen=True, slots=True)
 class FileMapping:
-    """Addresses from `start` to `stop` that show a file from byte `offset`; `path` as Linux lists it."""
+    """Addresses from `start` to `stop` that show a file from byte `offset`; `path` is the one that Linux lists."""
 
     start: int
     stop: int
@@ -131,7 +131,7 @@ def _give_back(start: int, stop: int) -> None:
 
 @cache
 def _own_page() -> ctypes.Array[ctypes.c_char]:
-    """Return the byte that this process wrote in its private mapping of a file; the page is its own from then on. Raises OSError."""
+    """Return the byte that this process wrote to its private mapping of a file, which makes the page its own. Raises OSError."""
     with open("/proc/self/exe", "rb") as file:
         mapping = mmap.mmap(file.fileno(), mmap.PAGESIZE, mmap.MAP_PRIVATE, mmap.PROT_READ | mmap.PROT_WRITE)
     mapping[0:1] = mapping[0:1]
@@ -139,7 +139,7 @@ def _own_page() -> ctypes.Array[ctypes.c_char]:
 
 
 def tells_own_pages(smaps: str, written: int) -> bool:
-    """Return whether an smaps text reports private pages for a file's mapping at an address this process wrote.
+    """Return whether an smaps text reports private pages for a file's mapping at an address that this process wrote.
 
     An emulator of user programs (qemu-user, in Docker's containers for another architecture) never reports any for
     files, although it does for stack and heap: relocated code would be mistaken for the file's, and lost.
@@ -148,7 +148,7 @@ def tells_own_pages(smaps: str, written: int) -> bool:
 
 
 def code_mappings(smaps: str) -> list[tuple[int, int]]:
-    """Return the address ranges of clean private mappings of executable files: code, and what is only read alongside it.
+    """Return the address ranges of clean private mappings of executable files: code, and constants that are read with it.
 
     Parses the text of /proc/PID/smaps. Files without executable mappings, such as weights, are not included.
     """
@@ -189,7 +189,7 @@ def _private_mappings(smaps: str) -> list[_Mapping]:
 
 
 def _file_mappings(smaps: str) -> Iterator[_Mapping]:
-    """Yield the mappings of files. Most of an smaps text is about others, one for each block of tensors, and is skipped."""
+    """Yield the mappings of files. Most of an smaps text describes others, one for each block of tensors, and is skipped."""
     end = 0
     while (path := smaps.find("/", end)) >= 0:
         begin, end = smaps.rfind("\n", 0, path) + 1, _line_end(smaps, path)

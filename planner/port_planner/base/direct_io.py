@@ -1,4 +1,4 @@
-"""I/O that bypasses the page cache: it measures the medium itself and takes no memory for copies."""
+"""I/O that bypasses the page cache, so it measures the medium itself and takes no memory for copies."""
 
 import contextlib
 import fcntl
@@ -6,7 +6,7 @@ import os
 import sys
 
 BLOCK = 4096
-"""O_DIRECT needs addresses, offsets and lengths that are multiples of the logical block; 4096 suits every medium."""
+"""Block size in bytes. O_DIRECT needs addresses, offsets and lengths that are multiples of the logical block; 4096 suits every medium."""
 
 
 def padded(nbytes: int) -> int:

@@ -1,4 +1,4 @@
-"""The errors of the whole project: one root, three parts in each message.
+"""The errors of the whole project: one base class, and three parts in each message.
 
 Every message says what happened, with which numbers, and what to do about it.
 Closed outcomes of planning (optimal, feasible, infeasible, timed out) are results, not exceptions.
@@ -26,11 +26,11 @@ class ExitCode(IntEnum):
     """
 
     DONE = 0
-    """The request succeeded."""
+    """The request was fulfilled."""
     FAILED = 1
     """The request failed this time; the message says why and what to do."""
     IMPOSSIBLE = 2
-    """The request can never work as given: a wrong argument, a broken bundle, a budget below the minimum."""
+    """The request can never succeed: a wrong argument, a broken bundle, a budget below the minimum."""
     UNREACHABLE = 3
     """No daemon answers."""
     DIVERGED = 4
@@ -44,7 +44,7 @@ class ExitCode(IntEnum):
 
 
 class PortError(Exception):
-    """Root of every error this project raises on purpose.
+    """Base class of every error that this project raises on purpose.
 
     The command line prints it without a traceback.
     """
@@ -53,13 +53,13 @@ class PortError(Exception):
 
 
 class CaptureError(PortError):
-    """A step that cannot be recorded faithfully."""
+    """A step cannot be recorded faithfully."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 class StatefulStepError(CaptureError):
-    """A step that counts, keeps tensors, or computes with other numbers each time: later ones may be other steps."""
+    """A step counts, keeps tensors, or computes with different numbers each time, so later steps may differ."""
 
 
 @cache
@@ -83,7 +83,7 @@ def _not_the_program() -> tuple[str, ...]:
 
 
 def _installed_with_torch() -> Iterator[str]:
-    """Yield the beginnings of paths that pip recorded in the folder it installed torch into.
+    """Yield the prefixes of paths that pip recorded in the folder into which it installed torch.
 
     The package keeps its dependencies in a folder of another name than Python's, and so does `pip install --target`,
     where the user's own files may be in the same folder.
@@ -104,15 +104,15 @@ def _installed_with_torch() -> Iterator[str]:
 
 
 def place_of_function(function: object) -> str:
-    """Return where a function is defined, as "train.py:12"; for any other object, its type."""
+    """Return where a function is defined, such as "train.py:12"; for any other object, return its type."""
     code = getattr(function, "__code__", None)
     return type(function).__name__ if code is None else f"{Path(code.co_filename).name}:{code.co_firstlineno}"
 
 
 def program_line() -> str:
-    """Return file and line of the program's own innermost call as "train.py:12".
+    """Return file and line of the program's own innermost call, such as "train.py:12".
 
-    Without one, those of the library's module or optimizer that runs, as "batchnorm.py:178 in BatchNorm1d"; "" in a thread
+    Without one, return those of the library's module or optimizer that runs, such as "batchnorm.py:178 in BatchNorm1d"; "" in a thread
     without either.
     """
     frame = sys._getframe(1)

@@ -1,4 +1,4 @@
-"""Which processor this is, from the text of Linux's /proc/cpuinfo: its cores by name, and whatever chooses kernels."""
+"""The processor of this machine, from the text of Linux's /proc/cpuinfo: its cores by name, and all that determines kernels."""
 
 import contextlib
 from collections.abc import Iterator
@@ -28,7 +28,7 @@ def cpuinfo() -> str:
 
 
 def core_names(text: str) -> tuple[str, ...]:
-    """Return the kinds of cores by their names, each once, such as Cortex-A76; none that the text does not name."""
+    """Return the kinds of cores by name, each once, such as Cortex-A76; empty if the text does not name them."""
     names: dict[str, None] = {}
     for core in _processors(text):
         if "model name" in core:
@@ -41,9 +41,7 @@ def core_names(text: str) -> tuple[str, ...]:
 
 
 def identity(text: str) -> tuple[str, ...]:
-    """Return what distinguishes processors whose kernels may compute differently: kinds of cores and instructions,
-    sorted.
-    """
+    """Return what distinguishes processors whose kernels may compute differently: kinds of cores and instructions, sorted."""
     kinds = {f"{key}: {core[key]}" for core in _processors(text) for key in (*_KINDS, *_INSTRUCTIONS) if key in core}
     return tuple(sorted(kinds))
 

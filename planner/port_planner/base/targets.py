@@ -1,4 +1,4 @@
-"""Samples with targets, for boards that learn numbers: rows that hold both, and how much of the targets a model explains."""
+"""Samples with targets, for boards that learn numbers: rows that contain both, and the share of the targets that a model explains."""
 
 from __future__ import annotations
 
@@ -8,15 +8,15 @@ from numpy.typing import NDArray
 from port_planner.base.errors import PortError
 
 MIN_SPREAD = 1e-12
-"""A variance below this counts as this."""
+"""Least variance; a smaller one counts as this."""
 
 
 class TargetError(PortError):
-    """Targets that do not belong to their samples, or are not finite real numbers."""
+    """The targets do not belong to their samples, or are not finite real numbers."""
 
 
 def with_targets(rows: NDArray[np.int8], targets: NDArray[np.generic], count: int) -> NDArray[np.int8]:
-    """Return rows [N, bytes] with the `count` targets of each sample behind it, in fp32, as a board takes them.
+    """Return rows [N, bytes] with the `count` targets of each sample appended in fp32, as a board takes them.
 
     Raises TargetError unless there are `count` finite real numbers for each sample.
     """
@@ -42,9 +42,9 @@ def targets_in(rows: NDArray[np.int8], count: int) -> NDArray[np.float32]:
 
 
 def explained_share(loss: float, rows: NDArray[np.int8], count: int) -> float:
-    """Return the share of the targets' variance that a mean squared error leaves explained.
+    """Return the share of the targets' variance that a model with this mean squared error explains.
 
-    At most 1. Below 0, the mean of the targets would be a better answer than the model's.
+    It is at most 1. Below 0, the mean of the targets would be a better answer than the model's.
     """
     spread = float(targets_in(rows, count).astype(np.float64).var(axis=0).mean())
     return 1.0 - loss / max(spread, MIN_SPREAD)

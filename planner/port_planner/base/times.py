@@ -13,17 +13,19 @@ _BARE_NUMBER = re.compile(r"[-+]?[0-9.]*")
 _HOW = 'write it like 8h, 3d, 07:00, 2026-12-24 or "2026-12-24 18:00"'
 _HOW_HOURS = 'write it like "22:00-07:00"'
 _LAST_YEAR = 9000
-"""Calendars of 64-bit seconds continue beyond; those of Python and of databases end at 9999 in every time zone."""
+"""Last year that is accepted. Calendars of 64-bit seconds continue beyond it, but those of Python and of databases end at 9999 in every
+time zone.
+"""
 LATEST_UNIX = 4102444800.0
-"""2100-01-01: calendars and time zones are certain to know it."""
+"""2100-01-01 in Unix time, which all calendars and time zones know."""
 
 
 class MomentError(UnitError):
-    """A moment that cannot be read, or on the wrong side of now."""
+    """A moment cannot be read, or is on the wrong side of now."""
 
 
 class HoursError(UnitError):
-    """Hours of the day that cannot be read."""
+    """The hours of the day cannot be read."""
 
 
 def parse_deadline(text: str, now_unix: float) -> float:
@@ -48,9 +50,9 @@ _DAYS_AGO = {"today": 0, "yesterday": 1}
 
 
 def parse_since(text: str, now_unix: float) -> float:
-    """Return the Unix time of a moment that was: "24h" ago, "07:00" the last one, "yesterday" or "today", an ISO date and time.
+    """Return the Unix time of a past moment: "24h" ago, the last "07:00", "yesterday" or "today", or an ISO date and time.
 
-    Local time where no zone is given. Raises MomentError for anything else, and for what is to come.
+    Uses local time if no zone is given. Raises MomentError for anything else, and for a moment in the future.
     """
     if text in _DAYS_AGO:
         day = datetime.fromtimestamp(now_unix) - timedelta(days=_DAYS_AGO[text])

@@ -14,11 +14,11 @@ for _power, _letter in enumerate("KMGT", start=1):
     _SIZE_UNITS[f"{_letter}B"] = 1000**_power
 
 _MIN_UNITS = 64
-"""A size is shown in whole units from this many units on."""
+"""Number of units from which a size is shown without a fraction."""
 LARGEST_BYTES = 2**63 - 1
 """Largest number that a file offset and a database column hold."""
 LONGEST_S = 3660 * 86400
-"""Ten years: anything longer is a typing error, and calendars end."""
+"""Ten years in seconds: anything longer is a typing error, and calendars end."""
 
 _NUMBER = r"[0-9]{1,30}(?:\.[0-9]{1,30})?"
 _DURATION_UNITS_S = {
@@ -36,31 +36,31 @@ _HOW_DURATIONS = "write it like 90s, 30min, 8h, 3d, 1d12h, 2y, 50ms or PT8H"
 
 
 class UnitError(PortError, ValueError):
-    """A quantity with a unit, or a time, that cannot be read."""
+    """A quantity with a unit, or a time, cannot be read."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 class SizeError(UnitError):
-    """A size that cannot be read."""
+    """A size cannot be read."""
 
 
 class DurationError(UnitError):
-    """A duration that cannot be read."""
+    """A duration cannot be read."""
 
 
 class DurationRangeError(DurationError):
-    """A duration below 0 or above ten years."""
+    """A duration is below 0 or above ten years."""
 
 
 def shown(text: object) -> str:
-    """Return `text` quoted for a message: escapes visible, at most some 40 characters."""
+    """Return `text` quoted for a message, with visible escapes and at most some 40 characters."""
     quoted = repr(text)
     return quoted if len(quoted) <= 42 else f"{quoted[:36]}...{quoted[-1]}"
 
 
 def parse_bytes(text: str | int) -> int:
-    """Return the number of bytes that `text` means.
+    """Return the number of bytes that `text` denotes.
 
     "300M" and "300MiB" are binary (300 * 2**20), "300MB" is decimal (300 * 10**6), a bare number is bytes.
     Raises SizeError for anything else, and for sizes below 0 or above 2**63 - 1.

@@ -1,1 +1,1 @@
-"""The language planner and agent both speak: graphs, plans, programs, costs, bundles."""
+"""The data that planner and agent exchange: graphs, plans, programs, costs, bundles."""

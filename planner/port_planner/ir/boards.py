@@ -1,6 +1,6 @@
 """Read boards from shipped TOML files that name a source for every number.
 
-Also estimates costs for a board that is not available.
+The module also estimates costs for a board that is not available.
 """
 
 import math
@@ -27,7 +27,7 @@ OP_OVERHEAD_S = 4e-6
 
 
 class BoardError(PortError):
-    """A board file that is missing or incomplete."""
+    """A board file is missing or incomplete."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -46,7 +46,7 @@ class Number:
 class Board:
     """A device as its file describes it.
 
-    `medium`: kind of its flash; None where the file does not say.
+    `medium`: kind of its flash; None if the file does not name it.
     """
 
     name: str
@@ -61,7 +61,7 @@ class Board:
     def device(self, *, estimated: bool = True) -> DeviceCosts:
         """Return the costs that do not depend on the operator.
 
-        Their name says whether op costs will be estimates.
+        Their name shows whether op costs will be estimates.
         """
         endurance = self.numbers.get("endurance_bytes")
         flash = Flash(
@@ -83,8 +83,9 @@ def board_names() -> list[str]:
 
 
 _TRANSPOSED, _MASK = 6, 10
-"""Arguments of `convolution` and of `convolution_backward`: whether it is transposed; which of the gradients of input,
-weight and bias are wanted."""
+"""Arguments of `convolution` and of `convolution_backward`: whether it is transposed, and which gradients of input, weight and bias are
+wanted.
+"""
 
 _HOW = "`port-agent profile` writes a whole one"
 
@@ -92,7 +93,7 @@ _HOW = "`port-agent profile` writes a whole one"
 def load_board(name: str) -> Board:
     """Return a shipped board by name, or the board in the file at that path.
 
-    Raises BoardError where there is none or the file cannot be read.
+    Raises BoardError if there is none, or the file cannot be read.
     """
     path = BOARDS / f"{name}.toml"
     if not path.exists():
@@ -111,7 +112,7 @@ def parse_board(data: dict[str, Any], where: str) -> Board:
 
     Every number needs value, unit, kind and source.
 
-    Raises BoardError with the entry at fault.
+    Raises BoardError, naming the faulty entry.
     """
     numbers = {}
     for key, entry in data.items():
@@ -162,7 +163,7 @@ class Work:
 
 
 def op_work(graph: StepGraph, index: int) -> Work:
-    """Return the work of op `index`, from its shapes."""
+    """Return the work of op `index`, computed from its shapes."""
     op, values = graph.ops[index], graph.values
     ins = list(operands(op))
     outs = [v for v in op.outputs if v is not None]
@@ -188,9 +189,8 @@ def op_work(graph: StepGraph, index: int) -> Work:
 def estimated_costs(graph: StepGraph, board: Board, measured: CostTable | None = None) -> CostTable:
     """Return estimated costs of `graph` on a board that is not available.
 
-    With costs measured elsewhere, each op's seconds are scaled by the ratio of arithmetic rates (dense ops) or of
-    memory bandwidths (all others), both as this very graph shows them; workspace is taken over. Without, seconds come
-    from the board's rates alone.
+    With costs measured elsewhere, each op's seconds are scaled by the ratio of arithmetic rates (dense ops) or of memory bandwidths (all
+    others), both as this graph shows them; the workspace stays. Without such costs, seconds come from the board's rates alone.
     """
     works = [op_work(graph, i) for i in range(len(graph.ops))]
     device = board.device()

@@ -1,6 +1,6 @@
-"""What a step costs on one device.
+"""The costs of a step on one device.
 
-Seconds, joules and workspace per operator, bandwidth of flash, watts at rest, what packing a tensor takes.
+They are seconds, joules and workspace per operator, bandwidth of flash, watts at rest, and the cost of packing tensors.
 """
 
 import enum
@@ -17,8 +17,8 @@ from port_planner.base.bounds import Count, Figure, PositiveFigure, Text
 class OpCost:
     """Cost of one operator: seconds of one run, bytes of workspace beyond operands and outputs.
 
-    `workspace_bytes`: bytes of the memory that plans are made for; `beside_bytes`: of the host's, where the operator runs there in a step
-    that is planned for a device with its own.
+    `workspace_bytes`: bytes of the memory for which plans are made. `beside_bytes`: bytes of the host's memory, if the operator runs there
+    in a step that is planned for a device with its own.
     """
 
     seconds: Figure
@@ -28,7 +28,7 @@ class OpCost:
 
 
 class MediumKind(enum.Enum):
-    """What pages and checkpoints are written to, as `show` names it."""
+    """Kinds of media for pages and checkpoints, by the names that `show` prints."""
 
     SD = "SD card"
     EMMC = "eMMC"
@@ -46,8 +46,8 @@ LINKS = ("page thread", "copying stream")
 class Flash:
     """A paging target: sustained bandwidth, latency per transfer and energy per byte, both ways.
 
-    `endurance_bytes` is what can be written before the medium wears out; None if unknown. `wear_joules_per_byte`: the
-    energy that buys as much as the life that a written byte costs; a price, nothing that a meter sees.
+    `endurance_bytes`: bytes that can be written before the medium wears out; None if unknown. `wear_joules_per_byte`: the energy whose
+    price equals the wear of a written byte; no meter shows it.
     """
 
     name: Text
@@ -61,7 +61,7 @@ class Flash:
     capacity_bytes: Count | None = None
     """Largest number of bytes of pages at once, if the target is the host's memory for a device with its own.
 
-    None: a medium.
+    None for a medium.
     """
     packs_pages: bool = False
     """Whether floating-point pages are packed on it.
@@ -71,12 +71,12 @@ class Flash:
 
     @property
     def link(self) -> int:
-        """Which of `LINKS` its pages move on."""
+        """The one of `LINKS` on which its pages move."""
         return LINKS.index("page thread") if self.capacity_bytes is None else LINKS.index("copying stream")
 
     @property
     def written_cost_joules_per_byte(self) -> float:
-        """What a plan is charged for a written byte: its transfer and its wear."""
+        """Joules that a plan is charged for a written byte: its transfer and its wear."""
         return self.write_joules_per_byte + self.wear_joules_per_byte
 
     def read_seconds(self, nbytes: int) -> float:
@@ -88,14 +88,13 @@ class Flash:
 
 @dataclass(frozen=True, slots=True)
 class DeviceCosts:
-    """What does not depend on the operator.
+    """Costs that do not depend on the operator.
 
-    `base_bytes` is the resident memory of a worker that has loaded torch and the program but no tensors, plus what
-    was measured to stay unplanned (scratch of kernels, allocator slack). `static_watts` burn as long as the step lasts.
-    `scratch_targets`: further media, for pages of what lives within one step; weights and optimizer state page to `flash`.
-    If operators compute in a device's own memory, `base_bytes` counts that memory. The host's memory is then the last
-    of `scratch_targets`, for weights and optimizer state too. `host_base_bytes` is what the worker holds of it in
-    addition to pages.
+    `base_bytes` is the resident memory of a worker that has loaded torch and the program but no tensors, plus what was measured to stay
+    unplanned (scratch of kernels, allocator slack). `static_watts` are drawn as long as the step lasts. `scratch_targets`: further media,
+    for pages of storages that live within one step; weights and optimizer state page to `flash`. If operators compute in a device's own
+    memory, `base_bytes` counts that memory. The host's memory is then the last of `scratch_targets`, for weights and optimizer state too.
+    `host_base_bytes` is what the worker holds of it in addition to pages.
     """
 
     name: str
@@ -107,8 +106,9 @@ class DeviceCosts:
     scratch_targets: tuple[Flash, ...] = ()
     host_base_bytes: int = 0
     shares_pages: bool = False
-    """Whether pages move between files and the memory that a device shares with the host without a copy on the way, as was measured to be
-    faster."""
+    """Whether pages move without a copy between files and memory that a device shares with the host, because that was measured to be
+    faster.
+    """
 
     @property
     def host(self) -> Flash | None:
@@ -117,17 +117,17 @@ class DeviceCosts:
 
     @property
     def budget_option(self) -> str:
-        """The option of `plan` that increases the memory operators compute in."""
+        """The option of `plan` that increases the memory in which operators compute."""
         return "--ram" if self.host is None else "--gpu-ram"
 
     @property
     def targets(self) -> tuple[Flash, ...]:
-        """The paging targets by the numbers that plans name them by; 0 is `flash`."""
+        """The paging targets, by the numbers that plans use; 0 is `flash`."""
         return (self.flash, *self.scratch_targets)
 
 
 class Codec(enum.Enum):
-    """How items are packed; the values are names in bundles."""
+    """How items are packed; the values are stored in bundles."""
 
     BITS = "bits"
     """Booleans of one byte: one bit each."""
@@ -138,15 +138,13 @@ class Codec(enum.Enum):
     PAIR = "pair"
     """32-bit floats that are +0 or one other value, as dropout's masks: that value, and one bit each."""
     SIGN = "sign"
-    """32-bit floats of which only `not (value <= 0)` is still needed: one bit each; they never return."""
+    """32-bit floats of which only `not (value <= 0)` is still needed: one bit each. They cannot be restored."""
     INSIDE = "inside"
-    """32-bit floats of which only `low < value < high` is still needed, none of them NaN: one bit each; they never
-    return.
-    """
+    """32-bit floats of which only `low < value < high` is still needed, none of them NaN: one bit each. They cannot be restored."""
 
     @property
     def comes_back(self) -> bool:
-        """Return whether the items can be had of their packed form again."""
+        """Return whether the items can be restored from their packed form."""
         return self not in (Codec.SIGN, Codec.INSIDE)
 
 
@@ -154,9 +152,9 @@ class Codec(enum.Enum):
 class PackingCost:
     """The cost of packing one storage after its `version`-th write, counted from 1.
 
-    `density`: the largest share of items seen that are not all zero bits. `reserved_bytes`: the room a plan reserves
-    for the packed form: the largest size seen plus a margin. `pack_seconds` and `unpack_seconds` are those of one core,
-    `joules` of both together.
+    `density`: the largest observed share of items that are not all zero bits. `reserved_bytes`: the bytes that a plan reserves for the
+    packed form: the largest observed size plus a margin. `pack_seconds` and `unpack_seconds` are those of one core, `joules` of both
+    together.
     """
 
     storage: Count
@@ -182,7 +180,8 @@ def by_version(costs: Iterable[PackingCost]) -> Mapping[tuple[int, int], Packing
 
 @dataclass(frozen=True, slots=True)
 class CostTable:
-    """Costs of every op of a graph, in the order of its ops, where it runs; `packings`: costs of packing the storages that may be packed.
+    """Costs of every op of a graph on its own device, in the order of its ops; `packings`: costs of packing the storages that may be
+    packed.
 
     `elsewhere`: for a graph divided between two devices, the cost of each op on the other one; None for an op it lacks.
     """
@@ -214,6 +213,6 @@ class Speeds(msgspec.Struct, frozen=True, array_like=True):
     write_bytes_per_s: _Rate | None = None
 
     def differ_from(self, other: "Speeds", share: float) -> bool:
-        """Return whether one of them is off by more than `share` of the other, or known here only."""
+        """Return whether one of them differs by more than `share` of the other, or is known only here."""
         pairs = zip(msgspec.structs.astuple(self), msgspec.structs.astuple(other), strict=True)
         return any(a is not None and (b is None or abs(a / b - 1) > share) for a, b in pairs)

@@ -1,4 +1,4 @@
-"""Kinds of devices that a storage may lie on, by their names in graphs and bundles.
+"""Kinds of devices on which a storage may be, by their names in graphs and bundles.
 
 A kind does not name a particular card: the machine that runs the step selects it.
 """
@@ -10,10 +10,10 @@ CUDA = "cuda"
 MPS = "mps"
 
 BACKEND_GROUP = "port_agent.backends"
-"""The entry point group of other people's devices: the name of a kind, and a class that is an `port_agent.backend.base.Backend`."""
+"""The entry point group for devices of other packages: the name of a kind, and a subclass of `port_agent.backend.base.Backend`."""
 
 MAX_NAME = 32
-"""Longer than the name of any backend of torch; a longer one is a damaged or hostile file."""
+"""Largest length of a name, longer than that of any torch backend; a longer one is in a damaged or hostile file."""
 
 
 def accelerator_of(kinds: Iterable[str]) -> str:

@@ -1,8 +1,8 @@
 """One training step as a straight list of aten operators over storages.
 
-Memory lives in *storages*; a *value* is a view of one (offset, shape, stride, dtype). View operators do not appear, because
-a value itself states where it lies. The remaining operators compute: they read storages, create storages, or write into
-existing ones. This module is pure data and does not import torch.
+Memory lives in *storages*; a *value* is a view of one (offset, shape, stride, dtype). View operators do not appear, because a value itself
+states its position. The remaining operators compute: they read storages, create storages, or write to existing ones. This module is pure
+data and does not import torch.
 """
 
 import enum
@@ -21,13 +21,13 @@ _Found = TypeVar("_Found")
 
 
 class GraphError(PortError):
-    """A graph that breaks its own rules; nothing may be planned or run from it."""
+    """A graph breaks its own rules; nothing may be planned or run from it."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 class Role(enum.IntEnum):
-    """What a storage is for. The numbers are part of the bundle format."""
+    """The purpose of a storage. The numbers are part of the bundle format."""
 
     TEMPORARY = 0
     PARAMETER = 1
@@ -45,7 +45,7 @@ PERSISTENT = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.GRADIENT})
 
 
 class Phase(enum.IntEnum):
-    """Which part of the step an operator belongs to. The numbers are part of the bundle format."""
+    """The part of the step to which an operator belongs. The numbers are part of the bundle format."""
 
     FORWARD = 0
     BACKWARD = 1
@@ -84,7 +84,7 @@ Argument: TypeAlias = "bool | int | float | str | Ref | Scalar | Named | tuple[A
 
 @dataclass(frozen=True, slots=True)
 class Storage:
-    """A block of memory of `nbytes` bytes on a kind of device, which holds values."""
+    """A block of `nbytes` bytes of memory on a kind of device, which contains values."""
 
     nbytes: Count
     role: Role
@@ -108,7 +108,7 @@ def storage_key(role: Role, name: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Value:
-    """A strided view of a storage; `offset` counts elements, as torch does."""
+    """A strided view of a storage; `offset` counts elements, as in torch."""
 
     storage: Count
     dtype: Text
@@ -119,10 +119,10 @@ class Value:
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """The part of a chain of operators that an op computes: tile `index` of `count` of chain number `chain`, described
-    by `what`.
+    """The part of a chain of operators that an op computes: tile `index` of `count` of chain number `chain`, described by `what`.
 
-    `reordered`: the op sums over tiles in another order than the whole, which was permitted. For a chain: one of its ops does.
+    `reordered`: whether the op sums over tiles in a different order than the whole, which was permitted; for a chain, whether one of its
+    ops does.
     """
 
     chain: Count
@@ -138,9 +138,9 @@ class Op:
 
     `name` is the aten overload, such as `aten::addmm`, `aten::add.Tensor`.
 
-    `outputs` holds one value index per tensor returned (None if nothing reads it). `writes` are the storages that it changes
-    in place; `random` says that it draws from the default generator. `tile`: of an op that runs in tiles, which does not
-    change what is computed. `team`: the number of the CPU thread team that computes it, 0: all threads of the bundle.
+    `outputs`: one value index per returned tensor (None if nothing reads it). `writes`: the storages that it changes in place. `random`:
+    whether it draws from the default generator. `tile`: the tile of an op that runs in tiles, which does not change what is computed.
+    `team`: the number of the CPU thread team that computes it, 0 for all threads of the bundle.
     """
 
     name: str
@@ -181,12 +181,12 @@ def references(argument: Any) -> Iterator[int]:
 
 
 def operands(op: OperatorCall) -> Iterator[int]:
-    """Yield the value indices that `op` takes, in order of appearance, with repetition."""
+    """Yield the value indices that `op` uses, in order of appearance, with repetition."""
     return references((op.args, op.kwargs))
 
 
 def with_operands(op: _Call, value_of: Callable[[int], int]) -> _Call:
-    """Return an operator with other operands: `value_of` is called for each, in order of appearance, with repetition."""
+    """Return an operator with other operands: `value_of` is called for each of them, in order of appearance, with repetition."""
 
     def changed(argument: Any) -> Any:
         if isinstance(argument, Ref):
@@ -198,11 +198,11 @@ def with_operands(op: _Call, value_of: Callable[[int], int]) -> _Call:
 
 @dataclass(frozen=True)
 class StepGraph:
-    """A recorded step: forward, loss, backward, update (or a forward pass alone, for evaluation).
+    """A recorded step: forward, loss, backward and update, or only a forward pass for evaluation.
 
-    `batch` are the values that a caller fills before the step, `loss` the scalar that it reads afterwards, `aux` the loss
-    function's other results. `scalars` counts the per-step scalars that `Scalar` arguments name. `draws`: random ops in the
-    order in which they draw, if that differs from theirs; those of one tuple draw the same numbers.
+    `batch` are the values that a caller fills before the step, `loss` the scalar that it reads afterwards, `aux` the loss function's other
+    results. `scalars`: number of the per-step scalars that `Scalar` arguments name. `draws`: random ops in the order in which they draw, if
+    that differs from the order of ops; those of one tuple draw the same numbers.
     """
 
     storages: tuple[Storage, ...]
@@ -216,12 +216,12 @@ class StepGraph:
 
     @cached_property
     def reads(self) -> tuple[tuple[int, ...], ...]:
-        """Per op: the distinct storages that it takes as operands (written ones included), ascending."""
+        """For each op, the distinct storages that it uses as operands (including written ones), ascending."""
         return tuple(tuple(sorted({self.values[v].storage for v in operands(op)})) for op in self.ops)
 
     @cached_property
     def creates(self) -> tuple[tuple[int, ...], ...]:
-        """Per op: the storages whose lifetime starts as its outputs."""
+        """For each op, the storages whose lifetime starts as its outputs."""
         seen = {s for s, storage in enumerate(self.storages) if storage.role is not Role.TEMPORARY}
         result = []
         for op in self.ops:
@@ -235,7 +235,7 @@ class StepGraph:
 
     @cached_property
     def uses(self) -> tuple[tuple[int, ...], ...]:
-        """Per storage: the ops that create, read or write it, ascending."""
+        """For each storage, the ops that create, read or write it, ascending."""
         lists: list[list[int]] = [[] for _ in self.storages]
         for i in range(len(self.ops)):
             for s in sorted({*self.reads[i], *self.creates[i], *self.ops[i].writes}):
@@ -244,7 +244,7 @@ class StepGraph:
 
     @cached_property
     def writers(self) -> tuple[tuple[int, ...], ...]:
-        """Per storage: the ops that create or change its contents, ascending."""
+        """For each storage, the ops that create or change its contents, ascending."""
         lists: list[list[int]] = [[] for _ in self.storages]
         for i, op in enumerate(self.ops):
             for s in sorted({*self.creates[i], *op.writes}):
@@ -253,12 +253,12 @@ class StepGraph:
 
     @cached_property
     def device(self) -> str:
-        """The kind of device whose memory the step is planned for: the accelerator, if any storage lies on one."""
+        """The kind of device for whose memory the step is planned: the accelerator, if any storage is on one."""
         return accelerator_of(storage.device for storage in self.storages)
 
     @cached_property
     def sizes(self) -> tuple[int, ...]:
-        """Per storage: its bytes in the memory of `device`; 0 if it stays with the CPU."""
+        """For each storage, its bytes in the memory of `device`; 0 if it stays with the CPU."""
         return tuple(storage.nbytes if storage.device == self.device else 0 for storage in self.storages)
 
     @cached_property
@@ -287,7 +287,7 @@ class StepGraph:
         return f"{self.ops[op].name.removeprefix('aten::')}{' of ' * bool(module)}{module}"
 
     def module_of(self, op: int) -> str:
-        """Return the module whose weights or buffers an operator takes.
+        """Return the module whose weights or buffers an operator uses.
 
         "" if it takes none, those of several modules, or the model's own.
         """
@@ -329,7 +329,7 @@ class StepGraph:
         return f"{name} output {list(made.shape)}"
 
     def once(self, find: "Callable[[StepGraph], _Found]") -> _Found:
-        """Return `find(self)`, computed only once because a graph does not change."""
+        """Return `find(self)`, computed only once, because a graph does not change."""
         if find not in self._findings:
             self._findings[find] = find(self)
         found: _Found = self._findings[find]
@@ -359,7 +359,7 @@ Structure: TypeAlias = tuple[tuple[Any, ...], ...]
 
 
 def structure(graph: StepGraph) -> Structure:
-    """Return what steps of one program on batches of different shapes share: operators and what they take from each other.
+    """Return what steps of one program on batches of different shapes have in common: the operators, and the connections between them.
 
     If structures are equal, operators and storages have the same places, so a plan of one step applies to the other.
     """
@@ -372,7 +372,7 @@ def structure(graph: StepGraph) -> Structure:
 
 
 def computed_bytes(graph: StepGraph) -> int:
-    """Return the bytes of all storages that do not outlive the step: what the batch's shape determines."""
+    """Return the bytes of all storages that do not outlive the step, which the batch's shape determines."""
     return sum(s.nbytes for s in graph.storages if not s.persistent)
 
 
@@ -451,11 +451,11 @@ ITEM_BYTES = {
 """Bytes per element of the dtypes that a graph may hold."""
 
 MAX_STORAGE_BYTES = 1 << 40
-"""No device that this project supports holds a terabyte tensor; a larger size is a damaged or hostile file."""
+"""Largest size of a storage in bytes. No supported device can hold a terabyte tensor; a larger size is in a damaged or hostile file."""
 
 
 def view_bytes(dtype: str, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> int:
-    """Return how far a view reaches into its storage, in bytes; raise GraphError for an impossible one."""
+    """Return how far a view extends into its storage, in bytes; raise GraphError for an impossible view."""
     if len(shape) != len(stride) or min((*shape, *stride, offset), default=0) < 0:
         raise GraphError(f"a view has shape {shape}, stride {stride}, offset {offset}; the graph is damaged")
     if 0 in shape:

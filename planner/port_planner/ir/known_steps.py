@@ -1,6 +1,6 @@
-"""What is known of the steps of a job whose program counts: for how many updates they are the same, but for numbers.
+"""What is known about the steps of a job whose program counts: the number of updates for which they are the same, except for numbers.
 
-Loads no torch: the manifest holds a part of it.
+It does not load torch, because the manifest contains a part of it.
 """
 
 from dataclasses import dataclass
@@ -34,7 +34,7 @@ class KnownShape:
 
 @dataclass(frozen=True, slots=True)
 class KnownSteps:
-    """The steps of a job's first `updates`, run alone by its program from the beginning.
+    """The steps of a job's first `updates`, which its program ran alone from the beginning.
 
     `numbers`: numbers of each batch, in the slots of its shape; none if no shape has any.
     """
@@ -44,9 +44,9 @@ class KnownSteps:
     numbers: tuple[tuple[float, ...], ...] = ()
 
     def numbers_of(self, batch: int) -> tuple[float, ...]:
-        """Return the numbers of a batch, counted from 0 over all updates. Raises IndexError beyond the last."""
+        """Return the numbers of a batch, counted from 0 over all updates. Raises IndexError beyond the last one."""
         return self.numbers[batch] if self.numbers else ()
 
     def of(self, bucket: int, rows: int) -> KnownShape | None:
-        """Return what is known of the step on batches of that many rows of a bucket; None for a shape that never comes."""
+        """Return what is known about the step on batches of that many rows of a bucket; None for a shape that never occurs."""
         return next((shape for shape in self.shapes if (shape.bucket, shape.rows) == (bucket, rows)), None)

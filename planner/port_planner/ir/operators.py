@@ -1,9 +1,9 @@
-"""The aten operators that a step may consist of. A bundle can compute.
+"""The aten operators that a step may contain. With these, a bundle can compute.
 
 It cannot run code, open files or import.
 
-Which they are stands in `port_planner.operators.table`, by base name; every overload of them that takes tensors and plain arguments is
-accepted. What is missing there is refused when a step is captured and when a bundle is loaded, by name.
+They are listed in `port_planner.operators.table` by base name; every overload with tensors and plain arguments is accepted. Other operators
+are rejected by name when a step is captured, and when a bundle is loaded.
 """
 
 from port_planner.base.errors import ExitCode, PortError
@@ -19,15 +19,15 @@ GUARD = "port::guard"
 """A pseudo-operator: its operand must have the same value as when the step was recorded."""
 
 MAXIMUM_OUT = "aten::maximum.out"
-"""The only allowed operator with an `out` argument: Adam's amsgrad and Adamax keep their running maximum with it."""
+"""The only allowed operator with an `out` argument, with which Adam's amsgrad and Adamax keep their running maximum."""
 
 
 ADD_SCALED = "aten::add_.Tensor"
-"""The only operator whose factor `alpha` may be a tensor's value: Adafactor's follows from norms."""
+"""The only operator whose factor `alpha` may be a tensor's value; Adafactor computes it from norms."""
 
 
 class OperatorError(PortError):
-    """An operator that is not on the list."""
+    """An operator is not on the list."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -51,5 +51,5 @@ def only_checks(name: str) -> bool:
 
 
 def draws_by_shape(name: str) -> bool:
-    """Return whether an operator draws as many random numbers whatever its operands hold."""
+    """Return whether an operator draws the same number of random numbers for all values of its operands."""
     return overload_name(name) in operator_of(name).draws_by_shape

@@ -26,7 +26,7 @@ import enum
 from dataclasses import dataclass
 
 MIN_DECIDED_BYTES = 64 * 1024
-"""Smaller storages are always kept: transfers below 1 MiB lose most of the bandwidth and save too little memory."""
+"""Bytes below which storages are always kept: transfers below 1 MiB lose most of the bandwidth and save too little memory."""
 
 
 class Action(enum.IntEnum):
@@ -41,7 +41,7 @@ class Action(enum.IntEnum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Decision:
-    """One idle gap of one storage, and what happens in it. See the module's text.
+    """One idle gap of one storage, and what happens in it. See the module's docstring.
 
     `target`: which of `DeviceCosts.targets` a page or packed form goes to. All pages of a persistent storage go to the same one: 0,
     or the host's memory alongside a device with its own.

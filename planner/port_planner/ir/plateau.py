@@ -1,4 +1,4 @@
-"""Learning rates that are lowered where the mean loss of an epoch stops to improve: torch's `ReduceLROnPlateau`, float for float.
+"""Learning rates that are lowered when the mean loss of an epoch stops improving: torch's `ReduceLROnPlateau`, float for float.
 
 The worker has no scheduler: a rule in the bundle and a state in each commit take its place.
 """
@@ -39,7 +39,7 @@ class PlateauRule:
 
 
 class PlateauState:
-    """The learning rates of the parameter groups, and what is known of the losses so far."""
+    """The learning rates of the parameter groups, and what is known about the losses so far."""
 
     def __init__(self, rule: PlateauRule, rates: Sequence[float]) -> None:
         self._rule, self.rates = rule, [*rates]
@@ -66,14 +66,14 @@ class PlateauState:
             self._cooldown, self._bad_epochs = self._rule.cooldown, 0
 
     def values(self) -> dict[str, Any]:
-        """Return what `restore` takes, for a commit."""
+        """Return the values for `restore`, for a commit."""
         return {
             "rates": [*self.rates], "best": self._best, "bad_epochs": self._bad_epochs, "cooldown": self._cooldown,
             "total": self._total, "batches": self._batches,
         }  # fmt: skip
 
     def restore(self, values: Mapping[str, Any]) -> None:
-        """Become what the state was when it gave these values."""
+        """Restore the state from values that it returned."""
         self.rates, self._best = [*values["rates"]], values["best"]
         self._bad_epochs, self._cooldown = values["bad_epochs"], values["cooldown"]
         self._total, self._batches = values["total"], values["batches"]

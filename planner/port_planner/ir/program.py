@@ -15,7 +15,7 @@ from port_planner.ir.graph import StepGraph
 
 
 class PlanError(PortError):
-    """A plan that does not fit its graph: a read of a freed tensor, an op that cannot be run again, ..."""
+    """The plan does not fit its graph: a read of a freed tensor, an op that cannot be run again, ..."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -35,7 +35,7 @@ class BudgetError(PlanError):
 
 
 class CostlyPlanError(PlanError):
-    """A plan that costs more than it may."""
+    """The plan costs more than allowed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class UpdateGroup:
 
 
 class Code(enum.IntEnum):
-    """What an instruction does."""
+    """The kind of an instruction."""
 
     RUN = 0
     RERUN = 1
@@ -84,8 +84,8 @@ class Instruction:
 
     SLICED starts a group's update, which runs alongside the following instructions until WAIT_SLICED.
 
-    `resident_bytes`: bytes that are resident while it runs, landing buffers and unfinished writes included, the worker's own
-    base not. `target`: the paging target of a WRITE or WRITE_PACKED; a READ goes where the last WRITE of its storage went.
+    `resident_bytes`: bytes that are resident while it runs, including landing buffers and unfinished writes, but not the worker's own base.
+    `target`: the paging target of a WRITE or WRITE_PACKED; a READ goes where the last WRITE of its storage went.
     """
 
     code: Code
@@ -98,14 +98,13 @@ class Instruction:
 class Program:
     """The instructions of one step and their figures from the lowering.
 
-    `starts_on_flash`: persistent storages that are on flash, not in RAM, when the step starts and ends;
-    `starts_on_host`: those that are only in the host's memory then, if the device has its own. `replayed`: random ops
-    whose generator state must be kept because they run again. `slice_written`: update group -> storages that are fully
-    resident when it starts and paged out when it ends, written slice by slice. `cross_step`: persistent storages whose
-    write may still be in progress when the step ends; the next one waits for it. `seconds`, `stall_seconds`: for a step
-    in a sequence of equal steps, with the previous step's writes still in progress. `packings`: the packed storages,
-    one entry per gap in the order of packing; `packing_seconds`: of both directions. `written_to`: bytes by paging
-    target. `wear_joules`: what the written bytes cost of the media's life, as the energy that buys as much (`Flash`).
+    `starts_on_flash`: persistent storages that are on flash, not in RAM, when the step starts and ends; `starts_on_host`: those that are
+    only in the host's memory then, if the device has its own. `replayed`: random ops whose generator state must be kept because they run
+    again. `slice_written`: update group -> storages that are fully resident when it starts and paged out when it ends, written slice by
+    slice. `cross_step`: persistent storages whose write may still be in progress when the step ends; the next one waits for it. `seconds`,
+    `stall_seconds`: for a step in a sequence of equal steps, with the previous step's writes still in progress. `packings`: the packed
+    storages, one entry per gap in the order of packing; `packing_seconds`: of both directions. `written_to`: bytes by paging target.
+    `wear_joules`: the wear of the media by the written bytes, as the energy of the same price (`Flash`).
     """
 
     graph: StepGraph
@@ -130,16 +129,16 @@ class Program:
     packing_seconds: float = 0.0
 
     timeline: tuple[int, ...] = field(repr=False, default=())
-    """Resident bytes (base included) while each op runs."""
+    """Resident bytes (base included) during each op."""
     memory_targets: frozenset[int] = frozenset()
     """Paging targets in the host's memory, if the device has its own."""
     host_places: tuple[tuple[int, int], ...] = ()
-    """Storage -> byte of the host's block of pages where its page goes."""
+    """Storage -> offset of its page in the host's block of pages."""
     host_block_bytes: int = 0
     """Bytes of that block."""
     starts_on_host: frozenset[int] = frozenset()
     host_copies: frozenset[int] = frozenset()
-    """Persistent storages that are paged to the host's memory: each has a copy of its own there, in all steps."""
+    """Persistent storages that are paged to the host's memory, where each has its own copy in all steps."""
     beside_bytes: int = 0
     """The peak host memory of a device's step besides pages: storages and operator workspace on the host."""
 
@@ -155,12 +154,12 @@ class Program:
 
     @property
     def written_bytes(self) -> int:
-        """What a step writes to media in all."""
+        """Bytes that a step writes to media in total."""
         return sum(nbytes for d, nbytes in enumerate(self.written_to) if d not in self.memory_targets)
 
     @property
     def cost_joules(self) -> float:
-        """What plans are compared by: energy and wear."""
+        """The joules by which plans are compared: energy and wear."""
         return self.joules + self.wear_joules
 
 

@@ -1,6 +1,7 @@
-"""One operator of a step graph, run on tensors that the caller has.
+"""Run one operator of a step graph on tensors of the caller.
 
-The caller passes a function that fetches the tensor of a value, and the optimizer's number of a step, and gets the results: at once (`call`), or by a function that is made once and called in each step (`compiled`).
+The caller passes functions that fetch the tensor of a value and the optimizer's numbers of a step. It receives the results at once
+(`call`), or through a function that is created once and called in each step (`compiled`).
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -15,7 +16,7 @@ Fetch: TypeAlias = Callable[[int], torch.Tensor]
 """Returns the tensor of a value."""
 
 Fetcher: TypeAlias = Callable[[], Any]
-"""Returns the present contents of an argument."""
+"""Returns the current contents of an argument."""
 
 
 def usual_number(_: int) -> float:
@@ -31,7 +32,7 @@ def fill(
 ) -> Any:
     """Return an argument with tensors for values and numbers for scalars.
 
-    No closure is made, which would keep what it holds until cycles are collected.
+    It creates no closure, which would keep its contents until cycles are collected.
     """
     if isinstance(argument, Ref):
         return fetch(argument.value)
@@ -51,9 +52,7 @@ def fill_all(
 
 
 def flatten(result: Any) -> Sequence[torch.Tensor]:
-    """Return the tensors that an operator returned, including those in lists; none if it works in place on a list or
-    returns a number.
-    """
+    """Return the tensors that an operator returned, including those in lists; none if it works in place on a list, or returns a number."""
     if isinstance(result, torch.Tensor):
         return (result,)
     return [tensor for part in result for tensor in flatten(part)] if isinstance(result, list | tuple) else ()
@@ -66,7 +65,7 @@ def call(op: Op, fetch: Fetch, number: Callable[[int], float] = usual_number) ->
 
 
 def fetcher(argument: Argument, value: Callable[[int], Fetcher], number: Callable[[int], Fetcher]) -> Fetcher:
-    """Return a function that yields an argument's current value, from fetchers of values and numbers."""
+    """Return a function that returns an argument's current value, given fetchers of values and numbers."""
     if isinstance(argument, Ref):
         return value(argument.value)
     if isinstance(argument, Scalar):

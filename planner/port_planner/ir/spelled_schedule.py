@@ -1,4 +1,4 @@
-"""A learning-rate schedule as text, to be compared with what a program's scheduler gives in another process."""
+"""A learning-rate schedule as text, to compare it with that of a program's scheduler in another process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import Any
 
 
 def spelled_numbers(numbers: Mapping[str, Any]) -> dict[str, str]:
-    """Return hyperparameters as text that is equal for equal numbers alone."""
+    """Return hyperparameters as text that is equal only for equal numbers."""
     return {key: repr(value) for key, value in numbers.items()}
 
 
@@ -18,7 +18,7 @@ class SpelledSchedule:
     rows: tuple[tuple[dict[str, str], ...], ...] = ()
 
     def difference(self, groups: Sequence[Mapping[str, Any]], update: int) -> str:
-        """Return how the groups' hyperparameters before this update, from 0 on, differ; "" if they do not."""
+        """Return how the groups' hyperparameters before this update, counted from 0, differ; "" if they do not."""
         if update >= len(self.rows):
             return ""
         for group, constant, row in zip(groups, self.constant, self.rows[update], strict=True):

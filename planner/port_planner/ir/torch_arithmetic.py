@@ -13,7 +13,7 @@ _DENORMAL = 5e-324
 
 
 def arithmetic() -> Arithmetic:
-    """Return the settings of this thread now."""
+    """Return the current settings of this thread."""
     return Arithmetic(
         torch.get_num_threads(),
         ONEDNN.enabled and ONEDNN.is_available(),

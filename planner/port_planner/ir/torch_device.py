@@ -1,6 +1,6 @@
-"""Torch's knowledge about a kind of device: its generator's state, and whether it is done.
+"""Torch's functions for a kind of device: its generator's state, and waiting for it.
 
-Shared by capture, profile and executor.
+They are shared by capture, profile and executor.
 """
 
 import sys
@@ -24,7 +24,7 @@ def own_device_file() -> str | None:
 
 
 def known_kinds() -> tuple[str, ...]:
-    """Return the kinds that a graph may name: torch's own, and one registered as private."""
+    """Return the kinds that a graph may name: torch's own, and one that is registered as private."""
     return CPU, CUDA, MPS, torch.device("privateuseone").type
 
 
@@ -35,9 +35,9 @@ def module_of(kind: str) -> ModuleType:
 
 
 def kind_of(tensor: torch.Tensor) -> str:
-    """Return the kind of device that a tensor lies on.
+    """Return the kind of device on which a tensor is.
 
-    Raises CaptureError for one that no plan can name: another backend, or a second card.
+    Raises CaptureError for a device that no plan can name: another backend, or a second card.
     """
     device = tensor.device
     if device.type not in known_kinds() or device.index not in (None, 0):
@@ -68,7 +68,7 @@ def generator_states(kinds: Iterable[str]) -> dict[str, torch.Tensor]:
 
 
 def restore_generators(states: Mapping[str, torch.Tensor]) -> None:
-    """Put back what `generator_states` gave."""
+    """Restore the states that `generator_states` returned."""
     for kind, state in states.items():
         set_generator_state(kind, state)
 
@@ -99,5 +99,5 @@ def synchronize(kind: str) -> None:
 
 
 def kinds_of(tensors: Iterable[Any]) -> frozenset[str]:
-    """Return the kinds of devices that these tensors lie on. Raises CaptureError as `kind_of` does."""
+    """Return the kinds of devices on which these tensors are. Raises CaptureError as `kind_of` does."""
     return frozenset(kind_of(t) for t in tensors if isinstance(t, torch.Tensor))

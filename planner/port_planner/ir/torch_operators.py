@@ -1,6 +1,6 @@
 """Turn the names in a graph into torch's operators and arguments.
 
-Only names on the planner's list become anything.
+Only names on the planner's list are accepted.
 """
 
 import math
@@ -37,13 +37,12 @@ COMPLEX = "complex"
 """The kind of an argument that names a complex number, as Python spells it."""
 
 MAX_COORDINATE = 1e30
-"""Still finite in float32 when it is scaled to pixels."""
+"""Largest coordinate that is still finite in float32 when it is scaled to pixels."""
 CONNECTIONIST = "_ctc_loss"
-"""Operator whose labels, the second of four tensors or lists, become addresses whatever they are, in all its
-overloads."""
+"""Operator whose labels, the second of four tensors or lists, become addresses regardless of their values, in all its overloads."""
 _CONNECTIONIST_OPERANDS = 4
 REPEATS = "aten::repeat_interleave.Tensor"
-"""Operator whose first argument gives the repeats of each index: torch writes that many, whatever the sum."""
+"""Operator whose first argument gives the repeats of each index; torch writes that many, whatever their sum."""
 RECURRENT = "aten::mkldnn_rnn_layer"
 """A layer of an LSTM by oneDNN."""
 _WITH_WORKSPACE = 4
@@ -70,10 +69,10 @@ def resolve(name: str) -> Callable[..., Any]:
 
 
 def function_of(op: Op) -> Callable[..., Any]:
-    """Return what repeats a recorded call; raise OperatorError as `resolve` does.
+    """Return a function that repeats a recorded call; raise OperatorError as `resolve` does.
 
-    A recurrent layer makes what its backward pass reads only where gradients are recorded, as they were if it is there.
-    A CTC loss makes it as wide as its labels allow (`of_all_labels`).
+    A recurrent layer creates the workspace of its backward pass only if gradients are recorded, as they were if the workspace is in the
+    graph. A CTC loss makes its workspace as wide as its labels allow (`of_all_labels`).
     """
     function = resolve(op.name)
     if base_name(op.name) == CONNECTIONIST:
@@ -93,8 +92,8 @@ def function_of(op: Op) -> Callable[..., Any]:
 def of_all_labels(labels: torch.Tensor, found: tuple[torch.Tensor, torch.Tensor]) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the results of a CTC loss in the same shape for all batches.
 
-    What its backward pass reads is as wide as the longest sequence of labels in the batch. It is made as wide as the padded `labels`, one
-    row per sample; nothing reads the rest.
+    The workspace of its backward pass is as wide as the longest sequence of labels in the batch. Here it is made as wide as the padded
+    `labels`, one row per sample; nothing reads the rest.
     """
     likelihood, alpha = found
     missing = 2 * labels.shape[1] + 1 - alpha.shape[-1] if labels.dim() > 1 else 0

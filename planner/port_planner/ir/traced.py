@@ -1,4 +1,4 @@
-"""A traced step, the target to plan it for, and the plan.
+"""A traced step, the target for which to plan it, and the plan.
 
 These are exchanged between a program and the process that plans for it.
 """
@@ -15,15 +15,15 @@ PLANNING_MODULE = "port_planner.search.traced_plan"
 
 GREEDY_BYTES = 56 << 20
 SEARCH_BYTES = 144 << 20
-"""Resident memory of the process that plans, measured on a step of 3,600 operators (46 and 129 MB), and a tenth."""
+"""Resident bytes of the planning process, measured on a step of 3,600 operators (46 and 129 MB), plus a tenth."""
 
 
 @dataclass(frozen=True, slots=True)
 class TracedOp:
     """One operator: seconds, bytes of workspace, and storages by index, each at most once.
 
-    `reads` are its operands, those that it changes included, `writes` what it changes or makes, `makes` what begins its
-    life here. `repeatable`: run again on the same operands it makes the same bits, and changes nothing.
+    `reads`: its operands, including those that it changes. `writes`: storages that it changes or creates. `makes`: storages whose life
+    begins here. `repeatable`: whether it gives the same bits again on the same operands, and changes nothing.
     """
 
     seconds: float
@@ -38,7 +38,7 @@ class TracedOp:
 class TracedStorage:
     """A block of memory. `persistent`: it exists before and after the step.
 
-    `ends`: the operator before which the program frees it; the number of operators if it does not in this step.
+    `ends`: the operator before which the program frees it; the number of operators if it is not freed in this step.
     """
 
     nbytes: int
@@ -65,9 +65,9 @@ class Departure:
 
 @dataclass(frozen=True, slots=True)
 class TracedRequest:
-    """What to plan: a step, the device's rates, bytes of tensors that may be resident.
+    """A planning request: a step, the device's rates, and the bytes of tensors that may be resident.
 
-    Rates: what it does per second and joule.
+    Rates are amounts per second and per joule.
 
     `search_s`: CPU seconds for the search, 0 for the greedy plan alone.
     """
@@ -99,7 +99,7 @@ _LENGTH_BYTES = 4
 
 
 def pack_traced_plan(plan: TracedPlan) -> bytes:
-    """Return a plan as the planning process writes it: its length, big-endian, and msgpack."""
+    """Return a plan in the form that the planning process writes: its length, big-endian, and msgpack."""
     packed = msgspec.msgpack.encode(plan)
     return len(packed).to_bytes(_LENGTH_BYTES) + packed
 

@@ -1,1 +1,1 @@
-"""The file that carries a step to a device: manifest, tensors, data order."""
+"""The file that carries a step to a device: manifest, tensors and data order."""

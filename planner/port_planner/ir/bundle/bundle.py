@@ -1,12 +1,11 @@
 """A job on disk: one file that holds graphs, plans, costs, initial tensors and data.
 
-It can compute; it cannot run code.
+It can compute, but it cannot run code.
 
-A zip archive: `manifest.json`, `graphs.msgpack`, `plans.msgpack`, `costs.msgpack`, and `tensors.safetensors` and
-`data.safetensors`, both stored uncompressed so that single rows and chunks can be read in place. The manifest has the
-hash of every other member (of the last two: of their headers) and of every tensor; `sums/train/0` holds the checksums
-of the rows of `train/0` by blocks. Whatever is read is checked. Reading needs no torch and never unpacks to a path that
-the archive names.
+A zip archive: `manifest.json`, `graphs.msgpack`, `plans.msgpack`, `costs.msgpack`, and `tensors.safetensors` and `data.safetensors`, both
+stored uncompressed so that single rows and chunks can be read in place. The manifest has the hash of every other member (of the last two:
+of their headers) and of every tensor; `sums/train/0` holds the checksums of the rows of `train/0` by blocks. All contents are checked when
+they are read. Reading needs no torch, and never unpacks to a path that the archive names.
 """
 
 import copy
@@ -42,12 +41,12 @@ from port_planner.ir.graph import Role, storage_key, view_bytes
 from port_planner.ir.plan import Plan
 
 SUMS = "sums/"
-"""Begins the name of the checksums of a column of data."""
+"""Prefix of the names of the checksums of a data column."""
 _PACKED = ("graphs.msgpack", "plans.msgpack", "costs.msgpack")
 _CHECKED_BYTES = 1 << 20
 """Bytes per read when everything is checked."""
 _MATRIX = 2
-"""Number of dimensions of tensors in blocks."""
+"""Number of dimensions of tensors that are stored in blocks."""
 TENSOR_MEMBERS = ("tensors.safetensors", "data.safetensors")
 
 
@@ -60,7 +59,7 @@ def read_manifest(path: Path) -> Manifest:
 def manifest_hashes(path: Path) -> dict[str, str]:
     """Return the hashes in a manifest: SHA-256 of members by name, XXH3 of tensors by `MEMBER/NAME`.
 
-    Raises BundleError where it has none.
+    Raises BundleError if it has none.
     """
     with open_archive(path) as archive:
         return hashes_of(manifest_json(archive, path), path)
@@ -85,7 +84,7 @@ class Bundle:
                 raise BundleError(f"{path}: expected a list of plans, found {str(plans)[:60]!r}")
             self.plans = [{k: unpack_plan(p) for k, p in _mapping(c, path).items()} for c in plans]
             self.id = hashlib.sha256(json.dumps(raw, sort_keys=True).encode()).hexdigest()
-            """Identity of the bundle's whole content: the state of a job with another id belongs to another job."""
+            """Identity of the bundle's whole content; the state of a job with another id belongs to another job."""
             self.tensors, data = (tensor_index(archive, name, hashes, path) for name in TENSOR_MEMBERS)
             self.data = {k: m for k, m in data.items() if not k.startswith(SUMS)}
             self._sums = {k.removeprefix(SUMS): m for k, m in data.items() if k.startswith(SUMS)}
@@ -211,9 +210,9 @@ class Bundle:
             raise BundleError(f"{path}: {key} lacks checksums for its {blocks} blocks of rows; recreate the bundle")
 
     def result_key(self, name: str) -> str:
-        """Return the key of the persistent storage that holds a tensor of the result.
+        """Return the key of the persistent storage that contains a tensor of the result.
 
-        `unused/NAME` where none does.
+        The key is `unused/NAME` if no storage contains it.
         """
         keys = (storage_key(Role.PARAMETER, name), storage_key(Role.BUFFER, name))
         return next((k for k in keys if k in self.manifest.layouts), f"unused/{name}")
@@ -257,7 +256,7 @@ class Bundle:
             )
 
     def checksum(self, key: str) -> str:
-        """Return what tells a tensor's initial bytes from others, the same wherever and in whatever blocks they are stored.
+        """Return a value that identifies a tensor's initial bytes, regardless of where and in which blocks they are stored.
 
         Raises BundleError for damaged ones; only those of a tensor in blocks are read.
         """
@@ -276,7 +275,7 @@ class Bundle:
     def row(self, fd: int, key: str, row: int) -> bytes:
         """Return one row of a column of data; `fd` is an open descriptor of the file.
 
-        Raises BundleError where there is no such row or its block is not as it was written.
+        Raises BundleError if there is no such row, or if its block differs from what was written.
         """
         column = self.data[key]
         if not 0 <= row < column.shape[0]:
@@ -294,7 +293,7 @@ class Bundle:
         return data[inside * width : (inside + 1) * width]
 
     def data_digest(self) -> str:
-        """Return the digest of the columns that are trained on, without reading them. Raises OSError."""
+        """Return the digest of the columns used for training, without reading them. Raises OSError."""
         trained = [key for key in self._sums if not key.startswith("eval")]
         with self.path.open("rb") as stream:
             read = {key: self._read(stream.fileno(), self._sums[key], 0, self._sums[key].nbytes) for key in trained}
@@ -320,7 +319,7 @@ class Bundle:
 
 
 def _is_part(part: TensorLayout, whole: TensorLayout, dimension: int) -> bool:
-    """Return whether a matrix can be rows (dimension 0) or columns of another."""
+    """Return whether a matrix can be rows (dimension 0) or columns of another one."""
     if len(part.shape) != len(whole.shape) or len(whole.shape) != _MATRIX or part.dtype != whole.dtype:
         return False
     row_major = all(layout.offset == 0 and layout.stride == (layout.shape[1], 1) for layout in (part, whole))

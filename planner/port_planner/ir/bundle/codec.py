@@ -29,13 +29,13 @@ from port_planner.ir.operators import check_operator
 from port_planner.ir.plan import Action, Decision, Plan
 
 MAX_OPS = 200_000
-"""The largest graph measured has 5,607 operators; a file with far more is damaged or hostile."""
+"""Largest number of operators in a graph. The largest graph measured has 5,607; a file with far more is damaged or hostile."""
 MAX_NESTING = 4
-"""Arguments are numbers, tensors, or lists of them; nothing in aten nests deeper."""
+"""Deepest nesting of arguments, which are numbers, tensors, or lists of these; nothing in aten nests deeper."""
 
 T = TypeVar("T")
 _FLASH_BEFORE = 8
-"""Fields of a medium that every bundle has; readers from before the others expect none."""
+"""Fields of a medium that every bundle has; readers from before the other fields do not expect those."""
 
 _Counts = tuple[Count, ...]
 _Many = msgspec.Meta(max_length=4 * MAX_OPS)
@@ -47,7 +47,7 @@ class _TileRecord(NamedTuple):
     place: Count
     pieces: Count
     reordered: bool = False
-    """Absent of a chain that has the bits of the whole."""
+    """Whether a chain sums in another order; absent if it has the bits of the whole."""
 
 
 class _OpRecord(NamedTuple):
@@ -59,9 +59,9 @@ class _OpRecord(NamedTuple):
     phase: Phase
     random: bool
     tile: _TileRecord | None = None
-    """Absent for an op that runs whole, and in bundles from before tiles were recorded."""
+    """The tile of an op; absent for an op that runs whole, and in bundles from before tiles were recorded."""
     team: Count = 0
-    """Absent of an op that all threads compute, and in bundles from before there were teams."""
+    """The thread team of an op; absent if all threads compute it, and in bundles from before there were teams."""
 
 
 _Rows = tuple[list[Any], ...]
@@ -77,7 +77,7 @@ class _GraphRecord(NamedTuple):
     aux: _Counts
     scalars: Count
     draws: Annotated[tuple[_Counts, ...], _Many] = ()
-    """Absent where random operators draw in their own order, as in bundles from before there was another."""
+    """The order in which random operators draw; absent if that is their own order, as in older bundles."""
 
 
 class _Special(msgspec.Struct, forbid_unknown_fields=True):
@@ -93,7 +93,7 @@ class _PlanRecord(NamedTuple):
     figures: tuple[Count, Count, Figure, Figure, Figure, Figure | None]
     strategy: Text
     targets: bytes | None = None
-    """Per decision; absent if all are 0, as in bundles from before there were several targets."""
+    """Paging target of each decision; absent if all are 0, as in bundles from before there were several targets."""
 
 
 class _DeviceRecord(NamedTuple):
@@ -103,9 +103,9 @@ class _DeviceRecord(NamedTuple):
     compute_watts: Figure
     threads: Count
     host_base_bytes: Count = 0
-    """Absent where operators compute in the host's memory."""
+    """Bytes of the host's memory; absent if operators compute in it."""
     shares_pages: bool = False
-    """Absent where pages are copied on their way."""
+    """Whether pages are shared; absent if they are copied on their way."""
 
 
 class _CostRecord(NamedTuple):
@@ -114,13 +114,13 @@ class _CostRecord(NamedTuple):
     ops: _Rows
     scratch_targets: _Rows = ()
     packings: Annotated[_Rows, _Many] = ()
-    """Absent in bundles from before plans could pack."""
+    """Costs of packing; absent in bundles from before plans could pack."""
     elsewhere: Annotated[tuple[list[Any] | None, ...], _Many] = ()
-    """Absent where operators are not divided between devices."""
+    """Costs on the other device; absent if operators are not divided between devices."""
 
 
 class WireError(PortError):
-    """Data that is not a graph, a plan or a cost table."""
+    """The data is not a graph, a plan or a cost table."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -211,7 +211,7 @@ def _unpack(data: Any, depth: int = 0) -> Argument:
 def pack_plan(plan: Plan) -> list[Any]:
     """Return a plan as nested lists.
 
-    Decisions column by column, as compressed differences: a few bytes each.
+    Decisions are stored column by column as compressed differences, a few bytes each.
     """
     decisions = plan.decisions
     columns = (
@@ -231,7 +231,7 @@ def pack_plan(plan: Plan) -> list[Any]:
 def unpack_plan(data: Any) -> Plan:
     """Return the plan that `data` describes.
 
-    Whether it fits a graph, `port_planner.ir.lowering.lower.lower` tells.
+    `port_planner.ir.lowering.lower.lower` checks whether it fits a graph.
 
     Raises WireError for data that is not a valid plan.
     """
@@ -291,7 +291,7 @@ def pack_integers(numbers: Iterable[int]) -> bytes:
 def unpack_integers(data: bytes, *, most: int) -> list[int]:
     """Return the integers of `pack_integers`.
 
-    Raises WireError for other data, or for more than `most` of them.
+    Raises WireError for invalid data, or for more than `most` integers.
     """
     decompressor = zlib.decompressobj()
     try:
@@ -366,7 +366,7 @@ def unpack_costs(data: Any) -> CostTable:
 
 
 def _row(item: Any, least: int | None = None) -> list[Any]:
-    """Return the fields of a value; after the `least` first ones, without those at the end that have their defaults."""
+    """Return the fields of a value. Of those after the `least` first ones, trailing defaults are left out."""
     row = [_plain(getattr(item, field.name)) for field in fields(item)]
     defaults = [field.default for field in fields(item)]
     while least is not None and len(row) > least and row[-1] == defaults[len(row) - 1]:
@@ -381,7 +381,7 @@ def _plain(value: Any) -> Any:
 
 
 def _of_rows(kind: type[T], rows: _Rows, what: str) -> tuple[T, ...]:
-    """Return the values of a class from the columns of its fields, each checked against its annotation."""
+    """Return the values of a class from the columns of its fields, checking each against its annotation."""
     names = [field.name for field in fields(kind)]  # type: ignore[arg-type]  # a dataclass
     least = sum(field.default is MISSING for field in fields(kind))  # type: ignore[arg-type]
     for row in rows:

@@ -1,4 +1,4 @@
-"""The order in which a job goes through its data.
+"""The order in which a job uses its data.
 
 It is the same in the worker, in plain PyTorch and after a resume.
 """
@@ -14,7 +14,7 @@ from port_planner.ir.bundle.manifest import BucketSize
 def epoch_order(seed: int, epoch: int, samples: int) -> torch.Tensor:
     """Return the permutation of sample indices of one epoch.
 
-    It leaves the default generator alone.
+    The default generator stays unchanged.
     """
     return torch.randperm(samples, generator=_generator(seed, epoch))
 
@@ -26,7 +26,7 @@ def _generator(seed: int, epoch: int) -> torch.Generator:
 def batch_rows(
     seed: int, samples: int, batch_size: int, *, drop_last: bool, start: int = 0
 ) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield (epoch, sample indices) for batch `start`, `start + 1`, ... without end."""
+    """Yield (epoch, sample indices) for batch `start`, `start + 1`, ..., endlessly."""
     full, rest = divmod(samples, batch_size)
     per_epoch = full + (1 if rest and not drop_last else 0)
     epoch, batch = divmod(start, per_epoch)
@@ -40,10 +40,10 @@ def batch_rows(
 def bucket_batches(
     seed: int, sizes: Sequence[BucketSize], *, drop_last: Sequence[bool], start: int = 0
 ) -> Iterator[tuple[int, int, torch.Tensor]]:
-    """Yield (epoch, bucket, sample indices in it) for batch `start`, `start + 1`, ... without end.
+    """Yield (epoch, bucket, sample indices in it) for batch `start`, `start + 1`, ..., endlessly.
 
-    `drop_last`: of each bucket, whether its last, short batch is left out. Training begins with a batch of each bucket: the first steps,
-    which are compared with plain PyTorch's, show them all.
+    `drop_last`: for each bucket, whether its last, short batch is left out. Training begins with a batch of each bucket, so that the first
+    steps, which are compared with plain PyTorch's, include all of them.
     """
     if len(sizes) == 1:
         (size,), (drop,) = sizes, drop_last

@@ -1,6 +1,6 @@
 """A bundle's description of itself: plans and limits, tensor layouts, comparisons made, and names of graphs.
 
-Everything the supervisor needs, without torch.
+It contains everything that the supervisor needs, and does not need torch.
 """
 
 from collections.abc import Iterable, Mapping
@@ -22,10 +22,10 @@ from port_planner.ir.operators import OPTIMIZERS
 from port_planner.ir.plateau import PlateauRule
 
 FORMAT = 2
-"""Format 1 had no checksums of tensors."""
+"""Oldest readable format; format 1 had no checksums of tensors."""
 DEVICE_FORMAT = 3
-"""Format for steps on devices other than the CPU, or that take all micro-batches of an update at once; other bundles
-stay readable for older agents.
+"""Format for steps on devices other than the CPU, or that take all micro-batches of an update at once. Other bundles stay readable for
+older agents.
 """
 PACKING_FORMAT = 4
 """Format for bundles with packing costs, on any device: their plans may pack, and their pages may be packed on flash."""
@@ -56,12 +56,12 @@ FORMATS = (
     PLACED_FORMAT, TEAMS_FORMAT, SUMMED_FORMAT, NUMBERS_FORMAT, PROXIMAL_FORMAT, PLATEAU_FORMAT,
 )  # fmt: skip
 MAX_THREADS = 1024
-"""Largest number of threads: more than any processor has that trains here."""
+"""Largest number of threads, more than any processor has on which this trains."""
 Positive = Annotated[int, msgspec.Meta(ge=1, lt=MAX_WHOLE)]
 
 
 class BundleError(PortError):
-    """A file that is not a bundle, or one that is damaged or hostile."""
+    """The file is not a bundle, or it is damaged or hostile."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -91,12 +91,12 @@ class PlanChoice:
     wear_joules: float = 0.0
     """Wear of the written bytes, in joules; 0 in bundles older than its price."""
     device_ram_bytes: Count = 0
-    """Budget and the plan's peak in the device's own memory. 0 if it has none: `ram_bytes` then covers both."""
+    """Budget and the plan's peak in the device's own memory; 0 if it has none, in which case `ram_bytes` covers both."""
     device_peak_bytes: Count = 0
 
     @property
     def computing_peak_bytes(self) -> int:
-        """The peak of the memory that operators compute in."""
+        """The peak of the memory in which operators compute."""
         return self.device_peak_bytes or self.peak_bytes
 
 
@@ -160,8 +160,8 @@ class FileRange:
 
 @dataclass(frozen=True, slots=True)
 class ProximalTerm:
-    """What holds the weights near those that a run began with: its factor, and the name in the result of the weights that each storage
-    of `starts`, by key, is a copy of.
+    """A term that holds weights near those with which a run began: its factor and, for each storage of `starts` by key, the name in the
+    result of the weights that it copies.
     """
 
     mu: Annotated[float, msgspec.Meta(gt=0.0)]
@@ -170,9 +170,9 @@ class ProximalTerm:
 
 @dataclass(frozen=True, slots=True)
 class WeightBlocks:
-    """The storages, by key and in order, that hold a tensor in blocks of rows, and a frozen weight again in blocks of columns.
+    """The storages, by key and in order, that contain a tensor in blocks of rows, and a frozen weight again in blocks of columns.
 
-    `columns`: none where no graph reads it so.
+    `columns`: empty if no graph reads it that way.
     """
 
     rows: Annotated[tuple[str, ...], msgspec.Meta(min_length=1)]
@@ -181,7 +181,7 @@ class WeightBlocks:
 
 @dataclass(frozen=True, slots=True)
 class PlannedLimits:
-    """The limits of the plans, so that later plans keep them as well. None: no limit.
+    """The limits of the plans, which later plans also keep. None: no limit.
 
     `step_s`, `written_bytes`: bytes written in one training step. `deadline_at`: Unix time. `charging`: the hours, as HH:MM, in which
     training was expected to run until then.
@@ -195,15 +195,13 @@ class PlannedLimits:
 
 NO_LIMITS = PlannedLimits()
 WHOLE_UPDATE = "update"
-"""The name of a graph that takes all micro-batches of an update, with their columns in sequence, and returns all their
-losses.
-"""
+"""The name of a graph that processes all micro-batches of an update, with their columns in sequence, and returns all their losses."""
 UPDATING = ("step", "last", WHOLE_UPDATE)
 """Kinds of graphs that end with an update."""
 
 
 def batch_kind(number: int, accumulate: int) -> str:
-    """Return the kind of graph that the batch with this number runs, in a job that accumulates that many gradients."""
+    """Return the kind of graph for the batch with this number, in a job that accumulates that many gradients."""
     if accumulate == 1:
         return "step"
     place = number % accumulate
@@ -220,7 +218,7 @@ _BUCKET_DIGITS = 4
 
 
 def kind_of_graph(graph: str) -> str:
-    """Return "step", "first", "next", "last", "eval" or WHOLE_UPDATE, by a graph's name."""
+    """Return "step", "first", "next", "last", "eval" or WHOLE_UPDATE from a graph's name."""
     return graph.partition("@")[0].partition("#")[0]
 
 
@@ -233,13 +231,13 @@ def first_shapes(graphs: Iterable[str]) -> dict[str, str]:
 
 
 def bucket_of(graph: str) -> int:
-    """Return the bucket whose batches a graph takes, from its name."""
+    """Return the bucket whose batches a graph processes, from its name."""
     _, _, number = graph.partition("@")[0].partition("#")
     return int(number) if number.isdecimal() and len(number) <= _BUCKET_DIGITS else 0
 
 
 def data_part(graph: str) -> str:
-    """Return the name prefix of the columns that a graph takes its batches from."""
+    """Return the name prefix of the columns from which a graph takes its batches."""
     return "eval" if graph.startswith("eval") else train_part(bucket_of(graph))
 
 
@@ -295,32 +293,30 @@ class Manifest:
     recordings: Recordings = field(default_factory=Recordings)
     limits: PlannedLimits = NO_LIMITS
     device_kind: str = CPU
-    """Frozen weights that stay in the files they were loaded from, with their location, by storage key."""
+    """Kind of the device that computes the steps."""
     pruning: Pruning | None = None
     reordered: tuple[str, ...] = ()
-    """Operators that add in another order each time there, as was allowed: then nothing is the same to the bit."""
+    """Operators that add in a different order each time on that device, which was permitted; nothing is then equal to the bit."""
     files: Mapping[str, FileRange] = field(default_factory=dict)
-    """Positions of frozen weights that stay in the files they were loaded from, by storage key."""
+    """Positions of frozen weights in the files from which they were loaded, by storage key."""
     in_pieces: bool = False
     """Whether a graph runs chains of operators in tiles, which the graph marks."""
     buckets: tuple[BucketSize, ...] = ()
-    """Further samples, with rows of other shapes, in addition to `samples` in batches of `batch_size`."""
+    """Further samples whose rows have other shapes, in addition to `samples` in batches of `batch_size`."""
     blocks: Mapping[str, WeightBlocks] = field(default_factory=dict)
-    """Tensors that the graphs hold in blocks, by the key of the whole storage; its layout is in `layouts`."""
+    """Tensors that the graphs use in blocks, by the key of the whole storage, whose layout is in `layouts`."""
     placed: tuple[str, ...] = ()
-    """Kinds of devices that operators are divided among, on request: results are those of each device, not of one
-    alone.
-    """
+    """Kinds of devices among which operators are divided, on request; results are those of each device, not of one alone."""
     teams: Annotated[tuple[CpuTeam, ...], msgspec.Meta(max_length=MAX_TEAMS)] = ()
-    """Thread teams, numbered from 1, that the CPU's operators are divided among besides team 0 with all `threads`."""
+    """Thread teams, numbered from 1, among which the CPU's operators are divided besides team 0, all `threads`."""
     summed_in_pieces: bool = False
-    """Whether a chain sums over its tiles in another order than the whole, with permission; the graph marks it."""
+    """Whether a chain sums over its tiles in a different order than the whole, with permission; the graph marks it."""
     plain: PlainRun = field(default_factory=PlainRun)
     known: KnownSteps | None = None
-    """The steps of a program that counts or keeps tensors over steps; None: every step is the same."""
+    """The steps of a program that counts or keeps tensors across steps; None: every step is the same."""
     proximal: ProximalTerm | None = None
     plateau: PlateauRule | None = None
-    """Rule by which learning rates follow the mean loss of each epoch; None: they do not."""
+    """Rule by which learning rates follow the mean loss of each epoch; None: they do not follow it."""
 
     @property
     def format(self) -> int:
@@ -376,7 +372,7 @@ class Manifest:
 
     @property
     def known_updates(self) -> int | None:
-        """For how many updates the optimizer's numbers and the program's steps are known, from the first on; None: for all."""
+        """Number of updates, from the first on, for which the optimizer's numbers and the program's steps are known; None: all."""
         recorded = self.optimizer.get("recorded")
         known = [None if recorded is None else recorded["updates"], len(self.schedule) or None]
         known.append(None if self.known is None else self.known.updates)
@@ -414,7 +410,7 @@ def manifest_of(raw: Mapping[str, Any], path: Path) -> Manifest:
 
 
 def _number(hyperparameter: Any) -> Any:
-    """Return a hyperparameter, or the number of one that is a tensor."""
+    """Return a hyperparameter, or the number in one that is a tensor."""
     return hyperparameter.get("number") if isinstance(hyperparameter, dict) else hyperparameter
 
 

@@ -1,4 +1,4 @@
-"""When weights are set to zero while training: a job's own choice, which changes the numbers."""
+"""When weights are set to zero during training, which is a job's own choice and changes the numbers."""
 
 from dataclasses import dataclass
 
@@ -16,7 +16,7 @@ class Pruning:
     """
 
     sparsity: float
-    """Share of the items of each trained weight of two dimensions or more that is zero in the end."""
+    """Final share of zeros among the items of each trained weight with two or more dimensions."""
     end: int
     begin: int = 0
     every: int = 10

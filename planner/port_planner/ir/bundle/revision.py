@@ -1,4 +1,4 @@
-"""New plans for a bundle, in a file next to it: the bundle stays unchanged, and so does the state that belongs to it."""
+"""New plans for a bundle, in a file next to it; the bundle and its state stay unchanged."""
 
 import hashlib
 import os
@@ -16,14 +16,14 @@ from port_planner.ir.costs import CostTable, Speeds
 from port_planner.ir.plan import Plan
 
 MAX_REVISION_BYTES = 64 << 20
-"""GPT-2's four plans and costs take 0.7 MB."""
+"""Largest size in bytes; GPT-2's four plans and costs take 0.7 MB."""
 _FORMAT = 1
 _HASH_BYTES = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Revision:
-    """As many plans as the bundle has, for the same budgets, with the costs they were made for."""
+    """As many plans as the bundle has, for the same budgets, with the costs for which they were made."""
 
     bundle_id: str
     speeds: Speeds
@@ -47,7 +47,7 @@ def revision_path(bundle: Path) -> Path:
 
 
 def write_revision(path: Path, revision: Revision) -> None:
-    """Write a revision, whole or not at all. Raises OSError."""
+    """Write a revision, completely or not at all. Raises OSError."""
     packed = msgspec.msgpack.encode(
         _Record(
             _FORMAT,
@@ -75,7 +75,7 @@ def read_revision(path: Path) -> Revision:
 
 
 def read_revised_choices(path: Path) -> tuple[tuple[PlanChoice, ...], Speeds]:
-    """Return the figures of a revision's plans and their measured speeds; cheap. Raises as `read_revision`."""
+    """Return the figures of a revision's plans and their measured speeds; cheap. Raises as `read_revision` does."""
     record = _read(path)
     return record.choices, record.speeds
 

@@ -1,6 +1,6 @@
 """Safetensors files, written piece by piece and read in place.
 
-Needs no torch, and no tensor whole in memory.
+It needs no torch, and never a whole tensor in memory.
 
 Format: u64 little-endian header length, JSON header (name -> dtype, shape, byte range), data.
 """
@@ -36,7 +36,7 @@ class Chunks:
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
-    """What a header says of a tensor, its data type by the format's own name."""
+    """The entry of a tensor in a header, with its data type by the format's own name."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -87,9 +87,9 @@ def encode(tensors: Mapping[str, Chunks], metadata: Mapping[str, str] | None = N
 
 
 def read_header(stream: IO[bytes], available: int) -> bytes:
-    """Return the header of a file of `available` bytes, its length included.
+    """Return the header of a file of `available` bytes, and its length.
 
-    Raises ValueError or struct.error where there is none.
+    Raises ValueError or struct.error if there is none.
     """
     prefix = stream.read(8)
     length = struct.unpack("<Q", prefix)[0]

@@ -1,6 +1,6 @@
 """Write a bundle: large contents once and first, plans after them.
 
-New plans then do not require writing the weights again.
+So new plans do not require writing the weights again.
 """
 
 import hashlib
@@ -42,7 +42,7 @@ class Contents:
 def write_bundle(path: Path, contents: Contents) -> None:
     """Write a bundle atomically: `path` is the old file or the complete new one.
 
-    Raises BundleError where it cannot be written.
+    Raises BundleError if it cannot be written.
     """
     temporary = path.with_name(path.name + ".new")
     try:
@@ -63,9 +63,9 @@ def write_bundle(path: Path, contents: Contents) -> None:
 def replace_plans(
     path: Path, manifest: Manifest, plans: Sequence[Mapping[str, Plan]], costs: Mapping[str, CostTable]
 ) -> None:
-    """Put other plans, costs and manifest at the end of a bundle; its tensors and data are not touched.
+    """Write other plans, costs and manifest to the end of a bundle, leaving its tensors and data unchanged.
 
-    Not atomic: for a bundle that is still being made. Raises BundleError where it cannot be written.
+    This is not atomic, so it is only for a bundle that is still being made. Raises BundleError if it cannot be written.
     """
     hashes = manifest_hashes(path)
     try:
@@ -107,7 +107,7 @@ def _write_plans(
     costs: Mapping[str, CostTable],
     hashes: Mapping[str, str],
 ) -> None:
-    """Write what may still change: plans, costs, and the manifest, which holds the hashes of all."""
+    """Write what may still change: plans, costs, and the manifest, which contains all hashes."""
     packed = [{name: pack_plan(p) for name, p in choice.items()} for choice in plans]
     all_hashes = {
         **hashes,

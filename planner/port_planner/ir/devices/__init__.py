@@ -1,1 +1,1 @@
-"""Devices that a step's storages may lie on: their names and their properties in torch."""
+"""Devices on which a step's storages may be: their names, and their properties in torch."""

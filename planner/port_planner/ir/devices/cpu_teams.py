@@ -1,6 +1,4 @@
-"""Teams of CPU threads that a step's operators may be divided among: a thread count, on any core or on one cluster's
-cores.
-"""
+"""Teams of CPU threads among which a step's operators may be divided: a thread count, on any core or on one cluster's cores."""
 
 from dataclasses import dataclass
 from typing import Annotated
@@ -8,16 +6,16 @@ from typing import Annotated
 import msgspec
 
 MAX_TEAMS = 16
-"""Maximum teams in a bundle: thread counts, and clusters of a big.LITTLE CPU (at most three)."""
+"""Largest number of teams in a bundle: thread counts, and clusters of a big.LITTLE CPU (at most three)."""
 _MAX_THREADS = 1024
 _MAX_CORES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class CpuTeam:
-    """`threads` that compute an operator together; `cores`: the numbers of those they run on, none: on any.
+    """`threads` that compute an operator together; `cores`: the numbers of the cores on which they run, empty for any.
 
-    All teams compute in the same memory. The number of threads belongs to an operator's bits, the cores do not.
+    All teams compute in the same memory. An operator's bits depend on the number of threads, but not on the cores.
     """
 
     threads: Annotated[int, msgspec.Meta(ge=1, le=_MAX_THREADS)]

@@ -1,4 +1,4 @@
-"""Operators that do not give the same bits each time, by kind of device, with the source.
+"""Operators that do not give the same bits each time, by kind of device, with a source.
 
 On the CPU, all allowed operators are repeatable with a fixed number of threads, and random ones with their generator's
 state. Convolutions and matrix products of a GPU repeat on one card with one library and the settings of
@@ -25,7 +25,7 @@ _FLOATING = ("float16", "bfloat16", "float32", "float64", "complex64", "complex1
 
 
 def reordered_operators(graph: StepGraph) -> dict[str, str]:
-    """Return the operators of a step that add or write in another order each time on its device, with the source of that."""
+    """Return the operators of a step that add or write in a different order each time on its device, with a source."""
     table = REORDERED.get(graph.device, {})
     found: dict[str, str] = {}
     for i, op in enumerate(graph.ops):
@@ -38,7 +38,7 @@ def reordered_operators(graph: StepGraph) -> dict[str, str]:
 
 
 def _repeats(graph: StepGraph, op: Op, base: str) -> bool:
-    """Return whether this call repeats although others of its name do not."""
+    """Return whether this call is repeatable although others of its name are not."""
     if base.startswith("index_put"):
         return graph.device == CUDA and (_accumulates(op) or _chosen_by_mask(graph, op))
     if base.removesuffix("_") == "scatter":
@@ -56,6 +56,6 @@ def _accumulates(op: Op) -> bool:
 
 
 def _chosen_by_mask(graph: StepGraph, op: Op) -> bool:
-    """Return whether each place is written once: a mask names none twice."""
+    """Return whether each place is written once, because a mask names none twice."""
     indices = [a for a in op.args[1] if isinstance(a, Ref)] if isinstance(op.args[1], tuple) else []
     return bool(indices) and all(graph.values[a.value].dtype == "bool" for a in indices)

@@ -1,7 +1,7 @@
 """Copies of whole storages between the memories of two kinds of devices, as operators of a graph.
 
-A transfer is torch's own `_to_copy` of all bytes of a storage. Contents are the same on either side, so no number depends on
-where or how often a step is transferred.
+A transfer is torch's own `_to_copy` of all bytes of a storage. The contents are equal on both sides, so no number depends on where or how
+often a storage is transferred.
 """
 
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ _COPY = "aten::_to_copy"
 
 @dataclass(frozen=True, slots=True)
 class StorageTransfer:
-    """A copy of storage `source` in storage `target`, which lies on another kind of device."""
+    """A copy of storage `source` to storage `target`, which is on another kind of device."""
 
     source: int
     target: int

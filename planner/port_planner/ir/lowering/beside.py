@@ -1,6 +1,4 @@
-"""The host memory that a step on a device holds besides its pages: storages there, and the workspace of operators
-there.
-"""
+"""The host memory of a step on a device besides its pages: storages there, and the workspace of operators there."""
 
 from collections.abc import Sequence, Set
 
@@ -11,9 +9,9 @@ from port_planner.ir.program import Code, Instruction
 
 
 def beside_bytes(graph: StepGraph, costs: CostTable, instructions: Sequence[Instruction], starts_away: Set[int]) -> int:
-    """Return the most bytes that are held at once; 0 of a step of the CPU, which plans count already.
+    """Return the most bytes that are held at once; 0 for a step of the CPU, which plans already count.
 
-    What is being paged is there until its write is waited for, and from when its read begins.
+    A paged storage is held until its write has been waited for, and from the beginning of its read.
     """
     if graph.device == CPU:
         return 0

@@ -15,12 +15,12 @@ from port_planner.ir.lowering.rematerialize import effective_operands
 from port_planner.ir.program import Code, Instruction, Program
 
 READ_MARGIN = 0.1
-"""A read starts earlier than the measured bandwidth requires by this share of its duration."""
+"""Share of its duration by which a read starts earlier than the measured bandwidth requires."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Pending:
-    """A write or a sliced update under way.
+    """A write or a sliced update in progress.
 
     `nbytes` stay resident until `wait` ends, at `moment` at the earliest.
     """
@@ -35,7 +35,7 @@ class _Pending:
 def emit(placement: Placement) -> Program:
     """Return the program of a placed plan, in the state in which it follows itself.
 
-    The writes left by the step before are still under way.
+    The writes left by the previous step are still in progress.
     """
     alone = _Emitter(placement, ())
     alone.emit()
@@ -65,7 +65,7 @@ class _Emitter:
         self.clock = self.stall = self.recompute = 0.0
         self.packings: list[PackingCost] = []
         self.packed: dict[int, int] = {}
-        """Storage -> where in `packings` it is while it is packed."""
+        """Storage -> its entry in `packings` while it is packed."""
         self.packed_on: dict[int, int] = {}
         """Storage -> the target that holds its packed form."""
         self.backlog = cross_step[-1].moment if cross_step else 0.0
@@ -82,18 +82,19 @@ class _Emitter:
         self.read_bytes, self.written_to = 0, [0] * len(self.targets)
         self.io_joules = self.wear_joules = 0.0
         self.lies_on = {s: placement.homes[s] for s in placement.starts_away}
-        """Storages whose current contents are already on a paging target, and on which."""
+        """Storages whose current contents are already on a paging target, and the number of that target."""
         self.unchanged = {
             s for s, storage in enumerate(self.graph.storages) if storage.persistent and not self.graph.writers[s]
         }
-        """Persistent storages that their target has as they are, but for what another graph changed: that is written once, and waited
-        for."""
+        """Persistent storages that are unchanged on their target, except for changes by another graph, which are written once and waited
+        for.
+        """
         self.level = 0
 
     def emit(self) -> None:
         """Write the instructions of the step.
 
-        At its end, only writes that the next step can wait for may be under way.
+        At its end, only writes for which the next step can wait may be in progress.
         """
         x = self.x
         self.timeline: list[int] = []
@@ -244,10 +245,10 @@ class _Emitter:
         return self.free_at[link]
 
     def _read_ahead(self, i: int) -> int:
-        """Ask for the reads that cannot wait for the next op, if they fit, and for those that op `i` needs.
+        """Request the reads that cannot wait for the next op, if they fit, and those that op `i` needs.
 
-        One thread moves pages in the order in which they are asked for, so a read goes before the writes that would
-        delay it. Returns the resident bytes at the fullest moment.
+        One thread moves pages in the order of the requests, so a read goes before the writes that would delay it. Returns the resident
+        bytes at the fullest moment.
         """
         x = self.x
         self.level = int(self.held[i])
@@ -288,7 +289,7 @@ class _Emitter:
         return free + (1 + READ_MARGIN) * span > wanted
 
     def _fits(self, i: int, due: Due) -> bool:
-        """Return whether a read fits from op `i` to its use, alongside the writes still in progress."""
+        """Return whether a read fits from op `i` to its use, beside the writes in progress."""
         x = self.x
         if x.limit is None:
             return True
@@ -396,7 +397,7 @@ class _Emitter:
             self._put(Code.SLICED, g)
 
     def _stream(self, g: int, frees: Sequence[int]) -> tuple[int, ...]:
-        """Book the transfers of a sliced group that has started.
+        """Count the transfers of a sliced group that has started.
 
         Return those of `frees` that must wait for its end.
         """

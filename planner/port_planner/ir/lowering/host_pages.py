@@ -1,6 +1,6 @@
 """Layout of a device's pages in the host's memory when that is a target: one block, laid out before the step.
 
-Pinned memory is slow to allocate, so it is allocated once; the step's order is known, so every page has a fixed place.
+Pinned memory is slow to allocate, so it is allocated once. The step's order is known, so every page has a fixed place.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from port_planner.ir.lowering.placement import HostPages, Position
 from port_planner.ir.program import PlanError
 
 ALIGNMENT = 512
-"""Pages begin at multiples of this: copy engines of GPUs need it for full speed, and it is a sector."""
+"""Bytes of which pages begin at multiples: copy engines of GPUs need this for full speed, and it is a sector."""
 
 
 class HostMemoryError(PlanError):

@@ -1,10 +1,10 @@
-"""Lower a plan into a Program, the straight line of instructions that the executor follows.
+"""Lower a plan into a Program, the linear sequence of instructions that the executor follows.
 
-Its memory and time are counted on the way.
+Memory and time are computed on the way.
 
-The lowering decides what the plan leaves open: when a read is issued (early enough to hide behind compute, late enough
-to fit) and when a finished write is waited for. It knows the resident bytes at every instruction, so the peak is a
-statement about the program, not an estimate. Pure; no torch.
+The lowering decides what the plan leaves open: when a read is issued (early enough to hide behind compute, late enough to fit) and when a
+finished write is waited for. It knows the resident bytes at every instruction, so the peak is a fact about the program, not an estimate.
+The module is pure and does not import torch.
 """
 
 import math
@@ -27,7 +27,7 @@ from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import CostlyPlanError, PlanError, Program
 
 _ROUNDING = 1e-9
-"""Relative: sums in another order."""
+"""Relative rounding error of sums in different orders."""
 
 
 def lower(
@@ -35,9 +35,9 @@ def lower(
 ) -> Program:
     """Return the program of `plan`.
 
-    `graph` and `costs` are in recorded order; `plan.order` is applied here. Raises PlanError for a plan that is wrong
-    whatever the budget, BudgetError where it needs more than `plan.ram_bytes` (0: no limit, or `check_budget=False`), CostlyPlanError
-    where it is plain beforehand that it costs more than `max_joules` in energy and wear.
+    `graph` and `costs` are in recorded order; `plan.order` is applied here. Raises PlanError for a plan that is wrong for any budget.
+    Raises BudgetError if it needs more than `plan.ram_bytes` (0 or `check_budget=False`: no limit), and CostlyPlanError if it certainly
+    costs more than `max_joules` in energy and wear.
     """
     if len(costs.ops) != len(graph.ops):
         raise PlanError(f"the cost table has {len(costs.ops)} ops, the graph {len(graph.ops)}; profile it again")
@@ -54,7 +54,7 @@ def lower(
 
 
 class _PlanLowering:
-    """Puts a plan's decisions in their places, then its reads.
+    """Puts a plan's decisions and then its reads into their places.
 
     The time of a read depends on how long everything else takes.
     """
@@ -80,12 +80,12 @@ class _PlanLowering:
             self.updates.streamed[g], self.updates.written[g] = set(), set()
         self.at = [Position() for _ in graph.ops]
         self.homes: dict[int, int] = {}
-        """Persistent storage that is paged -> the target that its pages go to."""
+        """Persistent storage that is paged -> the target of its pages."""
         self.starts_away: set[int] = set()
         self.reads: list[Due] = []
 
     def placement(self) -> Placement:
-        """Return where everything happens; raise PlanError or BudgetError if it cannot."""
+        """Return the places of all decisions; raise PlanError or BudgetError if there are none."""
         self._place()
         self._find_streamed()
         residency = ResidencyWalk(self.graph, self.costs, self.updates, self.at, self.starts_away)
@@ -103,7 +103,7 @@ class _PlanLowering:
     # -- pass 1: where each decision acts
 
     def _edge(self, op: int, *, start: bool) -> int:
-        """Return an op index, moved to the first or last op of the sliced group it lies in."""
+        """Return an op index, moved to the first or last op of the sliced group that contains it."""
         g = self.updates.group_at.get(op)
         if g is None:
             return op
@@ -182,9 +182,9 @@ class _PlanLowering:
             )
 
     def _place_packing(self, d: Decision, after: int, before: int, *, moves_later: bool) -> None:
-        """Place what packs a storage and unpacks it, unless all that reads it later can do so packed.
+        """Place the packing and unpacking of a storage, unless all later readers can read it packed.
 
-        `moves_later`: in a later gap it is somewhere else, so it comes back before, if it can.
+        `moves_later`: whether it is elsewhere in a later gap, so that it must be restored before, if possible.
         """
         version = sum(w <= d.after for w in self.graph.writers[d.storage])
         cost = self.packing.get((d.storage, version))
@@ -238,7 +238,7 @@ class _PlanLowering:
                     last.frees.append(s)
 
     def _lies_in_memory(self, s: int) -> bool:
-        """Return whether what lives within the step is ever paged to a target that is memory."""
+        """Return whether a storage that lives within the step is ever paged to a target that is memory."""
         targets = self.costs.device.targets
         return not self.graph.storages[s].persistent and any(
             d.storage == s and d.action is Action.PAGE and targets[d.target].capacity_bytes is not None
@@ -248,9 +248,7 @@ class _PlanLowering:
     # -- pass 2: when reads are due
 
     def _place_reads(self, reruns: Mapping[int, Sequence[tuple[int, tuple[int, ...]]]]) -> npt.NDArray[np.float64]:
-        """Record every read in order of use, with the latest time at which it must be done so that all later ones can
-        be in time.
-        """
+        """Record every read in order of use, with the latest time at which it must be done so that all later ones can be in time."""
         targets = self.costs.device.targets
         seconds = np.array([c.seconds for c in self.costs.ops])
         for i, ops in reruns.items():

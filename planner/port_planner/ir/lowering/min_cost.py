@@ -1,6 +1,6 @@
 """A lower bound on the cost of a placed plan's program, known before its instructions are emitted.
 
-Everything it runs and moves is known by then, except its waits. A search that has a cheaper plan can stop there.
+At that point, everything that it runs and moves is known, except its waits. A search that has a cheaper plan can stop there.
 """
 
 from collections.abc import Iterable
@@ -10,7 +10,7 @@ from port_planner.ir.lowering.placement import Placement
 
 
 def min_joules(placement: Placement) -> float:
-    """Return the joules, including wear, of the program if it only waits for the page thread, which is always busy."""
+    """Return the joules, including wear, of the program if it only waits for a page thread that is always busy."""
     device, ops = placement.costs.device, placement.costs.ops
     again = [ops[r] for reruns in placement.reruns.values() for r, _ in reruns]
     packs = [cost for position in placement.at for cost in position.packs]

@@ -1,7 +1,7 @@
-"""Describe optimizers as data: which ones are supported, how their update is recorded, and its numbers for each step.
+"""Descriptions of optimizers as data: which ones are supported, how their update is recorded, and its numbers for each step.
 
-What changes from step to step (learning rate, Adam's bias corrections) are numbers among the operators' arguments. They
-are found by running the same torch optimizer on one single element per parameter group and reading them off.
+Numbers among the operators' arguments change from step to step (learning rate, Adam's bias corrections). They are found by running the same
+torch optimizer on one element per parameter group.
 """
 
 import math
@@ -31,7 +31,7 @@ _REFUSED = ("capturable", "differentiable")
 _APART_IN_LISTS = ("NAdam", "RAdam")
 """Optimizers whose update with foreach=True rounds differently from the per-parameter update, which bundles use."""
 _HALVES_APART_IN_LISTS = ("SGD", "RMSprop", "Adagrad", "Adadelta")
-"""The same for 16-bit parameters: one uses a single operator where the other uses two.
+"""The same for 16-bit parameters, for which one uses a single operator and the other uses two.
 
 SGD without momentum is an exception.
 """
@@ -48,18 +48,18 @@ _DROPPED = ("params", "foreach", "param_names", "initial_lr")
 
 
 Schedule = Sequence[Sequence[Mapping[str, Any]]]
-"""Changes of a scheduler to each group, for each update."""
+"""Changes that a scheduler makes to each group, for each update."""
 
 SETTLED_STEP = 1e6
-"""A step count at which RAdam rectifies its rate, if its beta2 ever allows it: from there on it uses more operators."""
+"""Step count from which RAdam rectifies its rate, if its beta2 ever allows it; from there on it uses more operators."""
 
 
 @dataclass(frozen=True, slots=True)
 class RecordedNumbers:
     """The scalars of an optimizer whose code the worker does not have.
 
-    `numbers`: for each scalar, a constant or one number per update, of which the last stays valid. `updates`: the
-    number of updates they are known for; None: all.
+    `numbers`: for each scalar, a constant or one number per update, of which the last stays valid. `updates`: number of updates for which
+    they are known; None: all.
     """
 
     numbers: tuple[float | tuple[float, ...], ...]
@@ -70,7 +70,7 @@ class RecordedNumbers:
 class OptimizerSpec:
     """An optimizer without its tensors: class name and the hyperparameters of each parameter group.
 
-    `recorded`: its scalars, of a class that is not among `SUPPORTED`.
+    `recorded`: its scalars, if its class is not among `SUPPORTED`.
     """
 
     name: str
@@ -79,7 +79,7 @@ class OptimizerSpec:
 
     @classmethod
     def of(cls, data: Mapping[str, Any]) -> "OptimizerSpec":
-        """Return the spec that a bundle's manifest holds."""
+        """Return the spec in a bundle's manifest."""
         recorded = data.get("recorded")
         if recorded is None:
             return cls(data["name"], tuple(data["groups"]))
@@ -87,7 +87,7 @@ class OptimizerSpec:
         return cls(data["name"], tuple(data["groups"]), RecordedNumbers(numbers, recorded["updates"]))
 
     def as_data(self) -> dict[str, Any]:
-        """Return the spec for a bundle's manifest."""
+        """Return the spec in the form of a bundle's manifest."""
         data: dict[str, Any] = {"name": self.name, "groups": [dict(g) for g in self.groups]}
         if self.recorded is not None:
             data["recorded"] = {"numbers": self.recorded.numbers, "updates": self.recorded.updates}
@@ -102,7 +102,7 @@ def is_supported(optimizer: torch.optim.Optimizer) -> bool:
 def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
     """Return the spec of a torch optimizer.
 
-    Raises CaptureError where its update cannot be planned.
+    Raises CaptureError if its update cannot be planned.
     """
     name = type(optimizer).__name__
     if not is_supported(optimizer):
@@ -134,7 +134,7 @@ def describe_optimizer(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
 
 
 def _rounds_apart_in_lists(name: str, group: Mapping[str, Any]) -> bool:
-    """Return whether a group's update with foreach=True has other numbers than without."""
+    """Return whether a group's update with foreach=True gives different numbers than without."""
     of_halves = any(p.dtype.itemsize == _HALF_BYTES for p in group["params"])
     one_operator = name == "SGD" and not group["momentum"]
     return name in _APART_IN_LISTS or (of_halves and name in _HALVES_APART_IN_LISTS and not one_operator)
@@ -155,7 +155,7 @@ def _check_not_begun(optimizer: torch.optim.Optimizer) -> None:
 def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
     """Return the numbers of a parameter group, ready for msgpack.
 
-    A tensor (a learning rate as tensor) becomes its number and the type that torch computes with it in.
+    A tensor, such as a learning rate, becomes its number and the type in which torch computes with it.
     """
     plain = {}
     for key, value in group.items():
@@ -169,7 +169,7 @@ def hyperparameters(group: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def build_optimizer(spec: OptimizerSpec, parameters: Sequence[Sequence[torch.Tensor]]) -> torch.optim.Optimizer:
-    """Return a torch optimizer of this spec over `parameters`, one list per group, with its plain or its fused update.
+    """Return a torch optimizer of this spec over `parameters`, one list per group, with its plain or fused update.
 
     Raises CaptureError for an optimizer that is not supported.
     """
@@ -181,7 +181,7 @@ def build_optimizer(spec: OptimizerSpec, parameters: Sequence[Sequence[torch.Ten
 
 
 def restored(group: Mapping[str, Any]) -> dict[str, Any]:
-    """Return hyperparameters as a torch optimizer has them, from the output of `hyperparameters`.
+    """Return hyperparameters in the form of a torch optimizer, from the output of `hyperparameters`.
 
     Raises CaptureError for an invalid one.
     """
@@ -206,8 +206,8 @@ def _as_numbers(group: Mapping[str, Any]) -> dict[str, Any]:
 def initial_fill(name: str, group: Mapping[str, Any]) -> float:
     """Return the value that fills the state tensor `name` before the first step.
 
-    Momentum starts at minus zero: torch's first step copies the gradient, and -0.0 * momentum + g is g to the bit,
-    for g = +0.0 and g = -0.0 too.
+    Momentum starts at minus zero: torch's first step copies the gradient, and -0.0 * momentum + g equals g to the bit, also for g = +0.0
+    and g = -0.0.
     """
     if name == "momentum_buffer":
         return -0.0
@@ -217,12 +217,12 @@ def initial_fill(name: str, group: Mapping[str, Any]) -> float:
 
 
 class StepScalars:
-    """Gives the scalars of every parameter group, step after step, exactly as torch does.
+    """Computes the scalars of every parameter group, step after step, exactly as torch does.
 
-    Runs torch's own update functions on one element per group. Not the Optimizer classes: their first step imports
-    torch's compiler, which costs a worker 70 MiB. `schedule`: for each update what a scheduler changes of each group; of later
-    ones nothing is known. `known`: the numbers of batches, if the program's steps have such. `plateau`: how the learning rates
-    follow the losses, which are then told to the state of that name.
+    It runs torch's own update functions on one element per group. It does not use the Optimizer classes, because their first step imports
+    torch's compiler, which costs a worker 70 MiB. `schedule`: for each known update, a scheduler's changes to each group. `known`: the
+    numbers of batches, if the program's steps have any. `plateau`: how the learning rates follow the losses, which must then be given to
+    the state of that name.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class StepScalars:
         ]
 
     def of_batch(self, place: int, accumulate: int) -> list[float | int]:
-        """Return the numbers of a batch, at this `place` among the `accumulate` ones of the next update; the last one counts that update.
+        """Return the numbers of a batch at this `place` among the `accumulate` batches of the next update; the last one counts that update.
 
         Raises CaptureError as `advance` does.
         """
@@ -265,7 +265,7 @@ class StepScalars:
     def advance(self) -> list[float | int]:
         """Count the next update and return its scalars, group after group.
 
-        Raises CaptureError for a scalar that is NaN, a hyperparameter that is wrong, or an update beyond those recorded.
+        Raises CaptureError for a scalar that is NaN, an invalid hyperparameter, or an update beyond the recorded ones.
         """
         self._require_known(self.steps_done)
         numbers = self._computed() if self._recorded is None else self._looked_up(self._recorded)
@@ -315,7 +315,7 @@ class StepScalars:
     def _momentum_products(self) -> list[float]:
         """Return the product of NAdam's momenta before the next update, for each group, rounded as torch's state is.
 
-        They depend on all updates before: kept from one to the next, and made again after a resume.
+        They depend on all earlier updates, so they are kept from one to the next, and recomputed after a resume.
         """
         if self._products.updates > self.steps_done:
             self._products = _Products(0, ())
@@ -336,7 +336,7 @@ class StepScalars:
         _UPDATES[self._name](cell, group)
 
     def _undampened(self, reader: "_NumberReader", group: Mapping[str, Any], begin: int) -> None:
-        """Make the first update use the whole gradient as momentum, as torch does, without dampening.
+        """Make the first update use the whole gradient as momentum, without dampening, as torch does.
 
         Comparing the same update with a different dampening shows which number that is.
         """
@@ -348,14 +348,14 @@ class StepScalars:
 
 @dataclass(frozen=True, slots=True)
 class _Products:
-    """NAdam's products of momenta after that many updates, one per group."""
+    """NAdam's products of momenta after a number of updates, one per group."""
 
     updates: int
     of_groups: tuple[torch.Tensor, ...]
 
 
 class _Cell:
-    """One element with everything an update may need besides it."""
+    """One element with everything else that an update may need."""
 
     def __init__(self, steps: float, product: float) -> None:
         self.parameter, self.grad, self.first, self.second, self.third = (torch.zeros(1) for _ in range(5))
@@ -433,9 +433,9 @@ def rectifies(g: Mapping[str, Any], step: float) -> bool:
 
 
 def _rectified(numbers: Sequence[float | int], step: int, g: Mapping[str, Any]) -> list[float | int]:
-    """Return the numbers of the operators that RAdam is recorded with, `clamp_` (`port_planner.capture.step`) among them.
+    """Return the numbers of the operators with which RAdam is recorded, including `clamp_` (`port_planner.capture.step`).
 
-    It lets pass what an update divides by; the first updates, which do not, get 1.0 of it.
+    That operator passes the divisor of an update unchanged; for the first updates, which do not divide, it gives 1.0.
     """
     if not rectifies(g, SETTLED_STEP):
         return [*numbers]
@@ -467,8 +467,7 @@ class _NumberReader(OperatorMode):
         self.numbers: list[float | int] = []
         self.quiet = False
         self.hyperparameters: list[torch.Tensor] = []
-        """Hyperparameters that are tensors, and what is computed only from them: an operator on a parameter takes them
-        as numbers."""
+        """Hyperparameters that are tensors, and values computed only from them, which an operator on a parameter takes as numbers."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

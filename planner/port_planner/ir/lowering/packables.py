@@ -1,4 +1,4 @@
-"""What of a step could be stored packed while it waits for its next use."""
+"""The contents in a step that could be stored packed while they wait for their next use."""
 
 import enum
 import itertools
@@ -27,9 +27,7 @@ _PACKED_ITEMS = (1, 2, 4, 8)
 
 @dataclass(frozen=True, slots=True)
 class Packable:
-    """Contents of a storage that lie idle after op `after`, the last to touch this `version`, and the codec for their
-    type.
-    """
+    """Contents of a storage that are idle after op `after`, the last one to touch this `version`, and the codec for their type."""
 
     storage: int
     version: int
@@ -39,7 +37,7 @@ class Packable:
 
 
 def packables(graph: StepGraph, *, least_bytes: int = 1) -> Iterator[Packable]:
-    """Yield the contents that could be packed: temporaries of one type that lie idle for more than one op."""
+    """Yield the contents that could be packed: temporaries of one type that are idle for more than one op."""
     types: dict[int, set[str]] = defaultdict(set)
     for value in graph.values:
         types[value.storage].add(value.dtype)
@@ -63,7 +61,7 @@ def packables(graph: StepGraph, *, least_bytes: int = 1) -> Iterator[Packable]:
 
 
 def number_bytes(graph: StepGraph) -> dict[int, int]:
-    """Return the size of the floating-point numbers of each storage that holds nothing else."""
+    """Return the size of the floating-point numbers of each storage that contains nothing else."""
     types: dict[int, set[str]] = defaultdict(set)
     for value in graph.values:
         types[value.storage].add(value.dtype)
@@ -86,7 +84,7 @@ class PackedReading(enum.Enum):
 
 
 def read_packed(graph: StepGraph, s: int, after: int, codec: Codec) -> bool:
-    """Return whether all that happens to storage `s` after op `after` is computed on its packed form: it is never unpacked then."""
+    """Return whether all uses of storage `s` after op `after` are computed on its packed form, so that it is never unpacked."""
     following = [graph.ops[u] for u in graph.uses[s] if u > after]
     return bool(following) and all(packed_reading(graph, op, s, codec) is not None for op in following)
 
@@ -143,7 +141,7 @@ def _reading(graph: StepGraph, op: Op, place: int, codec: Codec) -> tuple[Packed
 
 
 def asked_interval(graph: StepGraph, s: int) -> tuple[float, float] | None:
-    """Return the interval that the first backward pass of a hardtanh tests for storage `s`; None if there is none."""
+    """Return the interval for which the first backward pass of a hardtanh tests storage `s`; None if there is none."""
     asking = (graph.ops[u] for u in graph.uses[s] if graph.ops[u].name == "aten::hardtanh_backward")
     return next((found for op in asking if (found := _interval(op)) is not None), None)
 
@@ -164,7 +162,7 @@ def _is_zero(argument: object) -> bool:
 
 
 def _scalar(graph: StepGraph, argument: Argument) -> Argument:
-    """Return the number that a zero-dimensional tensor holds; None for other arguments."""
+    """Return the number in a zero-dimensional tensor; None for other arguments."""
     if not isinstance(argument, Ref) or graph.values[argument.value].dtype != "float32":
         return None
     made = next((op for op in graph.ops if argument.value in op.outputs), None)
@@ -179,7 +177,7 @@ def _pools_rows(graph: StepGraph, op: Op) -> bool:
 
 
 def holds_pair(graph: StepGraph, s: int, after: int) -> bool:
-    """Return whether storage `s` holds what dropout multiplies by after op `after`: zeros and ones, drawn or of a mask, divided."""
+    """Return whether storage `s` contains the factors of a dropout after op `after`: zeros and ones, drawn or from a mask, divided."""
     made = [graph.ops[w] for w in graph.writers[s] if w <= after]
     names = [op.name for op in made]
     fresh = [name for name in names if name not in (_DRAW, _DIVIDE)]

@@ -1,4 +1,4 @@
-"""A plan for tensors that turned out denser or sparser than they were measured."""
+"""A plan for tensors that proved denser or sparser than they were measured."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,9 +19,9 @@ def with_packed_sizes(
 ) -> tuple[CostTable, Plan]:
     """Return costs with the measured sizes of packed forms, and the cheapest plan within its budget.
 
-    It differs from `plan` for contents that need more room, and, if some need less, may keep paged contents in RAM.
-    `needed`: by storage and version (`PackingCost`), bytes to reserve; None: it cannot be packed. Raises PlanError,
-    BudgetError where even paging the overflowing contents does not fit.
+    It differs from `plan` for contents that need more memory and, if some need less, may keep paged contents in RAM. `needed`: bytes to
+    reserve, by storage and version (`PackingCost`); None: it cannot be packed. Raises PlanError, and BudgetError if even paging the
+    overflowing contents does not fit.
     """
     pairs = [(c, needed.get((c.storage, c.version), c.reserved_bytes)) for c in costs.packings]
     wider = {(c.storage, c.version) for c, n in pairs if n is None or n > c.reserved_bytes}
@@ -74,6 +74,6 @@ def _packed_ways(targets: int) -> Iterator[tuple[Action, int]]:
 
 
 def _exchanged(plan: Plan, others: Mapping[Decision, Decision | None]) -> Plan:
-    """Return the plan with other decisions in place of some, or none."""
+    """Return the plan with some decisions replaced, or removed."""
     decisions = (others.get(d, d) for d in plan.decisions)
     return replace(plan, decisions=tuple(sorted(d for d in decisions if d is not None)))

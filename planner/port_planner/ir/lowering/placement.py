@@ -1,4 +1,4 @@
-"""A plan's decisions in their places around the ops.
+"""A plan's decisions in their places around the ops, made by `lower` and turned into instructions by `emit`.
 
 `lower` makes it, and `emit` turns it into instructions.
 """
@@ -18,7 +18,7 @@ from port_planner.ir.program import UpdateGroup
 
 @dataclass(slots=True)
 class Position:
-    """What happens around one op: filled from the plan, emitted in order."""
+    """The actions around one op, filled from the plan and emitted in order."""
 
     returns: list[int] = field(default_factory=list)
     rematerializations: list[Decision] = field(default_factory=list)
@@ -48,7 +48,7 @@ class HostPages:
 
 @dataclass(slots=True)
 class Due:
-    """A read: `storage` must be there before op `use`.
+    """A read: `storage` must be resident before op `use`.
 
     It can be asked for from op `earliest` on.
 
@@ -73,13 +73,13 @@ class SlicedUpdates:
     counts: Mapping[int, int]
     size: Sequence[int]
     group_at: dict[int, int] = field(default_factory=dict)
-    """Op -> sliced group it belongs to."""
+    """Op -> the sliced group to which it belongs."""
     changed: dict[int, set[int]] = field(default_factory=dict)
     """Storages that it changes."""
     touched: dict[int, set[int]] = field(default_factory=dict)
     """Storages that it reads, creates or changes."""
     streamed: dict[int, set[int]] = field(default_factory=dict)
-    """Storages that pass through it slice by slice and are never resident whole."""
+    """Storages that pass through it slice by slice and are never resident as a whole."""
     written: dict[int, set[int]] = field(default_factory=dict)
     """Storages that are resident whole before it and on flash after it."""
 
@@ -96,7 +96,7 @@ class SlicedUpdates:
     def resident_bytes(self, g: int) -> int:
         """Return the bytes that a sliced group holds in addition to whole storages.
 
-        Two buffers for each streamed one, one for each temporary.
+        These are two buffers for each streamed storage, and one for each temporary.
         """
         group = self.groups[g]
         size = max(stop - start for start, stop in slice_bounds(group.nbytes, self.counts[g]))
@@ -106,9 +106,9 @@ class SlicedUpdates:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """A plan in its places. Sequences go by op.
+    """A plan in its places. Sequences are indexed by op.
 
-    Bytes are resident bytes besides the process's own.
+    Byte figures are resident bytes besides the process's own.
     """
 
     graph: StepGraph
@@ -122,7 +122,7 @@ class Placement:
     homes: Mapping[int, int]
     """Persistent storage that is paged -> the target that all its pages go to."""
     starts_away: Set[int]
-    """Storages that start the step there."""
+    """Storages that are on their target at the start of the step."""
     reruns: Mapping[int, Sequence[tuple[int, tuple[int, ...]]]]
     """Op -> what runs again before it: (op, storages to free afterwards)."""
     reads: Sequence[Due]
@@ -132,4 +132,4 @@ class Placement:
     after_need: npt.NDArray[np.int64]
     host: HostPages
     starts: npt.NDArray[np.float64]
-    """Seconds at which each op starts if nothing ever waits; one more for the end."""
+    """Seconds at which each op starts if nothing ever waits, followed by the end."""

@@ -15,7 +15,7 @@ from port_planner.ir.program import BudgetError, PlanError
 class ResidencyWalk:
     """Walks a placed plan op by op.
 
-    Raises PlanError where something is missing or there twice.
+    Raises PlanError if a storage is missing or present twice.
     """
 
     def __init__(
@@ -33,7 +33,7 @@ class ResidencyWalk:
         self.current = sum(self.size[s] for s in self.resident)
         self.version = [0] * len(graph.storages)
         self.need = np.zeros(len(graph.ops), dtype=np.int64)
-        """Resident bytes of each op at the fullest moment of its position."""
+        """For each op, the resident bytes at the fullest moment of its position."""
         self.after_need = np.zeros(len(graph.ops), dtype=np.int64)
         self.reruns: dict[int, list[tuple[int, tuple[int, ...]]]] = {}
         """Op -> what runs again before it: (op, storages to free afterwards)."""
@@ -60,7 +60,7 @@ class ResidencyWalk:
             raise BudgetError(op, self.graph.ops[op].name, int(self.need.max()) + base, limit + base, holders)
 
     def _step(self, i: int, position: Position) -> int:
-        """Bring in what op `i` needs and run it; return the bytes at the fullest moment."""
+        """Make resident what op `i` needs and run it; return the bytes at the fullest moment."""
         graph, op = self.graph, self.graph.ops[i]
         for s in position.returns:
             if s in self.resident:
@@ -87,7 +87,7 @@ class ResidencyWalk:
         return max(peak, self.current + workspace)
 
     def _unpack(self, i: int, position: Position) -> int:
-        """Unpack what op `i` needs; return the bytes at the fullest moment, packed form and tensor together."""
+        """Unpack what op `i` needs; return the bytes at the fullest moment, with packed form and tensor together."""
         peak = 0
         for cost in position.unpacks:
             if cost.storage in self.resident or cost.storage not in self.packed:
@@ -135,7 +135,7 @@ class ResidencyWalk:
         self.current -= self.size[s]
 
     def _rematerialize(self, at: int, decisions: Sequence[Decision]) -> int:
-        """Check and charge the rematerializations before op `at`.
+        """Check the rematerializations before op `at`, and count their memory.
 
         Return resident bytes at their peak.
         """

@@ -13,7 +13,7 @@ from port_planner.operators import base_name, operator_of, overload_name
 _HALVES = ("float16", "bfloat16")
 _COMPLEX = "complex"
 SLICE_BYTES = 1 << 20
-"""Slices start at multiples of this many bytes: a multiple of every vector width, and what flash likes to move."""
+"""Bytes of which slices begin at multiples: a multiple of every vector width, and efficient for flash."""
 
 
 def update_groups(graph: StepGraph) -> tuple[UpdateGroup, ...]:
@@ -43,7 +43,7 @@ def _update_groups(graph: StepGraph) -> tuple[UpdateGroup, ...]:
 
 
 def slice_bounds(nbytes: int, count: int) -> list[tuple[int, int]]:
-    """Return the (start, stop) byte ranges of at most `count` slices of a storage of `nbytes`."""
+    """Return the (start, stop) byte ranges of at most `count` slices of a storage of `nbytes` bytes."""
     step = math.ceil(nbytes / count / SLICE_BYTES) * SLICE_BYTES
     return [(a, min(a + step, nbytes)) for a in range(0, nbytes, step)]
 
@@ -102,10 +102,11 @@ def _touched(op: Op) -> list[int]:
 
 
 def may_round_apart(graph: StepGraph, op: Op) -> bool:
-    """Return whether an elementwise operator may round differently in vectors and number by number.
+    """Return whether an elementwise operator may round differently in vectors than number by number.
 
-    How many numbers are left for the latter at the ends of threads' shares depends on how much is computed at once. A worker lowers a
-    plan on another machine than made it, so this is what kernels of any processor may do; `port_planner.exactness.vector_ends` looks at this one's.
+    The amount that is computed at once determines how many numbers are left for the latter at the ends of threads' shares. A worker may
+    lower a plan that another machine made, so this covers kernels of any processor; `port_planner.exactness.vector_ends` covers those of
+    this one.
     """
     kinds = {graph.values[v].dtype for v in operands(op)}
     if any(kind.startswith(_COMPLEX) for kind in kinds):
@@ -129,9 +130,9 @@ def _count(value: Value) -> int:
 
 
 def _kind(graph: StepGraph, value: Value, parameter: int) -> bool | None:
-    """True: a whole contiguous tensor of the parameter's size.
+    """Return the kind of an operand: True for a whole contiguous tensor of the parameter's size.
 
-    False: a single element; None: anything else.
+    False for a single element, None for anything else.
     """
     if _count(value) == 1:
         return False

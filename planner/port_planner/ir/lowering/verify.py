@@ -1,4 +1,4 @@
-"""Follow a program without running it: each instruction's inputs must exist in the form it expects.
+"""Follow a program without running it: each instruction's inputs must exist in the expected form.
 
 It knows what an executor does with each instruction, but not how the program was created.
 """
@@ -12,9 +12,7 @@ from port_planner.ir.program import Code, Instruction, PlanError, Program
 
 
 def verify_lowered(program: Program) -> None:
-    """Raise PlanError, with the instruction's number, unless each instruction finds its inputs and the step ends as it
-    began.
-    """
+    """Raise PlanError, with the instruction's number, unless each instruction finds its inputs and the step ends as it began."""
     machine = _Machine(program)
     for number, instruction in enumerate(program.instructions):
         wrong = machine.obey(instruction)
@@ -29,7 +27,7 @@ def verify_lowered(program: Program) -> None:
 
 
 class _Machine:
-    """Where each storage is: whole in RAM, packed there, on a paging target, or on its way."""
+    """The place of each storage: whole in RAM, packed there, on a paging target, or in transfer."""
 
     def __init__(self, program: Program) -> None:
         self.program, self.graph = program, program.graph
@@ -43,7 +41,7 @@ class _Machine:
         self.leaving, self.landing = set(program.cross_step), set[int]()
         self.made: set[int] = set()
         self.packed: dict[int, int] = {}
-        """Storage -> the entry of its packed form that is in RAM."""
+        """Storage -> the entry of its packed form, if that is in RAM."""
         self.packed_away: set[int] = set()
         self.packed_leaving, self.packed_landing = set[int](), set[int]()
         self.come_back = {x.index for x in program.instructions if x.code is Code.UNPACK}
@@ -67,7 +65,7 @@ class _Machine:
                 return self._pack(instruction.code, i)
 
     def left(self) -> str:
-        """Return what remains at the end but should not, or is missing."""
+        """Return the storages that remain at the end but should not, or are missing."""
         pending = self.landing | self.packed_landing | self.packed_leaving | self.updating
         if pending or not self.leaving <= self.program.cross_step:
             return "transfers or updates in progress that nothing waits for"
@@ -82,7 +80,7 @@ class _Machine:
         return ""
 
     def _disturbed(self, touched: Set[int], changed: Set[int]) -> str:
-        """Return the pending update that changes what is touched, or touches what is changed."""
+        """Return the pending update that changes a touched storage, or touches a changed one."""
         for g in self.updating:
             ops = range(self.program.groups[g].first, self.program.groups[g].last + 1)
             writes = {w for k in ops for w in self.graph.ops[k].writes}

@@ -1,1 +1,1 @@
-"""Checks of operands for operators that do not check them themselves: one module per family."""
+"""Checks of operands for operators that do not check them themselves: one module per family of operators."""

@@ -35,7 +35,7 @@ class GraphCall:
 
     @property
     def spatial(self) -> int:
-        """In how many dimensions an operator on images works, as its name says: 2 of `avg_pool2d`."""
+        """Number of dimensions in which an operator on images works, from its name: 2 for `avg_pool2d`."""
         return next(int(letter) for letter in self.name if letter.isdigit())
 
     def value(self, name: str) -> Value | None:
@@ -50,16 +50,14 @@ class GraphCall:
         return value.shape
 
     def sizes(self, name: str) -> Shape:
-        """Return an argument that is a list of sizes; raise UnfitError if it is not one."""
+        """Return an argument that is a list of sizes; raise UnfitError if it is not."""
         argument = self.arguments.get(name)
         if not isinstance(argument, tuple):
             raise UnfitError
         return tuple(whole(n) for n in argument)
 
     def listed(self, name: str, count: int | None = None) -> list[Value]:
-        """Return the operands of an argument that is a list of tensors, `count` of them if given; raise UnfitError if
-        it is not.
-        """
+        """Return the operands of an argument that is a list of tensors, `count` of them if that is given; raise UnfitError if it is not."""
         argument = self.arguments.get(name)
         if not isinstance(argument, tuple) or len(argument) != (len(argument) if count is None else count):
             raise UnfitError
@@ -71,7 +69,7 @@ class GraphCall:
         return whole(self.arguments.get(name))
 
     def all_of(self, names: str, shape: Shape) -> bool:
-        """Return whether all of these operands that are present have this shape."""
+        """Return whether all of those operands that are present have this shape."""
         return all(self.shape(n) == shape for n in names.split() if self.arguments.get(n) is not None)
 
     def maker(self, value: Value | None) -> Op | None:
@@ -82,8 +80,8 @@ class GraphCall:
         return op if result is not None and self.graph.graph.values[result] == value else None
 
     def made_by(self, name: str, forward: str, output: int) -> "GraphCall":
-        """Return the earlier call whose output this operand is, or a copy of it, never written since; raise UnfitError
-        if there is none.
+        """Return the earlier call whose output, unchanged since then, this operand is or was copied from; raise UnfitError if there is
+        none.
         """
         for wanted in self._copied(name):
             for i, op in enumerate(self.graph.graph.ops[: self.index]):
@@ -95,7 +93,7 @@ class GraphCall:
         raise UnfitError
 
     def taken_by(self, name: str, forward: str) -> list["GraphCall"]:
-        """Return the earlier calls that took this operand, or its original, under the same name.
+        """Return the earlier calls that used this operand, or its original, under the same name.
 
         Calls before its last write do not count.
         """
@@ -108,7 +106,7 @@ class GraphCall:
         return found
 
     def _copied(self, name: str) -> Iterator[Value]:
-        """Yield an operand, the original it was copied from, and so on: hooks on saved tensors may pass copies to the
+        """Yield an operand, the original from which it was copied, and so on, because hooks on saved tensors may pass copies to the
         backward pass.
         """
         value, before = self.value(name), self.index
@@ -121,7 +119,7 @@ class GraphCall:
 
 
 class UnfitError(Exception):
-    """The operands of a call do not fit; `verify_operands` reports it with all details."""
+    """The operands of a call do not fit; `verify_operands` reports this with all details."""
 
 
 class Writers:
@@ -167,7 +165,7 @@ class Writers:
 
 
 def whole(number: object) -> int:
-    """Return an integer that may be a size or index; raise UnfitError for anything else."""
+    """Return an integer that may be a size or an index; raise UnfitError for anything else."""
     if isinstance(number, bool) or not isinstance(number, int) or abs(number) > 1 << 40:
         raise UnfitError
     return number

@@ -1,4 +1,4 @@
-"""What operators on images, volumes and signals are called with: pools, paddings, samples at places, transforms."""
+"""The operands of operators on images, volumes and signals: pools, paddings, samples at places, transforms."""
 
 import math
 
@@ -6,7 +6,7 @@ from port_planner.ir.operands.call import Fits, GraphCall
 from port_planner.operators.row import ArgumentCheck
 
 _NORMALIZATIONS = 3
-"""Ways to scale a Fourier transform: not, by the root of the size, by the size (`fft_norm_mode` of ATen)."""
+"""Ways to scale a Fourier transform: none, by the root of the size, by the size (`fft_norm_mode` of ATen)."""
 
 
 def _adaptive_average(call: GraphCall) -> bool:
@@ -37,7 +37,7 @@ def _padding(call: GraphCall) -> bool:
 
 
 def _grid_sampler(call: GraphCall) -> bool:
-    """Reflection at the border (padding mode 2) treats infinite coordinates as pixels."""
+    """Check a grid sampler. Reflection at the border (padding mode 2) treats infinite coordinates as pixels."""
     image, grid = call.shape("input"), call.shape("grid")
     alike = len(image) == len(grid) == call.spatial + 2 and 0 not in image and call.size("padding_mode") in (0, 1)
     return alike and call.all_of("grad_output", (*image[:2], *grid[1:-1]))
@@ -58,7 +58,9 @@ def _unfold(call: GraphCall) -> bool:
 
 
 def _fourier(call: GraphCall) -> bool:
-    """Dimensions are trusted to exist, each once, and the half spectrum of a real result to have the declared length."""
+    """Check a Fourier transform. Its dimensions are trusted to exist, each once, and the half spectrum of a real result to have the
+    declared length.
+    """
     shape, dims = call.shape("self"), call.sizes("dim")
     there = bool(dims) and 0 not in shape and all(0 <= d < len(shape) for d in dims) and len({*dims}) == len(dims)
     if not there or call.size("normalization") not in range(_NORMALIZATIONS):
@@ -74,7 +76,7 @@ _SCALES = {1: ("scales",), 2: ("scales_h", "scales_w"), 3: ("scales_d", "scales_
 
 
 def _upsampled(call: GraphCall) -> bool:
-    """A scale given besides the sizes must roughly agree with them: source indices are computed from it."""
+    """Check an upsampling. A scale given besides the sizes must roughly agree with them, because source indices are computed from it."""
     source = call.sizes("input_size") if "input_size" in call.arguments else call.shape("self")
     target, spatial = call.sizes("output_size"), call.spatial
     sizes = zip(source[-spatial:], target, map(call.arguments.get, _SCALES[spatial]), strict=False)

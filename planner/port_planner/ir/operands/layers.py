@@ -1,4 +1,4 @@
-"""What softmax, normalizations and attention are called with."""
+"""The operands of softmax, normalizations and attention."""
 
 import math
 from dataclasses import replace
@@ -12,7 +12,7 @@ def _same_shapes(call: GraphCall) -> bool:
 
 
 def _gelu(call: GraphCall) -> bool:
-    """oneDNN's kernel reads as many gradients as there are inputs."""
+    """Check a gelu. oneDNN's kernel reads as many gradients as there are inputs."""
     return call.shape("grad_output") == call.shape("self")
 
 
@@ -71,13 +71,15 @@ def _attention(call: GraphCall) -> bool:
 
 
 def _padded_attention(call: GraphCall) -> bool:
-    """Like `_attention`, for kernels that keep the logarithms in rows of their own length, which they check."""
+    """Check as `_attention` does, for kernels that keep the logarithms in rows of their own length, which they check."""
     rows = call.shape("logsumexp")[:2] == call.shape("query")[:2]
     return rows and _attention(replace(call, arguments={**call.arguments, "logsumexp": None}))
 
 
 def _fake_quantize(call: GraphCall) -> bool:
-    """The kernels read one number of each of these tensors, or of some one for each row, and resize those that have none."""
+    """Check a fake quantization. The kernels read one number from each of these tensors, or one per row from some, and resize empty
+    ones.
+    """
     given = {name for name in (*_FOR_EACH_ROW, *_ONE_NUMBER) if call.arguments.get(name) is not None}
     shapes = {name: call.shape(name) for name in given}
     if call.arguments.get("per_row_fake_quant") in (None, False):

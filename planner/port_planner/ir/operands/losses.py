@@ -1,4 +1,4 @@
-"""What losses and distances are called with."""
+"""The operands of losses and distances."""
 
 import math
 from itertools import zip_longest
@@ -9,7 +9,7 @@ from port_planner.operators.row import ArgumentCheck
 
 
 def _nll_loss(call: GraphCall) -> bool:
-    """The forward pass checks every label; the backward pass none."""
+    """Check a loss over classes. The forward pass checks every label, but the backward pass none."""
     plain, forward = ("ignore_index", "reduction"), call.name.replace("backward", "forward")
     checked = [
         f
@@ -28,7 +28,7 @@ def _nll_loss(call: GraphCall) -> bool:
 
 
 def _labels_seen_in_pieces(call: GraphCall) -> bool:
-    """Return whether these labels, a tile of all, were checked as `port_planner.tiling.tiles` requires.
+    """Return whether these labels, which are a tile of all, were checked as `port_planner.tiling.tiles` requires.
 
     `gather` with the non-negative labels raises an error if one is not a column. A one-class loss with the negative labels
     raises an error if one is not the ignored label.
@@ -58,9 +58,7 @@ def _covered(wanted: Value, pieces: list[Value]) -> bool:
 
 
 def _outcome(graph: Writers, i: int, name: str) -> tuple[Value, Value] | None:
-    """Return the value that op `i` bounds by 0, and its result, if it is this operator and nothing else writes the
-    result.
-    """
+    """Return the value that op `i` bounds by 0, and its result, if it is this operator and nothing else writes the result."""
     op, values = graph.graph.ops[i], graph.graph.values
     if op.name != name or op.kwargs or len(op.args) != 2 or op.args[1] != 0 or isinstance(op.args[1], bool):
         return None
@@ -101,7 +99,7 @@ def _lies_in(tile: Value, whole: Value) -> bool:
 
 
 def _margin_loss(call: GraphCall) -> bool:
-    """A loss of every row has a gradient for each, others one."""
+    """Check a margin loss. A loss for every row has a gradient for each row, others have one gradient."""
     every = call.arguments.get("reduction", 1) == 0
     return math.prod(call.shape("grad_output")) == (math.prod(call.shape("self")[:-1]) if every else 1)
 
@@ -121,7 +119,7 @@ def _distances_of_pairs(call: GraphCall) -> bool:
 
 
 def _ctc_loss(call: GraphCall) -> bool:
-    """The forward pass checks lengths, after the labels were checked; the backward pass uses the checked values."""
+    """Check a CTC loss. The forward pass checks lengths, after the labels were checked; the backward pass uses the checked values."""
     made, likelihood = call.made_by("log_alpha", "_ctc_loss", 1), call.made_by("neg_log_likelihood", "_ctc_loss", 0)
     lengths = ("input_lengths", "target_lengths")
     given = [call.taken_by(name, "_ctc_loss") for name in ("targets", *lengths) if call.value(name) is not None]

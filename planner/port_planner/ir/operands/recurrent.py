@@ -1,4 +1,4 @@
-"""What oneDNN's recurrent layers are called with."""
+"""The operands of oneDNN's recurrent layers."""
 
 from collections.abc import Mapping
 
@@ -7,16 +7,14 @@ from port_planner.ir.operands.call import Fits, GraphCall, Shape
 from port_planner.operators.row import ArgumentCheck
 
 _LSTM_MODE, _LSTM_GATES, _MAX_LAYERS = 2, 4, 1 << 16
-"""The one kind of recurrent layer that torch hands to oneDNN, and the gates of a cell (`ideep::rnn_kind` LSTM)."""
+"""The one kind of recurrent layer for which torch uses oneDNN, and the gates of a cell (`ideep::rnn_kind` LSTM)."""
 _LSTM_NUMBERS = ("float32", "bfloat16")
 """Types that all of a layer's tensors may have."""
 _LSTM_FLAGS = ("reverse", "has_biases", "bidirectional", "batch_first", "train")
 
 
 def _lstm(call: GraphCall) -> bool:
-    """Return whether a layer of oneDNN's LSTM fits: it reads everything but the gradients as dense rows of the given
-    sizes.
-    """
+    """Return whether the operands of oneDNN's LSTM layer fit: it reads everything except the gradients as dense rows of the given sizes."""
     backward = "workspace" in call.arguments
     first, *weights = ("weight1 weight2 weight3 weight4" if backward else "weight0 weight1 weight2 weight3").split()
     states = "hx_ cx_tmp" if backward else "hx_ cx_"

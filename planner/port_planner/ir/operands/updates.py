@@ -1,4 +1,4 @@
-"""What fused updates of optimizers are called with."""
+"""The operands of fused updates of optimizers."""
 
 from port_planner.ir.graph import Value
 from port_planner.ir.operands.call import Fits, GraphCall
@@ -9,7 +9,7 @@ _STATES = ("grads", "exp_avgs", "exp_avg_sqs", "state_sums", "momentum_buffer_li
 
 
 def _fused_update(call: GraphCall) -> bool:
-    """One parameter, its gradient and states have the same size and layout; a step count is a single number."""
+    """Check a fused update: one parameter, its gradient and states have the same size and layout, and a step count is a single number."""
     (parameter,) = call.listed("self")
     wanted = [name for name in _STATES if name in call.parameters]
     wanted += ["max_exp_avg_sqs"] if call.arguments.get("amsgrad") is True else []
@@ -30,7 +30,7 @@ def _lies_as(one: Value, other: Value) -> bool:
 
 
 def _dense(value: Value) -> bool:
-    """Return whether a tensor fills a block of memory, each element once, in any order."""
+    """Return whether a tensor fills a block of memory, with each element once, in any order."""
     size = 1
     for stride, n in sorted(zip(value.stride, value.shape, strict=True)):
         if n != 1 and stride != size:

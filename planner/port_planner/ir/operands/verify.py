@@ -1,4 +1,4 @@
-"""What operators do not check themselves.
+"""Check what operators do not check themselves.
 
 Torch trusts autograd to call them with tensors that fit each other.
 
@@ -19,7 +19,7 @@ _CHECKED_OVERLOAD = "aten::_ctc_loss_backward.Tensor"
 
 
 def verify_operands(graph: StepGraph) -> None:
-    """Raise GraphError where an operator would be called with operands that do not fit.
+    """Raise GraphError if an operator would be called with operands that do not fit.
 
     Those that it does not check itself.
 

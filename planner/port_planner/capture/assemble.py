@@ -32,7 +32,7 @@ from port_planner.ir.operators import only_checks
 
 @dataclass(frozen=True, slots=True)
 class UpdateOps:
-    """What follows the gradients; keys and values of the maps are value indices of the tape.
+    """The operators after the gradients; keys and values of the maps are value indices of the tape.
 
     `gradients`: parameter -> its gradient. `accumulators`: parameter -> the buffer that sums gradients of micro-batches.
     `updates`: parameter -> its optimizer's ops. `clipping`: ops of the global-norm clip. `scalars`: how many per-step
@@ -47,7 +47,7 @@ class UpdateOps:
     after: tuple[RecordedOp, ...] = ()
 
     def after_numbers(self, count: int) -> "UpdateOps":
-        """Return the same with the slots of its scalars after `count` others."""
+        """Return the same with the slots of its scalars moved behind `count` others."""
         moved = {p: tuple(_with_later_slots(op, count) for op in ops) for p, ops in self.updates.items()}
         return replace(self, updates=moved) if count else self
 
@@ -90,9 +90,7 @@ def assemble(
 
 
 def _copy_changed_constants(tape: Tape) -> None:
-    """Make the step change a copy of each constant that it recreates every time; the copy starts with the same contents
-    in each step.
-    """
+    """Make the step change a copy of each constant that it recreates every time; the copy begins with the same contents in each step."""
     changed = {s for op in tape.ops for s in op.writes if tape.storages[s].role is Role.CONSTANT}
     for s in sorted(changed):
         constant, storage = len(tape.storages), tape.storages[s]
@@ -156,7 +154,7 @@ def _accumulate_in_place(tape: Tape, kept: set[int], gradients: set[int]) -> dic
 
 
 def _following(update_ops: UpdateOps, merged: Mapping[int, int]) -> UpdateOps:
-    """Return the recipe with its operators writing to the merged gradients' storages (tied weights, clipping)."""
+    """Return the update ops with their operators writing to the merged gradients' storages (tied weights, clipping)."""
 
     def follow(op: RecordedOp) -> RecordedOp:
         return replace(op, writes=tuple(sorted({merged.get(s, s) for s in op.writes})))
@@ -224,7 +222,7 @@ def _add_into(tape: Tape, buffer: int, gradient: int, *, first: bool) -> Recorde
 
 
 def _summing_op(tape: Tape, gradient: int, touching: Mapping[int, list[int]], moved: set[int]) -> int | None:
-    """Return the op that makes a gradient as the sum of two if no later op touches it.
+    """Return the op that creates a gradient as the sum of two, if no later op touches it.
 
     `touching`: the indices of the ops that touch each storage, ascending.
     """

@@ -1,4 +1,4 @@
-"""Numbers among the arguments of a step's operators that change from batch to batch."""
+"""The numbers among the arguments of a step's operators that change from batch to batch."""
 
 import hashlib
 from collections import defaultdict
@@ -15,9 +15,9 @@ from port_planner.ir.operators import OperatorError
 from port_planner.ir.torch_operators import resolve
 
 _NUMBERS = frozenset({"number", "float", "Tensor"})
-"""The types of parameters, in torch's schemas, that change nothing but an operator's numbers."""
+"""Types of parameters, in torch's schemas, that affect only an operator's numbers."""
 _MAX_WHOLE = 1 << 53
-"""The largest whole number up to which a float holds all."""
+"""Largest whole number up to which a float can represent all."""
 _REAL = frozenset({"float16", "bfloat16", "float32", "float64"})
 
 Place = tuple[int, int | str]
@@ -25,7 +25,7 @@ Place = tuple[int, int | str]
 
 
 def numbers_of(tape: Tape) -> dict[Place, float]:
-    """Return the numbers of a tape that may change without changing anything else, by operator and argument.
+    """Return the numbers of a tape, by operator and argument, that may change without changing anything else.
 
     A whole number counts only alongside tensors of floating point: there it computes what the same float does.
     """
@@ -66,7 +66,7 @@ def digest_of_calls(tape: Tape, places: Set[Place]) -> str:
 
 
 def digest(tape: Tape, places: Set[Place]) -> str:
-    """Return a digest of all that makes steps the same, without the numbers at `places`."""
+    """Return a digest of everything that makes steps the same, without the numbers at `places`."""
     found = hashlib.blake2b(digest_of_calls(tape, places).encode(), digest_size=16)
     for op in tape.ops:
         found.update(spelled_tensors(tape, op).encode())
@@ -74,9 +74,9 @@ def digest(tape: Tape, places: Set[Place]) -> str:
 
 
 def put_slots(tape: Tape, known: KnownShape) -> int:
-    """Put slots in place of the numbers that change in the known steps, and return how many there are.
+    """Replace the numbers that change in the known steps by slots, and return how many there are.
 
-    Raises CaptureError if the tape makes other calls than these.
+    Raises CaptureError if the tape's calls differ from those steps'.
     """
     if digest_of_calls(tape, {(place.op, place.argument) for place in known.places}) != known.digest:
         raise CaptureError(

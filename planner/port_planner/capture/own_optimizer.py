@@ -1,9 +1,9 @@
 """Record the update of an optimizer of any class, and its numbers for each future step.
 
-A copy of the optimizer steps on meta tensors, which have shapes and no contents: nothing it does can depend on the
-values of weights or gradients; otherwise it is rejected by name, or replaced (`rewritten_steps`). So all updates can be
-run while planning, and the numbers among the operators' arguments (learning rate, corrections of bias) go into the
-bundle as a table; the worker needs none of the optimizer's code.
+A copy of the optimizer steps on meta tensors, which have shapes but no contents. So nothing that it does can depend on the values of
+weights or gradients; otherwise it is rejected by name, or replaced (`rewritten_steps`). All updates can therefore run during planning, and
+the numbers among the operators' arguments (learning rate, bias corrections) go into the bundle as a table. The worker needs none of the
+optimizer's code.
 """
 
 import copy
@@ -36,19 +36,17 @@ from port_planner.torch_compat.optimizers import drop_step_hooks, is_scheduled_s
 _REMEDY = f"a bundle cannot reproduce that; {OPTIMIZER_REMEDY}"
 
 _MIN_UPDATES = 3
-"""The minimum number of updates compared: the first creates the state, the second uses it, the third shows that nothing
-keeps changing.
+"""Least number of updates that are compared: the first creates the state, the second uses it, and the third shows that nothing keeps
+changing.
 """
 
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Exceptions that the code of an optimizer may raise on tensors without contents."""
+"""Exceptions that an optimizer's code may raise on tensors without contents."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateTensor:
-    """A tensor that an optimizer keeps for a parameter, and its single initial value; None: it starts as a copy of the
-    parameter.
-    """
+    """A tensor that an optimizer keeps for a parameter, and its single initial value; None: it begins as a copy of the parameter."""
 
     parameter: torch.Tensor
     name: str
@@ -58,7 +56,7 @@ class StateTensor:
 
 @dataclass(frozen=True, slots=True)
 class RecordedUpdate:
-    """An optimizer's update: by parameter, in operators with slots for their numbers, and those numbers."""
+    """An optimizer's update: for each parameter, its operators with slots for their numbers, and these numbers."""
 
     updates: Mapping[torch.Tensor, tuple[RecordedOp, ...]]
     states: tuple[StateTensor, ...]
@@ -67,7 +65,7 @@ class RecordedUpdate:
 
 @dataclass(frozen=True, slots=True)
 class _Form:
-    """What a parameter's update does, without its floats; and these, in the order of the operators."""
+    """The operations of a parameter's update without its floats, and the floats in the order of the operators."""
 
     shape: tuple[Any, ...]
     floats: tuple[float, ...]
@@ -82,9 +80,9 @@ def record_update(
 ) -> RecordedUpdate:
     """Record an update of all parameters at once.
 
-    `stand_ins`: of each parameter with a gradient, a meta tensor and its `grad`. `names`: of the parameters. `schedule`: what
-    changes of the groups in each update to come. Raises CaptureError if the update depends on contents or on the count
-    of updates, mixes parameters, or has state other than tensors changed in place.
+    `stand_ins`: for each parameter with a gradient, a meta tensor and its `grad`. `names`: names of the parameters. `schedule`: changes of
+    the groups in each future update. Raises CaptureError if the update depends on contents or on the number of updates, mixes parameters,
+    or has state other than tensors changed in place.
     """
     rows = [schedule[min(i, len(schedule) - 1)] if schedule else () for i in range(max(len(schedule), _MIN_UPDATES))]
     shadow = _Shadow(optimizer, stand_ins)
@@ -143,8 +141,7 @@ def _tabulated(
     expected: Mapping[torch.Tensor, _Form],
     device: str,
 ) -> tuple[list[list[float]], bool, list[list[str]]]:
-    """Return each number's values over the updates, whether they stay at the last one, and the optimizer's memory after
-    each.
+    """Return each number's values over the updates, whether they stay at the last one, and the optimizer's memory after each update.
 
     They stay constant once an update leaves the optimizer's memory unchanged.
     """
@@ -210,7 +207,7 @@ class _Shadow:
             group["params"] = [p for p in group["params"] if any(p is s for s in stand_ins.values())]
 
     def named_where(self, expected: Sequence[RecordedOp], found: Sequence[RecordedOp]) -> str:
-        """Return the optimizer's name after the line of the first operator of an update that is another than expected."""
+        """Return the optimizer's name, with the line of the first operator of an update that differs from the expected one."""
         for was, now in zip_longest(expected, found):
             if was is None or now is None or was.name != now.name:
                 place = next((op.line for op in (now, was) if op is not None and op.line), "")
@@ -221,7 +218,7 @@ class _Shadow:
         return self._groups[parameter]
 
     def register(self, recorder: StepRecorder) -> None:
-        """Make parameters, gradients and state known to a recorder."""
+        """Register parameters, gradients and state with a recorder."""
         for i, (p, stand_in) in enumerate(self._stand_ins.items()):
             recorder.add(stand_in, Role.PARAMETER, str(i))
             gradient = self._gradients[p]
@@ -320,8 +317,8 @@ class _Shadow:
         ]
 
     def _by_parameter(self, recorder: StepRecorder, ops: Sequence[RecordedOp]) -> dict[torch.Tensor, list[RecordedOp]]:
-        """Return the operators of each parameter, by what they read and write; raise CaptureError for an operator that
-        serves two.
+        """Return the operators of each parameter, by what they read and write; raise CaptureError for an operator that serves two
+        parameters.
         """
         tape, above = recorder.tape, dict[int, int]()
         shared = self._shared_gradients(recorder)
@@ -352,12 +349,12 @@ class _Shadow:
         return found
 
     def _shared_gradients(self, recorder: StepRecorder) -> set[int]:
-        """Return the storages that hold gradients of several parameters."""
+        """Return the storages that contain gradients of several parameters."""
         counts = Counter(self._storage(recorder, g) for g in self._gradients.values() if g is not None)
         return {storage for storage, count in counts.items() if count > 1}
 
     def memory(self, row: Sequence[Mapping[str, Any]]) -> Any:
-        """Return all that the next update may depend on, but for the tensors without contents and what `row` sets."""
+        """Return everything on which the next update may depend, except tensors without contents and the values that `row` sets."""
         contents = {k: v for k, v in vars(self._shadow).items() if k != "param_groups"}
         scheduled: list[Mapping[str, Any]] = [*row, *({} for _ in self._shadow.param_groups[len(row) :])]
         groups = [
@@ -378,7 +375,7 @@ class _Shadow:
 
 
 def _line_of_class(optimizer: torch.optim.Optimizer) -> str:
-    """Return "train.py:12: " where the program defines the optimizer's class, "" for a class of a library."""
+    """Return "train.py:12: " if the program defines the optimizer's class; "" for a class of a library."""
     kind = type(optimizer)
     with suppress(OSError, TypeError):  # a class that no file defines
         file = inspect.getsourcefile(kind)
@@ -388,9 +385,7 @@ def _line_of_class(optimizer: torch.optim.Optimizer) -> str:
 
 
 def _frozen(item: Any) -> Any:
-    """Return a value that compares equal while the item is unchanged; for unknown kinds of objects, one that never
-    does.
-    """
+    """Return a value that compares equal while the item is unchanged; for unknown kinds of objects, a value that never does."""
     if isinstance(item, torch.Tensor):
         contents = b"" if item.is_meta else item.detach().clone().reshape(-1).view(torch.uint8).numpy().tobytes()
         return (id(item), id(item.untyped_storage()), contents)
@@ -440,7 +435,7 @@ def _first_value(tape: Tape, ops: Sequence[RecordedOp], storage: int, tensor: to
 
 
 def _is_copied(tape: Tape, ops: Sequence[RecordedOp], state: int, parameter: int) -> bool:
-    """Return whether a value first exists as a copy of a whole contiguous parameter that nothing changed before."""
+    """Return whether a value begins as a copy of a whole contiguous parameter that nothing has changed before."""
     kept, of = tape.values[state], tape.values[parameter]
     if replace(kept, storage=of.storage, offset=of.offset) != of or not is_plain(of):
         return False
@@ -484,7 +479,7 @@ def _form(tape: Tape, ops: Sequence[RecordedOp], labels: Mapping[int, str]) -> _
 def with_slots(
     ops: Sequence[RecordedOp], first: int, kinds: tuple[type, ...] = (int, float)
 ) -> tuple[tuple[RecordedOp, ...], int]:
-    """Replace the numbers of these kinds among the arguments by per-step scalars `first`, `first + 1`, ...; return how many."""
+    """Replace the numbers of these kinds among the arguments by per-step scalars `first`, `first + 1`, ...; return their number."""
     count = 0
 
     def convert(argument: Argument) -> Argument:

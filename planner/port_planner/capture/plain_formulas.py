@@ -1,10 +1,9 @@
 """Gradients by the formulas that plain PyTorch uses, while a step is recorded.
 
-`areAnyTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) is true under any dispatch mode, including a recorder. Some
-nodes of autograd's graph then use a formula valid for every operand, where plain PyTorch inspects the operand and uses
-another with different last digits. That formula is recorded as well, with a choice between the two by the same test. If
-the gradients themselves are differentiated, the answer is read and guarded instead: the unused formula must not be in
-that graph.
+`areAnyTensorSubclassLike` (ATen/TensorSubclassLikeUtils.h) is true under any dispatch mode, including a recorder. Some nodes of autograd's
+graph then use a formula that is valid for every operand, while plain PyTorch inspects the operand and uses another formula with different
+last digits. That formula is also recorded, with a choice between the two by the same test. If the gradients themselves are differentiated,
+the result of the test is read and guarded instead, because the unused formula must not be in that graph.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -28,8 +27,8 @@ from port_planner.torch_compat.modes import current_modes
 
 Gradients: TypeAlias = tuple[Tensor | None, ...]
 Formula: TypeAlias = Callable[[Mapping[str, Any], Tensor, Gradients], Gradients | None]
-"""Returns plain PyTorch's gradients from a node's saved tensors, its incoming gradient, and the gradients it computed
-by the other formula; None if it cannot.
+"""Returns plain PyTorch's gradients from a node's saved tensors, its incoming gradient, and its gradients by the other formula; None if
+it cannot.
 """
 
 
@@ -38,7 +37,7 @@ def plain_formulas() -> Iterator[set[str]]:
     """Make backward passes in the block, including those inside the loss, give plain PyTorch's gradients under active
     modes.
 
-    Yields a set that collects the names of nodes that may have given different ones.
+    Yields a set that collects the names of nodes that may have given different gradients.
     """
     others, modes = set[str](), len(current_modes())
     original = getattr(torch.autograd, ENGINE)
@@ -95,7 +94,7 @@ class _PlainNode:
 
 
 def _of_product(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gradients:
-    """`prod_backward` of a product over everything: no zero, one zero, or several, where no derivative remains."""
+    """Handle `prod_backward` of a product over everything: no zero, one zero, or several, in which case no derivative remains."""
     operand, (by_zeros,) = saved["self"], made
     if not operand.dim() or by_zeros is None:
         return made
@@ -105,7 +104,7 @@ def _of_product(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Grad
 
 
 def _of_products(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gradients:
-    """`prod_backward` of products along a dimension."""
+    """Handle `prod_backward` of products along a dimension."""
     operand, result, dim = saved["self"], saved["result"], saved["dim"]
     (by_zeros,) = made
     if not operand.dim() or by_zeros is None:
@@ -116,9 +115,7 @@ def _of_products(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gra
 
 
 def _of_running_products(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gradients | None:
-    """`cumprod_backward` without zeros: plain PyTorch's other formula does not consist of operators, and a guard
-    excludes it.
-    """
+    """Handle `cumprod_backward` without zeros. Plain PyTorch's other formula does not consist of operators, and a guard excludes it."""
     operand, result, dim = saved["self"], saved["result"], saved["dim"]
     if not operand.dim() or operand.numel() <= 1 or operand.shape[dim] == 1 or made[0] is None:
         return made
@@ -128,13 +125,13 @@ def _of_running_products(saved: Mapping[str, Any], grad: Tensor, made: Gradients
 
 
 def _of_filling(saved: Mapping[str, Any], grad: Tensor, made: Gradients) -> Gradients:
-    """`masked_fill_backward` for the fill value."""
+    """Handle `masked_fill_backward` for the fill value."""
     rest, filled = made
     return made if filled is None else (rest, grad.masked_select(saved["mask"]).sum())
 
 
 def _chosen(condition: Tensor, one: Callable[[], Tensor], other: Callable[[], Tensor]) -> Tensor:
-    """Return `one` where a condition on a whole operand holds, otherwise `other`."""
+    """Return `one` if a condition on a whole operand holds, otherwise `other`."""
     if torch.is_grad_enabled():
         return one() if condition.item() else other()
     return torch.where(condition, one(), other())

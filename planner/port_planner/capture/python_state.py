@@ -1,9 +1,9 @@
-"""Python values that may influence a step, wherever they are kept.
+"""Python values that may influence a step, wherever they are stored.
 
-A bundle has none of the code that reads them. A value that changes in every step, such as a step count, may later
-decide something that no recording shows. They are searched for where the running code can reach them: in the model's
-modules, in what the loss function sees, and in the variables of each of the program's functions that runs meanwhile,
-including hooks and helpers. Tensors do not count: a recording contains them.
+A bundle has none of the code that reads them. A value that changes in every step, such as a step count, may later decide something that no
+recording shows. They are searched for where the running code can reach them. That is in the model's modules, in what the loss function
+sees, and in the variables of each function of the program that runs meanwhile, including hooks and helpers. Tensors do not count: a
+recording contains them.
 """
 
 import array
@@ -31,25 +31,25 @@ from port_planner.torch_compat.optimizers import is_scheduled_step
 _PLAIN = (bool, int, float, complex, str, bytes, type(None))
 _BYTES = (bytearray, memoryview, array.array)
 _MAX_BYTES = 1 << 20
-"""Maximum size of an inspected array: a larger one is data."""
+"""Largest size of an inspected array; a larger one is data."""
 _MAX_ITEMS = 1 << 16
 """Maximum length of an inspected list."""
 _MAX_MET = 4000
-"""Functions and objects reachable from one root: whatever leads to more is in effect a library."""
+"""Largest number of functions and objects reachable from one root; a root that leads to more is in effect a library."""
 _MAX_CALLS = 64
-"""Calls of one function in a step whose variables are inspected."""
+"""Largest number of calls of one function in a step whose variables are inspected."""
 _OWN_REFERENCES = 3
-"""References to an object held only here, as `sys.getrefcount` counts them: in a list, a variable and its argument."""
+"""Number of references to an object that is held only here, as `sys.getrefcount` counts them: in a list, a variable and its argument."""
 _TRAINERS = (torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler)
-"""Classes whose objects train, whatever the loss reads of them."""
+"""Classes whose objects train, even if the loss reads them."""
 _OF_TORCH = frozenset(vars(torch.nn.Module()))
-"""Attributes that every module has; `training` among them: which operators run shows that."""
+"""Attributes that every module has. `training` is among them, because the operators that run show its value."""
 _NO_STATE = frozenset({"logging", "typing", "re", "inspect", "importlib", "warnings"})
-"""Standard library modules whose objects hold no state that matters."""
+"""Modules of the standard library whose objects hold no relevant state."""
 _OPEN = object()
 
 Variables = Iterator[tuple[str, Any]]
-"""Values by the names a reader knows them by."""
+"""Values by names that a reader knows."""
 
 
 def other_generators() -> bytes:
@@ -58,12 +58,12 @@ def other_generators() -> bytes:
 
 
 def python_state(model: torch.nn.Module, loss_fn: Any) -> dict[str, Any]:
-    """Return the plain values that a step may change, by names a reader knows."""
+    """Return the plain values that a step may change, by names that a reader knows."""
     return {**dict(_of_modules("", model, _Walk(follows=True))), **dict(_seen_by(loss_fn, _Walk(follows=True)))}
 
 
 def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> frozenset[str]:
-    """Return the names of values that differ from before."""
+    """Return the names of values that have changed."""
     there = ((name, value, after[name]) for name, value in before.items() if name in after)
     return frozenset(
         name for name, value, now in there if now is not value and now != value
@@ -72,13 +72,13 @@ def changed(before: Mapping[str, Any], after: Mapping[str, Any]) -> frozenset[st
 
 @dataclass(slots=True)
 class _Walk:
-    """A traversal of objects that visits each one once. `follows`: functions lead to the variables they name."""
+    """A traversal of objects that visits each one once. `follows`: whether functions lead to the variables that they name."""
 
     follows: bool = False
     met: set[int] = field(default_factory=set)
 
     def meets(self, value: Any) -> bool:
-        """Return whether a function or an object is new on the way, and not too many were before it."""
+        """Return whether a function or an object is new in the traversal, and there were not too many before it."""
         if id(value) in self.met or len(self.met) > _MAX_MET:
             return False
         self.met.add(id(value))
@@ -87,7 +87,7 @@ class _Walk:
 
 @dataclass(frozen=True, slots=True)
 class _Root:
-    """A root of the traversal and the code that reaches it. `held`: the object itself, if only the step may have it."""
+    """A root of the traversal, and the code that reaches it. `held`: the object itself, if only the step may have it."""
 
     code: CodeType
     look: Callable[[], Variables]
@@ -96,9 +96,9 @@ class _Root:
 
 
 class StateOfCode:
-    """The state reachable by the program's code that runs in a block, when that code started and now.
+    """The state that the program's code in a block can reach, when that code started and now.
 
-    `arguments`: arguments of functions count too if they outlive the block.
+    `arguments`: whether arguments of functions also count, if they outlive the block.
     """
 
     def __init__(self, *, arguments: bool = True) -> None:
@@ -113,7 +113,7 @@ class StateOfCode:
         """The first of the program's functions that drew from Python's or numpy's generator, as "loss, train.py:12"."""
         self._generators = b""
         self._device_file: str | None = None
-        """The driver of the program's own device: its counters are not part of the step."""
+        """The driver of the program's own device, whose counters are not part of the step."""
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -127,9 +127,9 @@ class StateOfCode:
             sys.setprofile(before)
 
     def changed(self) -> frozenset[str]:
-        """Return the names, and the code that reaches them, of what has another value than when that code began, and outlives it.
+        """Return the names, with the code that reaches them, of values that have changed since that code began and that outlive it.
 
-        What was looked at is held no longer then: tensors of a step would outlive it.
+        Afterwards the inspected values are released, because tensors of a step would otherwise outlive it.
         """
         found = set[str]()
         for root in self._roots.values():
@@ -162,7 +162,7 @@ class StateOfCode:
                 self._add_argument(name, frame.f_locals.get(name), code)
 
     def _note_draws(self, frame: FrameType | None) -> None:
-        """Note that what ran in a function since the last look may have drawn from another generator than torch's."""
+        """Record that the code of a function since the last look may have drawn from a generator other than torch's."""
         while frame is not None and not of_the_program(frame.f_code.co_filename):
             frame = frame.f_back
         code = None if frame is None else frame.f_code
@@ -211,7 +211,7 @@ def _of_modules(name: str, model: torch.nn.Module, walk: _Walk) -> Variables:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object and, of its own class, those of the class, but for code and what trains."""
+    """Return the attributes of an object and of its class, if that is the program's, except code and objects that train."""
     kinds = [kind for kind in type(value).__mro__ if _is_own_class(kind)]
     slots = {name for kind in type(value).__mro__ for name in _slots_of(kind) if hasattr(value, name)}
     found = {name: getattr(value, name) for name in sorted(slots)}
@@ -260,7 +260,7 @@ def _seen_by(function: Any, walk: _Walk) -> Variables:
 
 
 def _globals_of(code: CodeType, names: Mapping[str, Any], walk: _Walk) -> Variables:
-    """Yield what code names of the variables of its module, and of the modules that it knows."""
+    """Yield the variables of its module, and of modules that it knows, that code names."""
     named = {name: names[name] for name in code.co_names if name in names}
     for name, value in named.items():
         if isinstance(value, ModuleType) and _holds_state(value.__name__, getattr(value, "__file__", None)):
@@ -276,7 +276,7 @@ def _variables(named: Mapping[str, Any], walk: _Walk) -> Variables:
 
 
 def _behind(name: str, value: Any, walk: _Walk) -> Variables:
-    """Yield a value, or the plain ones behind it."""
+    """Yield a value, or the plain values inside it."""
     if (leaf := _leaf(value)) is not _OPEN:
         yield name, leaf
     elif isinstance(value, FunctionType | MethodType | functools.partial):
@@ -325,9 +325,9 @@ def _leaf(value: Any) -> Any:
 
 
 def _state_of(value: Any) -> Any:
-    """Return the state of a random generator, or None for an object without a position.
+    """Return the state of a random generator; None for an object without a position.
 
-    For any other iterator, and for a schedule or the optimizer it changes, it is different each time.
+    For any other iterator, and for a schedule or the optimizer that it changes, the state is different each time.
     """
     if isinstance(value, random.Random) and not isinstance(value, random.SystemRandom):
         return value.getstate()
@@ -352,7 +352,7 @@ def _content(cell: Any) -> Any:
 
 
 def _is_open(value: Any) -> bool:
-    """Return whether a value has parts that are looked at: an object or a class of the program or of Python."""
+    """Return whether a value has parts that are inspected: an object or a class of the program or of Python."""
     if isinstance(value, type):
         return _is_own_class(value)
     return not isinstance(value, (torch.Tensor, ModuleType, *_TRAINERS)) and _is_walked(type(value))

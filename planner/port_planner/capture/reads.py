@@ -1,4 +1,5 @@
-"""What a step reads of its tensors' contents past torch's operators: `numpy()`, `tolist()`, DLPack, items of storages, sizes of packed sequences.
+"""Reads of a step's tensor contents that bypass torch's operators: `numpy()`, `tolist()`, DLPack, items of storages, sizes of packed
+sequences.
 
 `item()` and `bool()` are operators, which a recorder sees; these methods reach the memory, and what a program decides by them would
 be frozen without a word. They are patched one by one while a step is recorded: an active TorchFunctionMode would turn off fast paths.
@@ -25,7 +26,7 @@ _READS: tuple[tuple[Any, str], ...] = (
     (torch.UntypedStorage, "tolist"),
     (torch.UntypedStorage, "__iter__"),
 )
-"""Methods that read what a tensor or a storage holds; others, such as `__array__`, call one of these.
+"""Methods that read the contents of a tensor or a storage; others, such as `__array__`, call one of these.
 
 A tensor's text is not watched: printing decides nothing.
 """
@@ -39,7 +40,7 @@ def watch_reads(
 ) -> Iterator[None]:
     """Call `on_read(tensor, method)` before each such method runs in the block; of a storage, with its bytes as a tensor.
 
-    What it raises is raised where the program reads. `on_exchange`: called before a tensor's `data` is assigned.
+    Its errors are raised where the program reads. `on_exchange`: called before a tensor's `data` is assigned.
     """
     before = [(owner, name, vars(owner).get(name)) for owner, name in (*_READS, *_REPLACED)]
     kernels = torch.library.Library("aten", "IMPL")
@@ -71,7 +72,7 @@ def _watching(
 
 
 def _watching_data(on_exchange: Callable[[torch.Tensor], None]) -> property:
-    """Return the attribute `data` of tensors that tells of assignments."""
+    """Return the attribute `data` of tensors in a form that reports assignments."""
     own: Any = torch.Tensor.data
 
     def assign(tensor: torch.Tensor, value: torch.Tensor) -> None:
@@ -82,7 +83,7 @@ def _watching_data(on_exchange: Callable[[torch.Tensor], None]) -> property:
 
 
 def _watching_sizes(make: Callable[..., Any], on_read: Callable[[torch.Tensor, str], None]) -> Callable[..., Any]:
-    """Report reads of the row counts that a packed sequence has per time step: layers read them from its memory."""
+    """Report reads of a packed sequence's number of rows per time step, which layers read from its memory."""
 
     @functools.wraps(make)
     def telling(cls: type, data: Any, batch_sizes: Any = None, *args: Any, **kwargs: Any) -> Any:

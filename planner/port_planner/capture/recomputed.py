@@ -1,7 +1,7 @@
-"""What a step computes twice, as gradient checkpointing does: recorded once, because the plan decides what is kept.
+"""Results that a step computes twice, as in gradient checkpointing. They are recorded once, because the plan decides what is kept.
 
-A storage that the backward pass fills by the same operators on the same contents as an earlier one holds the same bits.
-The same is true of random numbers if the generator was restored to its earlier state.
+A storage that the backward pass fills with the same operators on the same contents as an earlier one contains the same bits. The same is
+true of random numbers if the generator was restored to its earlier state.
 """
 
 from collections import defaultdict
@@ -40,13 +40,13 @@ def lay_into(tape: Tape, gone: int, into: int) -> None:
 
 @dataclass(slots=True)
 class _Life:
-    """The history of one storage: its successive contents, and which operators make and read each."""
+    """The history of one storage: its successive contents, and which operators create and read each of them."""
 
     contents: list[Hashable] = field(default_factory=list)
     makers: list[int] = field(default_factory=list)
-    """Operators that make or change it."""
+    """Operators that create or change the storage."""
     readers: list[tuple[int, int]] = field(default_factory=list)
-    """Operators that read it, each with how many contents there had been by then."""
+    """Operators that read the storage, each with the number of contents that there had been by then."""
 
 
 def _lives(tape: Tape) -> dict[int, _Life]:
@@ -106,8 +106,8 @@ def _twins(tape: Tape, lives: Mapping[int, _Life], kept: set[int]) -> dict[int, 
 def _settled(tape: Tape, lives: Mapping[int, _Life], twins: dict[int, int]) -> set[int]:
     """Return the operators that only fill twins; discard twins whose operators must remain.
 
-    Those are twins that an operator fills along with a storage that has no twin, and twins that a remaining operator
-    reads before they are complete.
+    These are twins that an operator fills together with a storage that has no twin, and twins that a remaining operator reads before they
+    are complete.
     """
     while True:
         repeated = {i for i, op in enumerate(tape.ops) if (made := _made(tape, op)) and all(s in twins for s in made)}
@@ -124,7 +124,7 @@ def _settled(tape: Tape, lives: Mapping[int, _Life], twins: dict[int, int]) -> s
 
 
 def require_one_stream(ops: Iterable[RecordedOp], state: bytes) -> bytes:
-    """Return the generator's state after operators that draw from this one onwards.
+    """Return the generator's state after operators that draw from this state onwards.
 
     Raises CaptureError if it is set in between.
     """

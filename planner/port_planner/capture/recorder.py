@@ -1,9 +1,9 @@
 """Record the operators of a real training step.
 
-Forward and backward pass run on real tensors. So the model takes exactly the branch it takes in eager mode (a model
-that looks for tracing or fake tensors sees none). Every shape, stride and missing gradient is the kernels' own.
-Under a memory budget what is not needed leaves meanwhile. The optimizer's step, which must change nothing, is recorded on
-meta tensors that carry shapes and strides but no memory.
+Forward and backward pass run on real tensors. So the model takes exactly the branch that it takes in eager mode (a model that looks for
+tracing or fake tensors sees none). Every shape, stride and missing gradient is the kernels' own. Under a memory budget, tensors that are
+not needed are evicted meanwhile. The optimizer's step, which must change nothing, is recorded on meta tensors that have shapes and strides
+but no memory.
 """
 
 import hashlib
@@ -43,14 +43,14 @@ _DIGEST_BYTES = 16
 
 _NO_MEMORY = "meta"
 _MAX_READ = 256
-"""Maximum count of numbers of one tensor that are guarded individually in each step."""
+"""Largest number of numbers of one tensor that are guarded individually in each step."""
 _MAX_LINES = 3
-"""Maximum count of program lines that a message names."""
+"""Largest number of program lines that a message names."""
 _STEP_COUNT = SETTLED_STEP
-"""The step count an optimizer gets where it reads one from a tensor; values derived from it are not constants."""
+"""Step count that an optimizer receives where it reads one from a tensor; values derived from it are not constants."""
 
 OPTIMIZER_REMEDY = f"use one of {', '.join(OPTIMIZERS)}, or train with `port-agent exec`"
-"""Remedy where an optimizer's update cannot be repeated without its code."""
+"""Remedy if an optimizer's update cannot be repeated without its code."""
 
 _CROSS_STEP_REMEDY = (
     "neither a bundle nor its checkpoints contain that. Keep it in a buffer of the model, or train with `port-agent "
@@ -63,7 +63,7 @@ _COMPARED: dict[Any, Any] = {torch.ops.aten.equal.default: torch.eq, torch.ops.a
 
 @dataclass(slots=True)
 class RecordedStorage:
-    """A storage seen while recording; `data` holds the contents of constants."""
+    """A storage observed during recording; `data`: the contents of a constant."""
 
     nbytes: int
     role: Role
@@ -84,7 +84,7 @@ class RecordedOp:
     phase: Phase
     random: bool
     line: str = ""
-    """Line in which the program called the operator, "" in the backward pass."""
+    """Line in which the program called the operator; "" in the backward pass."""
     draws_from: bytes = b""
     draws_to: bytes = b""
     """Digests of the state of torch's generator before and after a random operator."""
@@ -92,7 +92,7 @@ class RecordedOp:
 
 @dataclass(slots=True)
 class _Place:
-    """Where a torch storage object lies: recorded storage and byte offset within it."""
+    """The position of a torch storage object: recorded storage, and byte offset within it."""
 
     storage: int
     keep_alive: Any
@@ -108,21 +108,21 @@ class Tape:
     draws_from: bytes = b""
     """A digest of the generator's state before the first operator."""
     as_run: bool = True
-    """Whether the program's own operators ran, and none in their place that are easier to repeat."""
+    """Whether only the program's own operators ran, without replacements that are easier to repeat."""
     changing: frozenset[str] = frozenset()
-    """Python variables that have another value after the step (`python_state`)."""
+    """Python variables that have a different value after the step (`python_state`)."""
     other_formulas: frozenset[str] = frozenset()
-    """Operators, with their lines, whose gradients use another formula, with different last digits, while a mode such
-    as a recorder is active.
+    """Operators, with their lines, whose gradients use another formula, with different last digits, while a mode such as a recorder is
+    active.
     """
     gradients: frozenset[int] = frozenset()
     """The storages in which the step leaves the gradients of the trained parameters."""
     results: StepResults = field(default_factory=StepResults)
-    """The storages created by this step and by those recorded before it."""
+    """The storages that this step and earlier recorded steps created."""
 
 
 def _carried(what: str) -> CaptureError:
-    """Return the error that a step leaves something to later ones, with the line of the program."""
+    """Return the error for a step that leaves something to later ones, with the line of the program."""
     place = program_line()
     return CaptureError(f"{place}{': ' if place else ''}{what}: {_CROSS_STEP_REMEDY}")
 
@@ -131,15 +131,15 @@ class StepRecorder(TorchDispatchMode):
     """A dispatch mode that writes each aten call to a tape. Invisible to the model."""
 
     def __init__(self, results: StepResults | None = None) -> None:
-        """`results`: of steps that were recorded before this one."""
+        """`results`: results of steps that were recorded before this one."""
         TorchDispatchMode.__init__(self)
         self.tape = Tape(results=results or StepResults())
         self.phase = Phase.FORWARD
         self.recording = True
         self.reads_numbers = False
-        """Whether an update receives the number it reads from a tensor, if the tensor has one, instead of a step count."""
+        """Whether an update receives the number that it reads from a tensor, if the tensor has one, instead of a step count."""
         self.without_contents: Any = None
-        """The mode without contents under which the step runs, if it does."""
+        """The mode without contents under which the step runs; None if it has contents."""
         self._places: dict[int, _Place] = {}
         self._value_ids: dict[Value, int] = {}
         self._stand_in_bases: dict[tuple[int, torch.dtype], torch.Tensor] = {}
@@ -147,15 +147,15 @@ class StepRecorder(TorchDispatchMode):
         """Device of the results that operators compute from meta tensors."""
         self._tainted: set[int] = set()
         self._fresh: set[int] = set()
-        """Constants that the step creates from Python numbers, as `torch.tensor` does, in their own memory."""
+        """Constants that the step creates from Python numbers, as `torch.tensor` does, in separate memory."""
         self._parameters: dict[int, list[torch.Tensor]] = {}
         self.before_writes: list[tuple[torch.Tensor, torch.Tensor]] = []
-        """Parameters that the forward and backward pass write to, with copies of their earlier contents."""
+        """Parameters to which the forward and backward pass write, with copies of their earlier contents."""
         self.settings = arithmetic()
         self._other_settings: tuple[str, Arithmetic] | None = None
-        """Line and settings of the first operator that ran with others."""
+        """Line and settings of the first operator that ran with other settings."""
         self._exchanged: list[tuple[torch.Tensor, str]] = []
-        """Tensors whose `data` the program assigned, and where."""
+        """Tensors whose `data` the program assigned, and the lines."""
 
     # -- tensors and their places
 
@@ -171,9 +171,9 @@ class StepRecorder(TorchDispatchMode):
         return self.value_of(tensor)
 
     def value_of(self, tensor: torch.Tensor) -> int:
-        """Return the value index of a tensor; a tensor from outside becomes a constant.
+        """Return the value index of a tensor; a tensor from outside the step becomes a constant.
 
-        Raises CaptureError for one on a device that no plan can name, or that only the backward pass knows.
+        Raises CaptureError for a tensor on a device that no plan can name, or that only the backward pass knows.
         """
         _require_strided(tensor)
         self._device_of(tensor)
@@ -219,11 +219,11 @@ class StepRecorder(TorchDispatchMode):
             )
 
     def exchanged(self, tensor: torch.Tensor) -> None:
-        """Note that the program is about to assign `tensor.data`."""
+        """Record that the program is about to assign `tensor.data`."""
         self._exchanged.append((tensor, program_line()))
 
     def require_kept(self, names: Mapping[torch.Tensor, str]) -> None:
-        """Raise CaptureError if the step gave one of these tensors other memory, or computed with settings that it set back."""
+        """Raise CaptureError if the step gave one of these tensors other memory, or computed with settings that it then restored."""
         for tensor, line in self._exchanged:
             if tensor in names and not self._is_at(tensor, names[tensor]):
                 raise CaptureError(
@@ -242,7 +242,7 @@ class StepRecorder(TorchDispatchMode):
         return place is not None and self.tape.storages[place.storage].name == name
 
     def leave_results(self) -> None:
-        """Register what the step created, for the steps recorded after it."""
+        """Register the tensors that the step created, for the steps recorded after it."""
         lines = {self.tape.values[v].storage: op.line for op in self.tape.ops for v in op.outputs if v is not None}
         made = [
             (place.keep_alive, place.storage)
@@ -277,7 +277,7 @@ class StepRecorder(TorchDispatchMode):
             return base.as_strided(v.shape, v.stride, v.offset)
 
     def _device_of(self, tensor: torch.Tensor) -> str:
-        """Return the kind of device that a tensor lies on; for a stand-in of the update, the device of its original."""
+        """Return the kind of device on which a tensor is; for a stand-in of the update, the device of its original."""
         if self.phase is Phase.UPDATE and tensor.is_meta:
             return self.stand_in_device
         return kind_of(tensor)
@@ -298,9 +298,7 @@ class StepRecorder(TorchDispatchMode):
         self.tape.ops.append(op)
 
     def came_back(self, storage: torch.UntypedStorage, key: int) -> None:
-        """Treat a storage as the one seen under this key: it holds the same contents, and the earlier object may be
-        gone.
-        """
+        """Treat a storage as the one that was seen under this key, because it has the same contents and the earlier object may be gone."""
         if key in self._places:
             self._places[storage_identity(storage)] = _Place(self._places[key].storage, StorageWeakRef(storage))
 
@@ -313,7 +311,7 @@ class StepRecorder(TorchDispatchMode):
         self.tape.ops.append(op)
 
     def known(self, tensor: torch.Tensor) -> bool:
-        """Return whether the tensor's storage is on the tape already."""
+        """Return whether the tensor's storage is already on the tape."""
         _require_strided(tensor)
         return storage_identity(tensor.untyped_storage()) in self._places
 
@@ -381,9 +379,9 @@ class StepRecorder(TorchDispatchMode):
         return result
 
     def _as_kernels_read(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Return the arguments with tensors in place of those that are only marked, or without contents if the step has none.
+        """Return the arguments with real tensors instead of those that are only marked, or without contents if the step has none.
 
-        Settings that differ from those at the start are noted, too.
+        Settings that differ from those at the start are also recorded.
         """
         if self._other_settings is None and self.without_contents is None and (now := arithmetic()) != self.settings:
             self._other_settings = program_line(), now
@@ -393,9 +391,7 @@ class StepRecorder(TorchDispatchMode):
         return args, kwargs
 
     def _physical(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor, or for one only marked as conjugate or negated, the tensor that kernels compute from it
-        first.
-        """
+        """Return the tensor or, if it is only marked as conjugate or negated, the tensor that kernels first compute from it."""
         if not (tensor.is_conj() or tensor.is_neg()):
             return tensor
         self.tape.as_run = False
@@ -408,7 +404,7 @@ class StepRecorder(TorchDispatchMode):
             return torch.conj_physical(unmarked)
 
     def _emptied(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the tensor without contents that stands for one that has them, at its place."""
+        """Return the tensor without contents that replaces one with contents, at its place."""
         self.value_of(tensor)
         with without_modes():
             stands_in = emptied(tensor, self.without_contents)
@@ -416,7 +412,7 @@ class StepRecorder(TorchDispatchMode):
         return stands_in
 
     def _copied_out(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> torch.Tensor:
-        """Run and record an operator and a copy of its result in place of the variant that writes it to `out`."""
+        """Run and record an operator and a copy of its result, instead of the variant that writes to `out`."""
         out: torch.Tensor = kwargs["out"]
         self.tape.as_run = False
         with self:
@@ -429,7 +425,9 @@ class StepRecorder(TorchDispatchMode):
             return out.copy_(result)
 
     def _of_the_same_size(self, tensor: torch.Tensor) -> bool:
-        """Return whether a tensor's storage has as many bytes as when it was met: what moved is the view, not the memory."""
+        """Return whether a tensor's storage has as many bytes as when it was registered, so that only the view has moved, not the
+        memory.
+        """
         place = self._places.get(storage_identity(tensor.untyped_storage()))
         return place is not None and self.tape.storages[place.storage].nbytes == tensor.untyped_storage().nbytes()
 
@@ -451,7 +449,7 @@ class StepRecorder(TorchDispatchMode):
         return result
 
     def _compared(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Compare two tensors number by number, with an operator that shows what the answer depends on."""
+        """Compare two tensors number by number, with an operator that shows what the result depends on."""
         one, other = args[:2]
         if func is torch.ops.aten.equal.default and one.shape != other.shape:
             return False
@@ -464,7 +462,7 @@ class StepRecorder(TorchDispatchMode):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Run and record the packing of a padded sequence as a selection of its rows, after guarding the lengths.
 
-        The number of rows in each time step determines what recurrent layers do in code outside operators.
+        The number of rows in each time step determines what recurrent layers do in code that is not an operator.
         """
         padded, lengths, batch_first = args
         packed, batch_sizes = func(*args, **kwargs)
@@ -490,7 +488,7 @@ class StepRecorder(TorchDispatchMode):
         return found, batch_sizes
 
     def _require_padded_labels(self, labels: torch.Tensor, *lengths: torch.Tensor) -> None:
-        """Raise CaptureError if labels of a CTC loss lie in one row though their lengths may differ in each batch."""
+        """Raise CaptureError if labels of a CTC loss are in one row although their lengths may differ in each batch."""
         places = [self._places.get(storage_identity(one.untyped_storage())) for one in lengths]
         if labels.dim() == 1 and any(place is not None and place.storage in self._tainted for place in places):
             raise CaptureError(
@@ -515,8 +513,8 @@ class StepRecorder(TorchDispatchMode):
     def read(self, tensor: torch.Tensor, method: str) -> None:
         """Guard each number of a tensor that the program reads with a method that is not an operator.
 
-        Values that do not depend on the batch, the model or random numbers are not guarded, nor reads by an operator's
-        own code. Raises CaptureError for non-integers, and for too many numbers.
+        Values that do not depend on the batch, the model or random numbers are not guarded, and neither are reads by an operator's own
+        code. Raises CaptureError for non-integers, and for too many numbers.
         """
         place = self._places.get(storage_identity(tensor.untyped_storage())) if tensor.layout is torch.strided else None
         inside_operator = all(mode is not self for mode in current_modes())
@@ -525,7 +523,7 @@ class StepRecorder(TorchDispatchMode):
         self._guard_each(tensor, method, torch.Tensor.item)
 
     def _guard_each(self, tensor: torch.Tensor, method: str, item: Callable[[torch.Tensor], Any]) -> None:
-        """Guard each number of a tensor by an `item` that is recorded. Raises CaptureError as `read` does."""
+        """Guard each number of a tensor with a recorded `item`. Raises CaptureError as `read` does."""
         if tensor.is_floating_point() or tensor.is_complex() or tensor.numel() > _MAX_READ:
             raise CaptureError(
                 f"{program_line()} reads {tensor.numel()} numbers of a tensor in Python (.{method}()), which depend "
@@ -547,7 +545,7 @@ class StepRecorder(TorchDispatchMode):
         self.tape.ops.append(RecordedOp(GUARD, (Ref(value), result, place), (), (), (), self.phase, False, place))
 
     def _writes(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[int, ...]:
-        """Return the storages that a call changes in place: by its schema, or known to without it saying so."""
+        """Return the storages that a call changes in place, by its schema or by known facts that the schema does not state."""
         schema = func._schema.arguments
         changed = []
         for i, argument in enumerate(schema):
@@ -630,7 +628,7 @@ def storage_identity(storage: torch.UntypedStorage) -> int:
 
 @cache
 def _without_out(func: Any) -> Any:
-    """Return the overload with the same arguments but `out` that writes to no argument; None if there is none."""
+    """Return the overload with the same arguments except `out`, which writes to no argument; None if there is none."""
 
     def taken(overload: Any) -> list[tuple[str, str]]:
         return [(a.name, str(a.type)) for a in overload._schema.arguments if a.name != "out"]

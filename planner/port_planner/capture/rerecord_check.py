@@ -1,7 +1,7 @@
-"""Whether recordings of one step are the same step.
+"""Whether recordings of one step are equal.
 
-A bundle repeats the operators, numbers and shapes of its recording for the whole job. So the step is recorded again on
-other rows and other random numbers; whatever is not the same each time would be frozen, and is refused.
+A bundle repeats the operators, numbers and shapes of its recording for the whole job. So the step is recorded again on other rows and with
+other random numbers. A part that is not the same each time would be frozen, and is therefore rejected.
 """
 
 import hashlib
@@ -30,12 +30,12 @@ _REMEDY = (
 _FIRST_ALONE = " (where only the first step differs, as with observers of FakeQuantize, run the model once before port_job() returns)"
 _MAX_NAMED = 3
 _CALLED = "was called with"
-"""Part of the message about an operator that took other numbers."""
+"""Part of the message about an operator that was called with other numbers."""
 
 
 def require_same(first: Tape, other: Tape) -> None:
-    """Raise CaptureError with the program's line for the first difference of two tapes of one step: StatefulStepError if
-    it may be state in Python only.
+    """Raise CaptureError, with the program's line, for the first difference of two tapes of one step; StatefulStepError if it may be state
+    only in Python.
 
     Compared are operators, their order, numbers and dependencies, shapes and layouts, and the contents of constants. Python variables that changed in both count further, and may decide something later.
     """
@@ -55,8 +55,7 @@ def require_same(first: Tape, other: Tape) -> None:
 
 
 def require_same_but_for_sums(first: Tape, other: Tape) -> None:
-    """Raise CaptureError unless a step that adds to existing gradients is otherwise the same, as in all but an update's
-    first batch.
+    """Raise CaptureError unless a step that adds to existing gradients is otherwise the same, as in all but an update's first batch.
 
     Also raises CaptureError if the step uses those gradients for anything else.
     """
@@ -122,8 +121,8 @@ def _adds_to_gradient(tape: Tape, op: RecordedOp) -> bool:
 
 
 def _last_copies(tape: Tape, storages: Set[int]) -> list[RecordedOp]:
-    """Return the operators that create gradients in these storages by copying: autograd copies if the original is
-    referenced or has another layout.
+    """Return the operators that create gradients in these storages by copying, which autograd does if the original is referenced or has
+    another layout.
 
     If a gradient already exists, it is added to instead.
     """
@@ -140,7 +139,7 @@ def _last_copies(tape: Tape, storages: Set[int]) -> list[RecordedOp]:
 
 
 def without_ops(tape: Tape, ops: Sequence[RecordedOp]) -> Tape:
-    """Return a tape without these operators; values, storages and constants are renumbered consecutively."""
+    """Return a tape without these operators, with values, storages and constants renumbered consecutively."""
     left_out = {id(op) for op in ops}
     kept = [op for op in tape.ops if id(op) not in left_out]
     values, storages = dict[int, int](), dict[int, int]()
@@ -182,16 +181,14 @@ def touched_storages(tape: Tape, op: RecordedOp) -> set[int]:
 
 
 def _arguments(op: RecordedOp) -> tuple[Argument, ...]:
-    """Return an operator's arguments; for a guard without the line, which in the backward pass is the line of the
-    caller.
-    """
+    """Return an operator's arguments; for a guard, without the line, which in the backward pass is that of the caller."""
     if op.name == GUARD:
         return op.args[:2]
     return (*op.args, *(part for name, value in op.kwargs for part in (name, value)))
 
 
 def _spelled(argument: Argument) -> Iterator[str]:
-    """Yield the parts of an argument; floats exactly, tensors without their address."""
+    """Yield the parts of an argument, floats exactly, and tensors without their address."""
     if isinstance(argument, tuple):
         yield "("
         for part in argument:
@@ -218,7 +215,7 @@ def _unlike(first: Tape, mine: int, other: Tape, theirs: int) -> str:
 
 
 def spelled_call(op: RecordedOp, without: Set[int | str] = frozenset()) -> str:
-    """Return an operator's name and arguments, whatever tensors it takes and whatever stands at these positions and keywords."""
+    """Return an operator's name and arguments, regardless of its tensors and of the values at these positions and keywords."""
     positional = enumerate(_arguments(op)[: len(op.args)])
     arguments: list[Any] = ["a number" if place in without else part for place, part in positional]
     arguments += [(name, "a number" if name in without else part) for name, part in op.kwargs]
@@ -226,7 +223,7 @@ def spelled_call(op: RecordedOp, without: Set[int | str] = frozenset()) -> str:
 
 
 def spelled_tensors(tape: Tape, op: RecordedOp) -> str:
-    """Return all that `require_same` compares of an operator's tensors."""
+    """Return everything about an operator's tensors that `require_same` compares."""
     values = [tape.values[v] for v in (*operands(op), *(v for v in op.outputs if v is not None))]
     storages = [tape.storages[s] for s in sorted({*op.writes, *(v.storage for v in values)})]
     contents = [None if s.data is None else hashlib.blake2b(s.data.numpy().tobytes()).hexdigest() for s in storages]
@@ -246,9 +243,9 @@ def _same_contents(a: RecordedStorage, b: RecordedStorage) -> bool:
 
 @contextmanager
 def other_generators_untouched(what: str = "the step", code: StateOfCode | None = None) -> Iterator[None]:
-    """Raise CaptureError that names `what` if the block draws from Python's or numpy's global generator; restore both.
+    """Raise CaptureError, naming `what`, if the block draws from Python's or numpy's global generator; restore both.
 
-    `code`: what watches the program in the block, and says which function drew.
+    `code`: the observer of the program in the block, which knows the function that drew.
     """
     python, arrays = random.getstate(), np.random.get_state(legacy=False)
     try:

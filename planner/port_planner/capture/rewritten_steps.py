@@ -1,8 +1,8 @@
-"""Steps of torch's optimizers that read numbers off tensors in Python (`.item()`), written again without.
+"""Steps of torch's optimizers that read numbers from tensors in Python (`.item()`), rewritten without these reads.
 
-Adafactor scales each update by norms of the weight and of the update itself, ASGD by a rate that it keeps in a tensor. The numbers
-are those of torch 2.13, to the bit: operators on double tensors of one element compute what Python would compute in
-double precision from a tensor's number. Values that follow from the count of steps alone stay numbers.
+Adafactor scales each update by norms of the weight and of the update itself, and ASGD by a rate that it keeps in a tensor. The results are
+those of torch 2.13, to the bit: operators on double tensors with one element compute what Python computes in double precision from a
+tensor's number. Values that depend only on the number of steps stay numbers.
 """
 
 import math
@@ -16,11 +16,11 @@ from port_planner.base.errors import CaptureError
 from port_planner.capture.recorder import StepRecorder
 
 RewrittenStep = Callable[[torch.optim.Optimizer, StepRecorder], None]
-"""Makes a step of an optimizer over tensors without contents while they are recorded."""
+"""Performs a step of an optimizer over tensors without contents while they are recorded."""
 
 
 def rewritten_step(optimizer: torch.optim.Optimizer) -> RewrittenStep | None:
-    """Return the function that replaces the `step` of an optimizer's class, or None to use its own."""
+    """Return the function that replaces the `step` of an optimizer's class; None to use its own."""
     return _REWRITTEN.get(type(optimizer))
 
 
@@ -72,7 +72,7 @@ def _update_by_adafactor(
 
 
 def _at_least(least: float, number: torch.Tensor) -> torch.Tensor:
-    """Return what Python's `max(least, number)` is; `least` for NaN."""
+    """Return what `max(least, number)` gives in Python, which is `least` for NaN."""
     return number.masked_fill((number > least).logical_not(), least)
 
 

@@ -1,4 +1,4 @@
-"""What autograd saves of a step for its backward pass, in the host's memory meanwhile: plain steps on a device that is too small."""
+"""Move the tensors that autograd saves for a backward pass to the host's memory, for plain steps on a device that is too small."""
 
 import contextlib
 import weakref
@@ -13,11 +13,11 @@ from port_planner.torch_compat.autograd import version_of
 from port_planner.torch_compat.modes import current_modes
 
 SMALLEST_BYTES = 64 << 10
-"""Smaller storages stay: the fixed cost of a copy equals that of copying a thousand times as many bytes."""
+"""Bytes below which storages stay, because the fixed cost of a copy equals that of copying a thousand times as many bytes."""
 
 
 class _SavedView(NamedTuple):
-    """A saved view: which contents, and where in them."""
+    """A saved view: its contents, and the position in them."""
 
     contents: "_Contents"
     dtype: torch.dtype
@@ -27,7 +27,7 @@ class _SavedView(NamedTuple):
 
 
 class _Contents:
-    """The bytes of a storage as they were when it was saved."""
+    """The bytes of a storage at the time when it was saved."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.device, self.key = storage.device, storage_identity(storage)
@@ -35,7 +35,7 @@ class _Contents:
         self._back: weakref.ref[torch.UntypedStorage] | None = None
 
     def storage(self) -> torch.UntypedStorage:
-        """Return the contents on the device, shared by all who need them at the same time."""
+        """Return the contents on the device, shared by all that need them at the same time."""
         found = self._back() if self._back is not None else None
         if found is None:
             found = self.host.to(self.device).untyped_storage()

@@ -1,4 +1,4 @@
-"""Capture a training step as step graphs and the tensors that they start from.
+"""Capture a training step as step graphs, and the tensors with which they start.
 
 It is recorded from a model, a loss function, an optimizer and one batch.
 """
@@ -43,12 +43,12 @@ from port_planner.torch_compat.optimizers import hooks_after_steps, skip_fused_c
 from port_planner.torch_compat.tensors import set_buffer
 
 LossFunction = Callable[..., Any]
-"""`loss_fn(model, *batch)` returns a scalar tensor, or a pair of it and anything made of tensors."""
+"""`loss_fn(model, *batch)` returns a scalar tensor, or a pair of it and any structure of tensors."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fill:
-    """Contents of a tensor that need not be stored: one value everywhere."""
+    """Contents of a tensor that need not be stored, because one value is everywhere."""
 
     value: float
     dtype: str
@@ -59,11 +59,10 @@ class Fill:
 class Capture:
     """A captured step.
 
-    `graphs`: "step", or "first"/"next"/"last" where gradients are accumulated over micro-batches, or "eval".
-    Persistent storages have the same (role, name) in all of them. `tensors`: what each persistent storage and constant
-    starts from, by key "role/name"; `layouts`: how it lies in its storage. `loss`: what it was on this batch.
-    `constants`: what the step reads that is neither the model's nor the batch's, in words. `tape`: the recording, where
-    it is for `record_again` to compare it with others. `other_formulas`: as `Tape` has them.
+    `graphs`: "step", or "first"/"next"/"last" where gradients are accumulated over micro-batches, or "eval". Persistent storages have the
+    same (role, name) in all of them. `tensors`: initial contents of each persistent storage and constant, by key "role/name"; `layouts`:
+    their layouts. `loss`: the loss on this batch. `constants`: tensors that the step reads and that belong neither to the model nor to the
+    batch, in words. `tape`: the recording, if `record_again` must compare it with others. `other_formulas`: as in `Tape`.
     """
 
     graphs: Mapping[str, StepGraph]
@@ -84,10 +83,9 @@ def _dtype_name(tensor: torch.Tensor) -> str:
 class Repetition:
     """How to check that a step is the same each time.
 
-    `batches`: on which the step is recorded again with different random numbers and must be the same. `later`: leave
-    them to `record_again` where possible: not for a step that changes Python variables or keeps tensors,
-    which must show here. `results`: of steps recorded earlier. `known`: what the program's steps are until
-    the end of training; then they need not show it themselves.
+    `batches`: on which the step is recorded again with different random numbers and must be the same. `later`: leave them to `record_again`
+    if possible, which excludes steps that change Python variables or keep tensors. `results`: results of steps recorded earlier. `known`:
+    the program's steps until the end of training, which then need not prove it themselves.
     """
 
     batches: Sequence[tuple[Any, ...]] = ()
@@ -110,7 +108,7 @@ def capture_step(
     repetition: Repetition = _NONE,
     schedule: Schedule = (),
 ) -> Capture:
-    """Record one training step of `model` on `batch`; neither model, optimizer nor generators are changed.
+    """Record one training step of `model` on `batch`; model, optimizer and generators stay unchanged.
 
     `clip_grad_norm`: clip the global norm as torch.nn.utils.clip_grad_norm_ does. `accumulate`: micro-batches whose
     gradients are summed before an update. `schedule`: the changes of the optimizer's groups before each future
@@ -240,7 +238,9 @@ def record_hooks_without_contents(
 
 
 def _verified(graph: StepGraph, recorded: Sequence[RecordedOp]) -> StepGraph:
-    """Return a graph that holds together. Raises OperatorError for one that no bundle may call, with the line that did when it was `recorded`."""
+    """Return a consistent graph. Raises OperatorError for one that no bundle may call, with the line of the program if it was
+    `recorded`.
+    """
     verify_graph(graph)
     lines = {op.name: op.line for op in reversed(recorded)}
     for op in graph.ops:
@@ -260,9 +260,9 @@ def _undisturbed(session: "_Session", seed: int | None = None) -> Iterator[set[s
     """Restore what a recorded step changes: gradients, buffers (running statistics), parameters that it writes to and
     the default generator.
 
-    Yields a set that collects the names of buffers whose replacement is recorded. `seed`: seed of torch's random
-    numbers meanwhile. Raises CaptureError where a recording would miss something: other generators that are drawn from,
-    other parameters or buffers that are replaced by other tensors.
+    Yields a set that collects the names of buffers whose replacement is recorded. `seed`: seed of torch's random numbers meanwhile. Raises
+    CaptureError if a recording would miss something: draws from other generators, or parameters or buffers that are replaced by other
+    tensors.
     """
     model, kept = session.model, set[str]()
     buffers = dict(model.named_buffers(remove_duplicate=False))
@@ -328,8 +328,8 @@ def _accumulations_counted(model: torch.nn.Module) -> Iterator[Counter[torch.Ten
 
 @contextlib.contextmanager
 def _gradients_dropped(counts: Mapping[torch.Tensor, int]) -> Iterator[None]:
-    """Free gradients as soon as they are complete, for parameters whose gradient is computed in one piece: nothing
-    reads them later.
+    """Free gradients as soon as they are complete, for parameters whose gradient is computed in one piece, because nothing reads them
+    later.
     """
 
     def drop(parameter: torch.Tensor) -> None:
@@ -348,19 +348,19 @@ def _named_tensors(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 def _alone(item: Any) -> Any:
-    """Return a batch tensor that fills its storage; rows cut from a data set share that of the whole set."""
+    """Return a batch tensor that fills its storage; rows cut from a data set share the storage of the whole set."""
     if isinstance(item, torch.Tensor) and item.numel() * item.element_size() < item.untyped_storage().nbytes():
         return item.detach().clone(memory_format=torch.contiguous_format)
     return item
 
 
 class _Session:
-    """One recording: the model's tensors registered, then forward, backward, update."""
+    """One recording: the model's tensors are registered, then come forward, backward and update."""
 
     def __init__(
         self, model: torch.nn.Module, batch: tuple[Any, ...], results: StepResults | None, *, is_known: bool = False
     ) -> None:
-        """`is_known`: whether the steps until the end of training are known, whatever the program counts and keeps."""
+        """`is_known`: whether the steps until the end of training are known, regardless of what the program counts and keeps."""
         self.model, self._is_known = model, is_known
         self.batch = batch = pytree.tree_map(_alone, batch)
         self.recorder = StepRecorder(results)
@@ -388,7 +388,7 @@ class _Session:
         self.numbers = 0
         """Number of slots of the step's own numbers, which precede those of the optimizer."""
         self.hooked: tuple[RecordedOp, ...] = ()
-        """Operators of hooks after the optimizer's step."""
+        """Operators of hooks that run after the optimizer's step."""
 
     def _add(self, tensor: torch.Tensor, role: Role, name: str) -> None:
         if is_lazy(tensor):
@@ -448,7 +448,7 @@ class _Session:
         recorder.tape.other_formulas |= frozenset(lines)
 
     def end(self) -> set[str]:
-        """Record what the step leaves, and return the names of buffers that it replaced by other tensors."""
+        """Record what the step leaves behind, and return the names of buffers that it replaced by other tensors."""
         kept = self._keep_rebound()
         self.recorder.require_kept(self.names)
         if not self._is_known:
@@ -462,8 +462,8 @@ class _Session:
     def _keep_rebound(self) -> set[str]:
         """Record that buffers receive the contents of the tensors that replaced them; return their names.
 
-        The step made these tensors. Each replaces one buffer that shares its memory with no other, has its layout in
-        memory, and has no history.
+        The step created these tensors. Each replaces one buffer that shares its memory with no other, has the same layout in memory, and
+        has no history.
         """
         recorder, now = self.recorder, dict(self.model.named_buffers())
         exchanged = {
@@ -495,7 +495,7 @@ class _Session:
         schedule: Schedule,
         accumulating: bool,
     ) -> tuple[UpdateOps, OptimizerSpec]:
-        """Record what follows the gradients: clipping and the optimizer's operators for each parameter."""
+        """Record the operators after the gradients: clipping, and the optimizer's operators for each parameter."""
         recorder = self.recorder
         recorder.phase = Phase.UPDATE
         accumulators = self._accumulators(gradient) if accumulating else {}
@@ -644,7 +644,7 @@ class _Session:
             self.persistent[storage_key(Role.STATE, full_name)] = fill if real is None else real
 
     def layouts(self) -> dict[str, TensorLayout]:
-        """Return how each persistent storage's tensor lies in it; if two share one, the first."""
+        """Return the layout of each persistent storage's tensor; if two tensors share one, that of the first."""
         tape = self.recorder.tape
         found: dict[str, TensorLayout] = {}
         for value in tape.values:
@@ -666,7 +666,7 @@ def _described(optimizer: torch.optim.Optimizer) -> OptimizerSpec:
 
 
 def _require_unchanged(before: OptimizerSpec, after: OptimizerSpec) -> None:
-    """Raise CaptureError where forward and backward pass changed a number of the optimizer's groups."""
+    """Raise CaptureError if forward and backward pass changed a number of the optimizer's groups."""
     for i, (old, new) in enumerate(zip(before.groups, after.groups, strict=True)):
         for name in old:
             if old[name] != new[name]:
@@ -678,8 +678,7 @@ def _require_unchanged(before: OptimizerSpec, after: OptimizerSpec) -> None:
 
 
 def _started(spec: OptimizerSpec, parameters: list[list[torch.Tensor]]) -> torch.optim.Optimizer:
-    """Return an optimizer of this spec after its first step: it has state, and fused updates apply from the next step
-    on.
+    """Return an optimizer of this spec after its first step: it has state, and fused updates apply from the next step on.
 
     Fused updates check the device when they create their state, and do not accept the meta device.
     """

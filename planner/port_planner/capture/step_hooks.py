@@ -1,8 +1,8 @@
-"""Record what a program does after each step of its optimizer, in hooks on it.
+"""Record what a program does in hooks after each step of its optimizer.
 
-They run for real on the model's own tensors, as forward and backward pass do, and what they change is put back. While
-recording, the update before them has not run: a hook may depend on tensor contents only through torch's operators. It
-runs twice and must do the same; the second time with different numbers if a schedule changes the optimizer's.
+They really run on the model's own tensors, as forward and backward pass do, and their changes are then restored. During recording, the
+update before them has not run, so a hook may depend on tensor contents only through torch's operators. It runs twice and must do the same;
+the second time it runs with different numbers if a schedule changes the optimizer's.
 """
 
 from collections import Counter
@@ -40,10 +40,9 @@ def record_hooks_after_steps(
 ) -> tuple[RecordedOp, ...]:
     """Run the hooks after the optimizer's step and return their operators, as parts of the update.
 
-    `schedule`: the changes of the optimizer's groups before each future update. `may_count`: Python state is known to
-    decide nothing. Parameters and buffers that they write to are
-    left for the caller to restore. Raises CaptureError if they do what a bundle cannot repeat: with Python state, with a number
-    that the schedule changes, or with tensors outside the model.
+    `schedule`: the changes of the optimizer's groups before each future update. `may_count`: whether Python state is known to decide
+    nothing. The caller restores parameters and buffers to which they write. Raises CaptureError if they do something that a bundle cannot
+    repeat: with Python state, with a number that the schedule changes, or with tensors outside the model.
     """
     found = [
         _Run(recorder, model, optimizer, hook).recorded(_changed_numbers(schedule), may_count=may_count)
@@ -55,9 +54,9 @@ def record_hooks_after_steps(
 def of_one_parameter(
     tape: Tape, ops: Sequence[RecordedOp], parameters: Set[int]
 ) -> tuple[dict[int, list[RecordedOp]], list[RecordedOp]]:
-    """Return, by its storage, the operators that concern one of these parameters alone, and the rest; each in order.
+    """Return, by its storage, the operators that concern only one of these parameters, and the rest; each in order.
 
-    Those may run with that one's update: no other operator reads or writes what they touch.
+    They may run with the update of that parameter, because no other operator reads or writes what they touch.
     """
     above: dict[int, int] = {}
 
@@ -85,7 +84,7 @@ def of_one_parameter(
 
 
 class _Run:
-    """Runs of one hook."""
+    """The runs of one hook."""
 
     def __init__(
         self,
@@ -117,7 +116,7 @@ class _Run:
         return first
 
     def _run(self, numbers: Mapping[int, Mapping[str, Any]]) -> tuple[list[RecordedOp], frozenset[str]]:
-        """Return the operators of a run, and the names of the Python values it changed."""
+        """Return the operators of a run, and the names of the Python values that it changed."""
         recorder, tape, code = self._recorder, self._recorder.tape, StateOfCode()
         start, storages, state = len(tape.ops), len(tape.storages), recorder.generators()
         flags = {name: (p.requires_grad, p.data) for name, p in self._parameters.items()}
@@ -149,9 +148,7 @@ class _Run:
         return [([*map(id, group["params"])], hyperparameters(group)) for group in self._optimizer.param_groups]
 
     def _keep_replaced(self, before: Mapping[str, torch.Tensor]) -> None:
-        """Record that parameters receive the contents of the tensors that the hook assigned to `data`, and restore
-        their own.
-        """
+        """Record that parameters receive the contents of the tensors that the hook assigned to `data`, and restore their own."""
         tape, copies = self._recorder.tape, list[tuple[int, int]]()
         for name, parameter in self._parameters.items():
             old, new = before[name], parameter.data
@@ -171,8 +168,8 @@ class _Run:
             self._recorder.copy(target, source)
 
     def _require_lasting(self, op: RecordedOp, storages: int) -> None:
-        """Raise CaptureError for an operator that uses what no longer exists after updates; `storages`: those from
-        before the hook.
+        """Raise CaptureError for an operator that uses a storage that no longer exists after updates; `storages`: those from before the
+        hook.
         """
         tape = self._recorder.tape
         if any(s < storages and tape.storages[s].role not in _LASTING for s in touched_storages(tape, op)):
@@ -185,12 +182,12 @@ class _Run:
 
 
 def _alone(tape: Tape, ops: Sequence[RecordedOp]) -> Tape:
-    """Return a tape of these operators alone."""
+    """Return a tape with only these operators."""
     return without_ops(replace(tape, ops=[*ops], changing=frozenset()), ())
 
 
 def _changed_numbers(schedule: Schedule) -> dict[int, dict[str, Any]]:
-    """Return, by group, a later value of each number that is another one than in the first update."""
+    """Return, by group, a later value of each number that differs from the first update."""
     found: dict[int, dict[str, Any]] = {}
     for row in schedule:
         for number, (was, now) in enumerate(zip(schedule[0], row, strict=True)):

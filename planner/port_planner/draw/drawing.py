@@ -1,4 +1,4 @@
-"""What a picture of a plan shows: tensors over time with what becomes of them, memory under them, and the figures above."""
+"""The contents of a picture of a plan: tensors over time and what happens to them, memory below them, and the figures above."""
 
 import enum
 import itertools
@@ -15,7 +15,7 @@ from port_planner.ir.plan import Action, Decision, Plan
 from port_planner.ir.program import Program
 
 MAX_LANES = 120
-"""Tensors that have a line of their own; the others are in the curve of memory alone."""
+"""Largest number of tensors with a line of their own; the others are only in the curve of memory."""
 
 
 class Shade(enum.Enum):
@@ -58,7 +58,7 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class TileRun:
-    """Operators `start` to `stop` (exclusive) that compute one piece of a chain."""
+    """Operators `start` to `stop` (exclusive) that compute one tile of a chain."""
 
     tile: Tile
     start: int
@@ -67,7 +67,8 @@ class TileRun:
 
 @dataclass(frozen=True)
 class Drawing:
-    """What to draw: lanes (tensor names and bytes), bars, memory per op, seconds at which each op starts and the last one ends.
+    """The contents of a drawing: lanes (tensor names and bytes), bars, memory per op, and the seconds at which each op starts and the last
+    one ends.
 
     `operators`: their names. `figures`: figures of the plan, by name. `unshown`: tensors without a lane.
     """
@@ -99,7 +100,7 @@ def bundle_drawing(bundle: Bundle, index: int) -> Drawing:
 
 
 def drawing(graph: StepGraph, costs: CostTable, plan: Plan, *, most: int = MAX_LANES) -> Drawing:
-    """Return the drawing of `plan`, with the `most` tensors that are large for long and live through more than one op."""
+    """Return the drawing of `plan`, with the `most` tensors that are largest over time and live through more than one op."""
     program = lower(graph, costs, plan)
     ordered = program.graph
     order = plan.order or tuple(range(len(graph.ops)))
@@ -142,13 +143,13 @@ def _figures(program: Program, plan: Plan) -> tuple[tuple[str, str], ...]:
 
 
 def _lane_name(graph: StepGraph, s: int) -> str:
-    """Return a storage's label, with the module whose weights the operator takes that makes it."""
+    """Return a storage's label, with the module whose weights its creating operator takes."""
     module = "" if graph.storages[s].name else graph.module_of(graph.uses[s][0])
     return f"{graph.label(s)}{' of ' * bool(module)}{module}"
 
 
 def _name(graph: StepGraph, i: int) -> str:
-    """Return an operator's name with its module, and which piece of how many it is."""
+    """Return an operator's name with its module, and its tile number and the number of tiles."""
     name, tile = graph.operator_of_module(i), graph.ops[i].tile
     return name if tile is None else f"{name}, piece {tile.index + 1} of {tile.count}"
 
@@ -172,7 +173,7 @@ def _phases(graph: StepGraph) -> Iterator[Span]:
 
 
 def _bars(graph: StepGraph, lane: int, s: int, decisions: list[Decision]) -> list[Bar]:
-    """Return when storage `s` is resident: from each return to the next leave."""
+    """Return when storage `s` is resident: from each return to the next eviction."""
     n, uses = len(graph.ops), graph.uses[s]
     storage = graph.storages[s]
     start, stop = (uses[0], uses[-1] + 1) if storage.role is Role.TEMPORARY else (0, n)

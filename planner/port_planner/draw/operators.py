@@ -14,7 +14,7 @@ from port_planner.ir.graph import StepGraph
 
 @dataclass(frozen=True, slots=True)
 class Spot:
-    """Calls of one operator that touch as many bytes, workspace included: how many, and seconds of them all."""
+    """Calls of one operator that touch the same number of bytes, workspace included: their number, and their total seconds."""
 
     name: str
     tiled: bool
@@ -24,7 +24,7 @@ class Spot:
 
 
 def spots_of(graph: StepGraph, costs: CostTable) -> list[Spot]:
-    """Return the calls of a step, equal ones merged, those with the largest total time last."""
+    """Return the calls of a step, with equal ones merged, and those with the largest total time last."""
     found: dict[tuple[str, bool, int], list[float]] = defaultdict(list)
     for i, (op, cost) in enumerate(zip(graph.ops, costs.ops, strict=True)):
         touched = sum(graph.storages[s].nbytes for s in {*graph.reads[i], *graph.creates[i]}) + cost.workspace_bytes
@@ -37,7 +37,7 @@ _WIDTH, _HEIGHT, _LEFT, _TOP, _MARGIN = 900, 480, 90, 74, 44
 _RADIUS = 3, 15
 """Radii in pixels of the smallest spot and of one that takes all of the step's time; areas are proportional to time."""
 _NAMED, _APART = 12, 14
-"""The number of longest-running spots that are labelled, unless another label is within that many pixels."""
+"""Number of longest-running spots that are labelled, and pixels that must separate two labels."""
 _MIN_BYTES, _MIN_S = 1024, 1e-6
 _BYTES_STEP, _SECONDS_STEP = 32, 10
 """Factor between two grid lines."""
@@ -45,7 +45,7 @@ _SHORT_S = 1e-3
 
 
 def operators_svg(spots: Sequence[Spot], title: str) -> str:
-    """Return an SVG of seconds of a call over bytes that it touches, on scales of factors; areas are shares of the step's time."""
+    """Return an SVG of seconds of a call over bytes that it touches, on logarithmic scales; areas are shares of the step's time."""
     total = sum(spot.seconds for spot in spots) or 1.0
     xs = _Scale.around([max(spot.nbytes, _MIN_BYTES) for spot in spots], _BYTES_STEP)
     ys = _Scale.around([max(spot.seconds / spot.calls, _MIN_S) for spot in spots], _SECONDS_STEP)
@@ -100,7 +100,7 @@ def operators_svg(spots: Sequence[Spot], title: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _Scale:
-    """A scale of factors, with a line at each."""
+    """A logarithmic scale, with a line at each power of its step."""
 
     lines: tuple[float, ...]
 

@@ -12,7 +12,7 @@ from port_planner.draw.svg import svg
 
 
 class DrawError(PortError):
-    """A drawing that cannot be created."""
+    """A drawing cannot be created."""
 
     exit_code = ExitCode.IMPOSSIBLE
 

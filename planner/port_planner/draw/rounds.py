@@ -10,7 +10,7 @@ from port_planner.draw.svg import STYLE
 
 @dataclass(frozen=True, slots=True)
 class RoundMark:
-    """One round or attempt: an `abandoned` one gives the reason, and has loss None and no devices."""
+    """One round or attempt. An `abandoned` one gives the reason, and has no loss and no devices."""
 
     number: int
     seconds: float
@@ -18,21 +18,19 @@ class RoundMark:
     devices: tuple[str, ...]
     """Devices in the average."""
     lost: dict[str, str]
-    """The devices that were asked but are not in it, with the reasons."""
+    """The devices that were asked but are missing, with the reasons."""
     abandoned: str = ""
 
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _CURVE, _ROW = 900, 130, 24, 56, 200, 20
 _DOT = 5.0
-"""Pixels: the largest radius of a device's dot."""
+"""Largest radius of a device's dot, in pixels."""
 _MAX_LABELS = 20
-"""Rounds with their number below them."""
+"""Largest number of rounds that are labelled with their number."""
 
 
 def rounds_svg(rounds: Sequence[RoundMark], title: str) -> str:
-    """Return an SVG of the loss per round, and a row per device below: a dot where it is in the average, a ring where
-    it was lost.
-    """
+    """Return an SVG of the loss per round, with a row per device below: a dot if it is in the average, a ring if it was lost."""
     names = sorted({name for one in rounds for name in (*one.devices, *one.lost)})
     losses = [one.loss for one in rounds if one.loss is not None]
     low, high = min(losses, default=0.0), max(losses, default=1.0)

@@ -21,11 +21,11 @@ STYLE = """
 """.replace("\n", "")
 
 _CHART, _NARROW_CHART, _BAR, _CURVE = 860, 340, 14, 190
-"""Pixels: the width of the step, also on a narrow screen, the height of a tensor's bar and of the curve of memory."""
+"""Pixels: the width of the step, its width on a narrow screen, the height of a tensor's bar, and of the curve of memory."""
 _LINE = 12
 """Pixels from one line of words to the next."""
 _LETTER = 6.3
-"""Pixels of a letter of the labels, about."""
+"""Approximate pixels of a letter in the labels."""
 _MIN_LEFT, _MARGIN, _RIGHT, _TOP, _AXIS = 130, 12, 24, 74, 44
 _MIN_BAR = 0.8
 _RUN, _PALER = 5, 0.45
@@ -34,11 +34,11 @@ TILED = "operators in pieces"
 _TICKS = 6
 _PHASE_LETTERS = 8
 _MIN_SPAN = 20
-"""Updates between operators of the backward pass over fewer operators get no band of their own."""
+"""Least number of operators in a span: updates between shorter spans of the backward pass have no band of their own."""
 
 
 def svg(picture: Drawing, *, titled: bool = True, narrow: bool = False) -> str:
-    """Return the drawing as an SVG document; a `narrow` one has labels above what they name and fits a phone."""
+    """Return the drawing as an SVG document; a `narrow` one has its labels above what they name, and fits a phone."""
     return "\n".join(_Svg(picture, titled, narrow).document())
 
 
@@ -65,7 +65,7 @@ class _Svg:
 
     @cached_property
     def legend(self) -> list[tuple[str, str, float, float]]:
-        """Class and words of each entry, with the left and top of its mark: as many lines as the width needs."""
+        """Class and words of each entry, with the left and top of its mark, in as many lines as the width needs."""
         entries = [(shade.name, shade.value) for shade in Shade]
         if self.picture.runs:
             entries.append(("piece", TILED))
@@ -128,7 +128,7 @@ class _Svg:
             yield f'<text {style}x="{left:.0f}" y="{top + 9:.0f}">{words}</text>'
 
     def _line_label(self, words: str, at: float, style: str = "") -> str:
-        """Return the label of a line at height `at`: left of the chart, or, narrow, above the line."""
+        """Return the label of a line at height `at`: left of the chart, or, if narrow, above the line."""
         left, top, anchor = (self.left + 4, at - 4, "start") if self.narrow else (self.left - 8, at + 4, "end")
         return f'<text {style}x="{left:.1f}" y="{top:.1f}" text-anchor="{anchor}">{words}</text>'
 

@@ -11,7 +11,7 @@ from port_planner.ir.torch_arithmetic import ONEDNN, PRODUCT_SETTINGS, arithmeti
 
 
 class UnavailableArithmeticError(PortError):
-    """Earlier steps were computed with settings that this build of torch or this processor does not have."""
+    """Earlier steps were computed with settings that this build of torch or this processor lacks."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -19,7 +19,7 @@ class UnavailableArithmeticError(PortError):
 def set_arithmetic(then: Arithmetic) -> None:
     """Compute with the settings of `then` from now on.
 
-    Raises UnavailableArithmeticError, which names those unavailable here.
+    Raises UnavailableArithmeticError, which names those that are unavailable here.
     """
     _change(arithmetic(), then)
     lacking = list(differences(arithmetic(), then))
@@ -32,7 +32,7 @@ def set_arithmetic(then: Arithmetic) -> None:
 
 @contextmanager
 def computing_as(then: Arithmetic) -> Iterator[None]:
-    """Run the block with the settings of `then`; afterwards those of before hold, whatever the block did to them."""
+    """Run the block with the settings of `then`; afterwards the previous settings are restored, even if the block changed them."""
     now = arithmetic()
     _change(now, then)
     try:
@@ -42,7 +42,7 @@ def computing_as(then: Arithmetic) -> Iterator[None]:
 
 
 def unchanged_arithmetic() -> AbstractContextManager[None]:
-    """Keep a block from changing the settings: a product that oneDNN refuses would."""
+    """Keep a block from changing the settings, as a product that oneDNN refuses would."""
     return computing_as(arithmetic())
 
 

@@ -1,8 +1,7 @@
 """Synthetic numbers whose sums cancel, which reveal the order in which a kernel adds.
 
-Sums are kept in 32 bits and rounded to the 16 of a result: in half precision another order shows in one of 64,000 sums
-of ordinary numbers, but in one of three of these. The reason is that only the rounding errors remain (measured with the
-matrix units of an Intel Xeon).
+Sums are kept in 32 bits and rounded to the 16 of a result. In half precision, a different order shows in one of 64,000 sums of ordinary
+numbers. It shows in one of three of these, because only the rounding errors remain (measured with the matrix units of an Intel Xeon).
 """
 
 from collections.abc import Mapping
@@ -12,14 +11,14 @@ import torch
 from port_planner.operators.row import Product
 
 RESIDUE = 2.0**-20
-"""About the rounding error of cancelling 32-bit sums: an addend of this size does not hide it."""
+"""Size of the addend: about the rounding error of cancelling 32-bit sums, which it does not hide."""
 
 
 def mirrored(numbers: torch.Tensor, dim: int, sign: int) -> torch.Tensor:
-    """Make the second half of numbers along a dimension `sign` times the first, from its end to its beginning, and return them.
+    """Make the second half of the numbers along a dimension `sign` times the first half, mirrored, and return them.
 
-    Two halves that are added up for themselves are in different orders so, and do not cancel without a trace. A sum over that dimension
-    of products with an operand mirrored by the other sign is what rounding left of it. Of an odd number the last becomes zero.
+    So two halves that are summed separately are in different orders, and do not cancel without a trace. A sum over that dimension, of
+    products with an operand mirrored by the other sign, is only the rounding error. If the length is odd, the last number becomes zero.
     """
     extent = numbers.shape[dim]
     half = extent // 2

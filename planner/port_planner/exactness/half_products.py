@@ -1,8 +1,7 @@
 """The cost of half-precision products on this processor, measured once per process.
 
-A processor that does not multiply bfloat16 (Cortex-A72 and A76, x86 with AVX2 alone) makes torch do it in software:
-many times slower than float32, with sums of 32 bits alongside the result, and, where oneDNN is asked first and refuses,
-with oneDNN off for the rest of the process.
+If a processor does not multiply bfloat16 (Cortex-A72 and A76, x86 with only AVX2), torch does it in software. This is many times slower
+than float32, and needs 32-bit sums besides the result. If oneDNN is asked first and refuses, it stays disabled for the rest of the process.
 """
 
 import sys
@@ -19,18 +18,18 @@ from port_planner.profiling.timing import HostWorkspaceMeter
 
 HALVES = (torch.bfloat16, torch.float16)
 _REFUSAL = r"mkldnn_\w+ failed, switching to "
-"""The start of torch's warning when oneDNN rejects a product: a page of text with a C++ trace."""
+"""The beginning of torch's warning when oneDNN rejects a product, which is a page of text with a C++ trace."""
 
 _SUMS_BYTES = 4
 _ROWS, _INNER, _COLUMNS = 128, 16, 4096
-"""The shape whose workspace is measured: packed operands take a sixteenth of its sums."""
+"""Shape whose workspace is measured; packed operands take a sixteenth of its sums."""
 
 _SIDE, _TIMES = 256, 3
 """Size of the timed square matrices and number of runs: 34 million multiplications."""
 
 
 def in_software(dtype: torch.dtype) -> bool:
-    """Return whether this processor lacks instructions that multiply numbers of this type, as oneDNN sees it."""
+    """Return whether this processor lacks instructions that multiply numbers of this type, according to oneDNN."""
     if dtype not in HALVES:
         return False
     with_onednn = torch.ops.mkldnn
@@ -42,7 +41,7 @@ def in_software(dtype: torch.dtype) -> bool:
 def sums_bytes(dtype: torch.dtype) -> int:
     """Return the extra bytes per result element of a product: 4 if it keeps 32-bit sums, else 0.
 
-    Without the allocator that measures calls: 4 for half precision in software.
+    Without the allocator that measures calls, it is 4 for half precision in software.
     """
     if dtype not in HALVES:
         return 0
@@ -62,8 +61,8 @@ def sums_bytes(dtype: torch.dtype) -> int:
 def slowdown(dtype: torch.dtype, shape: tuple[int, int, int] = (_SIDE, _SIDE, _SIDE)) -> float:
     """Return the CPU time of a layer's products in this type relative to float32, forward and backward, on one thread.
 
-    Waiting for a core does not count; other work on the same core still slows one type more than the other (1.8 was measured so where
-    both are equally fast). `shape`: rows, inner size and columns.
+    Waiting for a core does not count, but other work on the same core slows one type more than the other: 1.8 was measured where both are
+    equally fast. `shape`: rows, inner size and columns.
     """
     with computing_as(arithmetic()._replace(threads=1)), _without_refusals():
         return _seconds(dtype, shape) / _seconds(torch.float32, shape)

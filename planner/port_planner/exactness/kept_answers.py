@@ -1,4 +1,4 @@
-"""Results of comparisons on this machine, kept for later processes.
+"""Results of comparisons on this machine, stored for later processes.
 
 Comparing a call takes as long as the call, twice: minutes for the products of a language model's head on a processor
 that does not multiply half precision. Each version of torch, processor, number of threads and arithmetic setting has
@@ -17,7 +17,7 @@ from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.profiling.kept_costs import MAX_FILES, context, operator_key
 
 _METHOD = "sums that cancel"
-"""The method of comparison: results from another method do not count."""
+"""Number of the method of comparison; results from another method do not count."""
 
 _LIBRARY_SETTINGS = (
     "ONEDNN_",
@@ -29,19 +29,19 @@ _LIBRARY_SETTINGS = (
     "ARM_COMPUTE_",
     "NVPL_",
 )
-"""Beginnings of variables in the environment that choose kernels."""
+"""Prefixes of the environment variables that affect the choice of kernels."""
 
 _Answer = TypeVar("_Answer")
 
 
 def answer_key(*form: object) -> str:
-    """Return the key of a form under the settings of the libraries that compute; each of its parts has a `repr` of its own."""
+    """Return the key of a form under the settings of the computing libraries; each of its parts must have a `repr` of its own."""
     settings = sorted(pair for pair in os.environ.items() if pair[0].startswith(_LIBRARY_SETTINGS))
     return operator_key((_METHOD, *form, settings))
 
 
 class AnswerFile(Generic[_Answer]):
-    """The answers of one kind for a number of threads, by `answer_key`: one file in the user's cache."""
+    """The results of one kind for a number of threads, by `answer_key`, in one file of the user's cache."""
 
     def __init__(self, folder: str, kind: type[_Answer], threads: int) -> None:
         self._folder, self._name = cache_folder(folder), context(threads, 0, workspace_seen=False)
@@ -52,16 +52,18 @@ class AnswerFile(Generic[_Answer]):
         return read_cached(self._folder, self._name, self._content) or {}
 
     def add(self, fresh: Mapping[str, _Answer]) -> None:
-        """Keep these, too."""
+        """Store these results, too."""
         write_cached(self._folder, self._name, {**self.read(), **fresh}, max_files=MAX_FILES)
 
 
 class KeptAnswers:
-    """Whether calls have the bits of the whole in tiles, by form: operator, shapes, layouts, data types and whatever else may choose a kernel."""
+    """Whether calls have the bits of the whole in tiles, by form: operator, shapes, layouts, data types and everything else that may
+    select a kernel.
+    """
 
     def __init__(self) -> None:
         self._known: dict[object, bool | None] = {}
-        """Results by form and the arithmetic at the time; None: never compared."""
+        """Results by form and the arithmetic at the time; None if it was never compared."""
 
     def get(self, form: object) -> bool | None:
         """Return whether a call of this form was found equal; None if it was never compared."""

@@ -1,8 +1,8 @@
 """Run rewritten operators and their originals on synthetic data, and compare every byte.
 
-Whether a tiled operator gives the bits of the whole one depends on the kernels of this machine, this version of torch
-and the number of threads. So each form of rewriting is tried here once before a plan uses it; rewritings that differ
-are not used. Sums whose reordering was allowed may differ in the last digits.
+Whether a tiled operator gives the bits of the whole one depends on the kernels of this machine, this version of torch and the number of
+threads. So each form of rewriting is tested here once before a plan uses it; rewritings that differ are not used. Sums that may be
+reordered may differ in the last digits.
 """
 
 import math
@@ -31,18 +31,18 @@ from port_planner.tiling.rewriting import Replacement, RewrittenGraph, form_of
 from port_planner.tiling.sums import CLOSE
 
 _HALF = ("bfloat16", "float16")
-"""Types of numbers that hide in which order they were added."""
+"""Types whose numbers hide the order in which they were added."""
 
 
 class LayoutError(PortError):
-    """An operator gave another layout than its graph says."""
+    """An operator gave a different layout than its graph declares."""
 
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """A replacement that did not give the bits of the original, and where.
+    """A replacement that did not give the bits of the original, and where it differs.
 
-    `place`: among the operators that were replaced, of the one whose result is another; None where that is not known of one.
+    `place`: index, among the replaced operators, of the one whose result differs; None if that is not known.
     """
 
     replacement: Replacement
@@ -56,9 +56,9 @@ class Difference:
 
 
 def differing(graph: StepGraph, rewritten: RewrittenGraph) -> tuple[Difference, ...]:
-    """Return the replacements that do not give the original's bits here, with the present number of threads.
+    """Return the replacements that do not give the original's bits here, with the current number of threads.
 
-    Of equal ones (same operators, shapes and layouts), only one runs.
+    Of equal replacements (same operators, shapes and layouts), only one runs.
     """
     groups: dict[Any, list[Replacement]] = defaultdict(list)
     for replacement in rewritten.replacements:
@@ -85,21 +85,21 @@ def compared_bytes(graph: StepGraph, rewritten: RewrittenGraph, replacement: Rep
 
 
 def _by_rows_bytes(graph: StepGraph, i: int) -> int:
-    """Return the most bytes that `_is_alike_by_rows` holds, at most."""
+    """Return an upper bound of the bytes that `_is_alike_by_rows` holds."""
     taken = sum(graph.storages[s].nbytes for s in graph.reads[i])
     made = sum(graph.storages[s].nbytes for s in graph.creates[i])
     return taken + max(_mirrored_bytes(graph, graph.reads[i]), made + made)
 
 
 def _mirrored_bytes(graph: StepGraph, storages: Iterable[int]) -> int:
-    """Return what `cancel` needs in addition to the numbers in these storages, in bytes."""
+    """Return the bytes that `cancel` needs in addition to the numbers in these storages."""
     return max(graph.storages[s].nbytes for s in storages) // 2
 
 
 def _run_bytes(
     graph: StepGraph, ops: Sequence[int], given: Set[int], wanted: Set[int], parts: Container[int]
 ) -> tuple[int, int]:
-    """Return the peak bytes `_run` holds besides its inputs, and the bytes it returns."""
+    """Return the peak bytes of `_run` besides its inputs, and the bytes that it returns."""
     held = {s for i in ops for s in graph.ops[i].writes} & given
     last = {s: i for i in ops for s in (*graph.reads[i], *graph.creates[i])}
     now = most = sum(graph.storages[s].nbytes for s in held)
@@ -115,7 +115,7 @@ def _run_bytes(
 
 
 class _ComparedValue:
-    """A replacement's inputs and compared results: in the graph, and where they lie in the rewritten one."""
+    """A replacement's inputs and compared results, in the graph and in the rewritten one."""
 
     def __init__(self, graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> None:
         self.given = _inputs(graph, replacement.old)
@@ -132,7 +132,7 @@ class _ComparedValue:
 
 
 def _difference(graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> Difference | None:
-    """Return in which storage, and how, the new ops' results differ; None if they do not."""
+    """Return the storage in which the new ops' results differ, and how; None if they do not."""
     compared = _ComparedValue(graph, rewritten, replacement)
     edges = _edges(rewritten, replacement)
     contents = {s: made_up(graph, s, replacement.old, edges) for s in compared.given}
@@ -198,24 +198,24 @@ def _maker(graph: StepGraph, replacement: Replacement, s: int) -> int:
 
 
 def _half_product(graph: StepGraph, op: Op) -> Product | None:
-    """Return how an op multiplies and adds, where its numbers hide the order."""
+    """Return how an op multiplies and adds, if its numbers hide the order."""
     product = operator_of(op.name).product
     return product if product and any(graph.values[v].dtype in _HALF for v in operands(op)) else None
 
 
 def _only_product(graph: StepGraph, replacement: Replacement) -> Product | None:
-    """Return how the only op of the original that was replaced multiplies, where its numbers hide in which order it adds."""
+    """Return how the only replaced op multiplies, if its numbers hide the order in which it adds."""
     (i, *others) = replacement.old
     return None if others or replacement.sums else _half_product(graph, graph.ops[i])
 
 
 def _numbers_of(op: Op, product: Product) -> list[int]:
-    """Return the arguments that are factors or addend."""
+    """Return the arguments that are factors or addends."""
     return [k for k in (*product.dims, product.addend) if k is not None and isinstance(op.args[k], Ref)]
 
 
 def _adds_otherwise(graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> Difference | None:
-    """Return the product of the original that adds in another order on a tile of its rows; None if there is none.
+    """Return the product of the original that adds in a different order on a tile of its rows; None if there is none.
 
     Other operators can hide this: their addends mask it.
     """
@@ -255,7 +255,7 @@ def _extents(graph: StepGraph, op: Op, product: Product) -> dict[str, int]:
 
 
 def _is_alike_by_rows(graph: StepGraph, op: Op, start: int, rows: int) -> bool:
-    """Return whether these rows of a product have the same bits when they are computed for themselves."""
+    """Return whether these rows of a product have the same bits when they are computed separately."""
     product = operator_of(op.name).product
     if product is None:
         raise ValueError(f"{op.name} is not a product")
@@ -275,9 +275,7 @@ def _is_alike_by_rows(graph: StepGraph, op: Op, start: int, rows: int) -> bool:
 
 
 def _apart_at_ends(graph: StepGraph, ops: Sequence[int], replacement: Replacement) -> Difference | None:
-    """Return the operator whose results differ at the ends of threads' shares, which synthetic numbers may miss; None
-    if there is none.
-    """
+    """Return the operator whose results differ at the ends of threads' shares, which synthetic numbers may miss; None if there is none."""
     threads = torch.get_num_threads()
     for op in (graph.ops[i] for i in ops):
         known = operator_of(op.name)
@@ -309,7 +307,7 @@ def _sum(graph: StepGraph, s: int, replacement: Replacement) -> Value:
 
 
 def _edges(rewritten: RewrittenGraph, replacement: Replacement) -> list[int]:
-    """Return the first and last row of every tensor part that the new ops take: an off-by-one error would show there."""
+    """Return the first and last row of every tensor part that the new ops use, where an off-by-one error would show."""
     taken = {s for i in replacement.new for s in rewritten.graph.reads[i]} & rewritten.sources.keys()
     parts = [rewritten.sources[s] for s in sorted(taken)]
     return sorted({row for p in parts for row in (p.offset // p.stride[0], p.offset // p.stride[0] + p.shape[0] - 1)})
@@ -334,7 +332,7 @@ def _run(
 ) -> dict[int, torch.Tensor]:
     """Run ops on copies of the given contents; return the bytes of the wanted storages.
 
-    `sources`: for storages that initially hold a part of a given one, which part.
+    `sources`: for storages that initially contain a part of a given one, that part.
     """
     torch.manual_seed(SEED)
     changed = {s for i in ops for s in graph.ops[i].writes}
@@ -367,13 +365,13 @@ def _tensor(graph: StepGraph, held: Mapping[int, torch.Tensor], v: int) -> torch
 
 
 def _layout(graph: StepGraph, v: int) -> torch.Tensor:
-    """Return a tensor laid out as a value, without memory."""
+    """Return a tensor with the layout of a value, without memory."""
     value = graph.values[v]
     return torch.empty_strided(value.shape, value.stride, dtype=dtype(value.dtype), device="meta")
 
 
 def _part(value: Value, held: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """Return a copy of a part of held contents, as bytes in row-major order."""
+    """Return a copy of a part of the given contents, as bytes in row-major order."""
     return view(held[value.storage], value).clone(memory_format=torch.contiguous_format).view(-1).view(torch.uint8)
 
 

@@ -1,4 +1,4 @@
-"""Comparison requests and results as bytes: a process with the bundle's number of threads compares."""
+"""Comparison requests and results as bytes, for a process with the bundle's number of threads that compares."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -36,7 +36,7 @@ class _Request(msgspec.Struct):
 
 
 def pack_request(pairs: Iterable[Pair], threads: int) -> bytes:
-    """Return what `ComparisonRequest` reads."""
+    """Return the bytes that `ComparisonRequest` reads."""
     pairs = list(pairs)
     graphs = list({id(graph): graph for graph, _ in pairs}.values())
     places = {id(graph): place for place, graph in enumerate(graphs)}
@@ -48,7 +48,7 @@ def pack_request(pairs: Iterable[Pair], threads: int) -> bytes:
 
 
 def read_differing(path: Path) -> tuple[tuple[Difference, ...], ...]:
-    """Read what `pack_differing` returned: of each pair, what differs."""
+    """Return the differences of each pair, from the output of `pack_differing`."""
     return msgspec.msgpack.decode(path.read_bytes(), type=tuple[tuple[Difference, ...], ...])
 
 
@@ -56,7 +56,7 @@ class ComparisonRequest:
     """The comparisons to make with a given number of threads."""
 
     def __init__(self, content: bytes) -> None:
-        """Read what `pack_request` returned."""
+        """Read the output of `pack_request`."""
         request = msgspec.msgpack.decode(content, type=_Request)
         graphs = [unpack_graph(graph) for graph in request.graphs]
         self.threads = request.threads
@@ -66,7 +66,7 @@ class ComparisonRequest:
         ]
 
     def parted(self, free_bytes: int) -> tuple[list[Pair], list[Pair]]:
-        """Return the pairs with the replacements that fit in that many bytes of tensors, and the pairs with the others."""
+        """Return the pairs with those replacements that fit into that many bytes of tensors, and the pairs with the others."""
         fitting, others = list[Pair](), list[Pair]()
         for graph, rewritten in self.pairs:
             small = frozenset(r for r in rewritten.replacements if compared_bytes(graph, rewritten, r) <= free_bytes)
@@ -76,11 +76,11 @@ class ComparisonRequest:
         return fitting, others
 
     def differing(self, pairs: Iterable[Pair]) -> list[tuple[Difference, ...]]:
-        """Return of each of these pairs what differs."""
+        """Return the differences of each of these pairs."""
         torch.set_num_threads(self.threads)
         return [differing(*pair) for pair in pairs]
 
 
 def pack_differing(found: Sequence[tuple[Difference, ...]]) -> bytes:
-    """Return what `read_differing` reads."""
+    """Return the bytes that `read_differing` reads."""
     return msgspec.msgpack.encode(found)

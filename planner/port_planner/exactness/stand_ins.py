@@ -1,4 +1,4 @@
-"""Synthetic operands: numbers of the kind that operators read, indices within bounds."""
+"""Synthetic operands: numbers of the kind that operators read, and indices within bounds."""
 
 from collections.abc import Iterable, Sequence
 
@@ -12,11 +12,11 @@ from port_planner.operators.row import Reads
 
 SEED = 20
 _SPREAD = 0.5
-"""Standard deviation of synthetic numbers: their exponentials neither overflow nor become equal."""
+"""Standard deviation of synthetic numbers, with which exponentials neither overflow nor become equal."""
 
 
 def made_up(graph: StepGraph, s: int, ops: Iterable[int], edges: Sequence[int]) -> torch.Tensor:
-    """Return bytes for a storage: numbers of the kind that the ops read it as, indices within their bounds, `edges` among them."""
+    """Return bytes for a storage: numbers of the kind that the ops read, or indices within their bounds, with `edges` among them."""
     generator = torch.Generator().manual_seed(SEED + s)
     value, bound = _read_as(graph, s, ops)
     flat = torch.empty(graph.storages[s].nbytes // ITEM_BYTES[value.dtype], dtype=dtype(value.dtype))
@@ -30,7 +30,7 @@ def made_up(graph: StepGraph, s: int, ops: Iterable[int], edges: Sequence[int]) 
 
 
 def _read_as(graph: StepGraph, s: int, ops: Iterable[int]) -> tuple[Value, int]:
-    """Return a value in which ops read a storage, and the number that integers in it are below."""
+    """Return a value as which ops read a storage, and the upper bound of integers in it."""
     found: Value | None = None
     bound = 2
     for i in ops:
@@ -53,10 +53,10 @@ def _read_as(graph: StepGraph, s: int, ops: Iterable[int]) -> tuple[Value, int]:
 
 
 def stand_in(layout: torch.Tensor, seed: int) -> torch.Tensor:
-    """Return numbers in the layout of a tensor without memory, alone in theirs."""
+    """Return numbers in the layout of a tensor without memory, alone in their storage."""
     return Operands(layout.dtype, seed, _SPREAD).like(layout)
 
 
 def as_bytes(tensor: torch.Tensor, storage: Storage) -> torch.Tensor:
-    """Return the bytes of the storage that a tensor lies in."""
+    """Return the bytes of a tensor's storage."""
     return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage(), 0, (storage.nbytes,), (1,))

@@ -19,25 +19,25 @@ from port_planner.operators.row import VECTOR
 from port_planner.torch_compat.modes import pytree
 
 MIN_SHARE = 32768
-"""Number of elements from which kernels use another thread."""
+"""Number of elements from which kernels use a further thread."""
 
 _MIN_SHARES = (2048, 16384, MIN_SHARE)
 """The same for the vector math library, for GELU (which then uses all threads at once), and for the rest."""
 
 _SAMPLES = 1 << 15
 _APART = 3
-"""Elements from one number of the sample to the next if each must be computed separately."""
+"""Elements between two numbers of the sample if each must be computed separately."""
 _SPECIAL = (0.0, -0.0, 1.0, -1.0, math.inf, -math.inf, math.nan)
 _SEED = 21
 
 _LARGEST_FORMULA = 3.0
 """Multiples of a half up to this may select their own formula, as exponents do; other numbers are interchangeable."""
 _FACTORS = {"below": 0.3, "above": 1.7}
-"""Values below and above a half, which decides how `lerp` rounds."""
+"""Factors below and above a half, which decides how `lerp` rounds."""
 
 
 def in_whole_vectors(elements: int, threads: int) -> bool:
-    """Return whether every thread's share of a contiguous tensor, but for the last, ends with a whole pair of vectors."""
+    """Return whether every thread's share of a contiguous tensor, except the last, ends with a whole pair of vectors."""
     taken = {min(threads, math.ceil(elements / least)) for least in _MIN_SHARES}
     if elements > min(_MIN_SHARES):
         taken.add(threads)
@@ -45,10 +45,10 @@ def in_whole_vectors(elements: int, threads: int) -> bool:
 
 
 def rounds_apart(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-    """Return whether an elementwise operator, so called, rounds differently here in vectors and number by number.
+    """Return whether an elementwise operator in this call rounds differently here in vectors than number by number.
 
-    That is seen on made-up numbers, once in a process for each form of call. Which NaN one is does not count. Tensors of one element go
-    with all of the others.
+    This is tested on synthetic numbers, once per process for each form of call. All NaNs count as equal. Tensors with one element are
+    combined with all the others.
     """
     leaves, spec = pytree.tree_flatten((tuple(args), kwargs))
     return _rounds_apart(func, spec, tuple(_form(leaf) for leaf in leaves))
@@ -79,7 +79,7 @@ def _rounds_apart(func: Any, spec: pytree.TreeSpec, forms: tuple[_Form, ...]) ->
 
 
 def _stand_in(form: _Form, place: int, apart: int) -> Any:
-    """Return an argument of a form; a tensor's numbers lie `apart` elements from each other."""
+    """Return an argument of a form; the numbers of a tensor are `apart` elements from each other."""
     kind, what, dim = form
     if kind == "as it is":
         return what

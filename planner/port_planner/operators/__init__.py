@@ -1,6 +1,6 @@
-"""Hand-written facts about torch's operators: one row of `table` each; `row` defines the columns.
+"""Hand-written facts about torch's operators, one row of `table` for each; `row` defines the columns.
 
-Facts that torch's schema and tags already state are read from them wherever torch is loaded; nothing here imports it.
+Facts that torch's schema and tags state are read from there where torch is loaded; nothing here imports it.
 """
 
 from functools import lru_cache
@@ -17,11 +17,11 @@ def base_name(name: str) -> str:
 
 
 def overload_name(name: str) -> str:
-    """Return the overload of an operator, "Tensor" of "aten::add.Tensor"; "" for the one without a suffix."""
+    """Return the overload of an operator: "Tensor" for "aten::add.Tensor", "" if there is no suffix."""
     return name.partition(".")[2]
 
 
 @lru_cache(maxsize=4096)
 def operator_of(name: str) -> Operator:
-    """Return what is known of an operator, of any overload; an operator without a row is not allowed."""
+    """Return what is known about an operator, for any overload; an operator without a row is not allowed."""
     return OPERATORS.get(base_name(name), _UNKNOWN)

@@ -1,4 +1,4 @@
-"""The columns of the operator table: what torch's schema and tags do not say, but some room needs to know."""
+"""The columns of the operator table: facts that torch's schema and tags do not state, but some room needs."""
 
 import enum
 from collections.abc import Mapping
@@ -39,39 +39,41 @@ class ArgumentCheck(enum.Enum):
 
 
 class Reads(enum.Enum):
-    """Which part of its operands an operator reads."""
+    """The part of its operands that an operator reads."""
 
     ALL = enum.auto()
     ROWS = enum.auto()
     """The rows, or the one number, that another argument selects."""
     SHAPES = enum.auto()
-    """Nothing."""
+    """No contents, only shapes."""
 
 
 class Result(enum.Enum):
-    """How to tell a result's size without the operator's meta kernel, which is Python: 100 us, and some load sympy (36 MiB)."""
+    """How to determine a result's size without the operator's meta kernel, which is Python: it takes 100 us, and some load sympy (36
+    MiB).
+    """
 
     BROADCAST = enum.auto()
     """The operands' broadcast shape, and their data type if all share one."""
     COMPARISON = enum.auto()
     """The operands' broadcast shape, one byte per item."""
     CREATED = enum.auto()
-    """The operator's argument `size`: there is no tensor operand."""
+    """The operator's argument `size`, because there is no tensor operand."""
     LIKE = enum.auto()
     """The shape of the first operand, and its data type unless another is requested."""
     ROWS = enum.auto()
     """The shape of the first operand, and its data type if that is float32 and no other is requested."""
     INTO_ZEROS = enum.auto()
-    """The second operand is the size: the gradient of a view, zeros with the first operand somewhere in them."""
+    """The second operand: the gradient of a view, zeros with the first operand somewhere in them."""
     NORMALIZED = enum.auto()
     """Like the input, plus mean and deviation, or gradients of weight and bias: one at every other layer of a network."""
 
 
 class Filling(enum.Enum):
-    """What a new tensor is filled with."""
+    """The contents of a new tensor."""
 
     NOTHING = enum.auto()
-    """Whatever the memory held."""
+    """Whatever the memory contained."""
     ZEROS = enum.auto()
     ONES = enum.auto()
     NUMBER = enum.auto()
@@ -92,12 +94,12 @@ class Cost(enum.Enum):
 
 
 class CutDimension(enum.Enum):
-    """How an operator carries a dimension through."""
+    """How an operator treats the dimension along which it is cut."""
 
     ELEMENTS = enum.auto()
-    """Each element depends on those at its place: every operand as large as the output along the dimension is cut."""
+    """Each element depends only on those at its place; every operand that is as large as the output along the dimension is cut."""
     ROWS = enum.auto()
-    """Each row depends on its own row; the dimension it works along is the argument `axis` and is not cut."""
+    """Each row depends only on its own row; the dimension along which the operator works is the argument `axis`, and is not cut."""
     FIRST = enum.auto()
     """The operands in `cut` and all outputs are cut; the others stay whole."""
     EVERY = enum.auto()
@@ -107,21 +109,23 @@ class CutDimension(enum.Enum):
 VECTOR = 64
 """Elements: a multiple of the vectors that exp and the like use, and of every pair of vectors of 16 bits or more each."""
 PRODUCT_ROWS = 16
-"""Rows of a matrix product: with fewer rows, another kernel is chosen."""
+"""Least number of rows of a matrix product; with fewer rows, another kernel is chosen."""
 
 
 @dataclass(frozen=True, slots=True)
 class TileRule:
-    """What of an operator may be cut, and how many rows a tile needs at least to keep its bits."""
+    """Which parts of an operator may be cut, and how many rows a tile needs to keep its bits."""
 
     dimension: CutDimension
     least: int = 1
     multiple: int = 1
-    """The elements of a tile must be a multiple of this: vector code computes the last elements differently."""
+    """Number of which a tile's elements must be a multiple, because vector code computes the last elements differently."""
     cut: tuple[int, ...] = ()
     axis: int | None = None
     rounded: bool = False
-    """32 and 64 bit results are rounded correctly, so equal in vectors and alone: `multiple` is for narrower types."""
+    """Whether 32 and 64 bit results are correctly rounded, so that vectors and single numbers are equal; `multiple` is then for narrower
+    types.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +133,7 @@ class Product:
     """An operator whose results are sums of products."""
 
     dims: Mapping[int, str]
-    """The arguments that are factors, by their dimensions in Einstein notation; those of a convolution's pixels are left out."""
+    """The arguments that are factors, by their dimensions in Einstein notation, without those of a convolution's pixels."""
     sums: tuple[tuple[str, int, int], ...]
     """The dimensions that are summed over, and the two arguments that are multiplied."""
     addend: int | None = None
@@ -138,17 +142,17 @@ class Product:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operator:
-    """What is known of an operator by hand.
+    """Hand-written facts about an operator.
 
     Arguments are named by position, and overloads as in torch, with "" for the one without a suffix.
     """
 
     allowed: bool = True
-    """A bundle may call it, with any arguments. Other operators occur only in programs under `exec`."""
+    """Whether a bundle may call it, with any arguments. Other operators occur only in programs under `exec`."""
     cuda_only: bool = False
-    """Whether torch uses the operator only on CUDA, in place of the CPU's; elsewhere it has no kernel."""
+    """Whether torch uses the operator only on CUDA, instead of the CPU's; elsewhere it has no kernel."""
     check: ArgumentCheck | None = None
-    """The check of its arguments before a bundle calls it, because its kernel makes none."""
+    """The check of its arguments before a bundle calls it, because its kernel does not check them."""
     checks_only: bool = False
     """Whether the operator only checks: it has no result, and raises an error if a condition does not hold."""
 
@@ -156,12 +160,11 @@ class Operator:
     """Arguments that it writes although the schema does not say so: running statistics."""
     reads: Reads = Reads.ALL
     shape_only: int | None = None
-    """An argument, saved by autograd, of which it reads only the shape."""
+    """An argument, saved by autograd, of which it uses only the shape."""
     whole_view: bool = False
     """A view of its whole operand that does not ask for the storage."""
     copies: bool = False
-    """Whether the operator copies its operand, whose file is hardly read again: weights are converted this way when
-    they are loaded."""
+    """Whether the operator copies its operand, whose file is hardly read again; loading converts weights this way."""
     indices: tuple[int, int] | None = None
     """The argument, or number, whose size bounds its indices, and the argument with the indices."""
     index_list: bool = False
@@ -169,15 +172,15 @@ class Operator:
     lengths: int | None = None
     """The position from which its overload `Tensor` takes log-probabilities, labels and both lengths as tensors."""
     pivots: int | None = None
-    """Number of the argument whose rows were exchanged; the first is 1."""
+    """Number of the argument whose rows were exchanged, counted from 1."""
     coordinates: int | None = None
-    """The argument with coordinates, which it converts to addresses whatever their values, NaN included."""
+    """The argument with coordinates, which it converts to addresses regardless of their values, including NaN."""
 
     result: Result | None = None
     fill: Filling | None = None
     fill_number: int | None = None
     factors: tuple[int, int] | None = None
-    """The two matrices, or batches of them, that are multiplied."""
+    """The two matrices, or batches of matrices, that are multiplied."""
     weight: int | None = None
     """The argument that may be a weight read in blocks: rows of a table, or columns of a product's [inner, columns]."""
     product: Product | None = None
@@ -186,25 +189,24 @@ class Operator:
     cut: TileRule | None = None
     """Rule by which the operator runs in tiles with the same bits."""
     cut_of_sum: TileRule | None = None
-    """Rule by which the operator runs in tiles of `cut` operands each, whose results are added up.
+    """Rule by which the operator runs in tiles of `cut` operands, whose results are added.
 
     Outputs that are shorter along the dimension are such sums.
     """
     sliced: tuple[str, ...] = ()
     """Overloads that compute each element only from those at the same place, and may be part of a sliced update."""
     in_vectors: tuple[str, ...] = ()
-    """More overloads that compute floating-point numbers elementwise, in vectors from the start of a thread's share."""
+    """Further overloads that compute floating-point numbers elementwise, in vectors from the start of a thread's share."""
     row_operands: int = 0
-    """Number of leading operands with independent rows, along the dimension that the argument after them names."""
+    """Number of leading operands with independent rows, along the dimension that the next argument gives."""
     in_place: bool = False
     """Whether the operator may write its result over its operand, as its variant with a trailing _ does."""
     commutes: tuple[str, ...] = ()
     """Overloads that may take their two tensors in either order."""
     instead: str = ""
-    """The change to a program that avoids an operator that is not allowed, as a command."""
+    """The change to a program that avoids an operator that is not allowed, worded as a command."""
     over_lists: bool = False
-    """Whether the operator loops over lists of tensors, as do all whose names begin with `_foreach_`, and those with a
-    `fused_update`."""
+    """Whether the operator loops over lists of tensors, as do all whose names begin with `_foreach_`, and those with a `fused_update`."""
     fused_update: bool = False
     """Whether the operator updates lists of tensors in one kernel, as optimizers' `fused=True` does.
 
@@ -214,16 +216,14 @@ class Operator:
     repeatable: bool = True
     """Whether the operator gives the same bits for the same operands, unless torch's tags say otherwise."""
     draws_by_shape: tuple[str, ...] = ()
-    """Overloads that draw as many random numbers whatever their operands hold.
+    """Overloads that draw the same number of random numbers for all values of their operands.
 
     So the generator's position after one is known before it runs.
     """
     casts_inside: bool = False
-    """Whether the kernel calls operators that autocast casts. Modules call it directly, never from below an autocast
-    kernel."""
+    """Whether the kernel calls operators that autocast casts. Modules call it directly, never below an autocast kernel."""
     other_tangents: bool = False
-    """Whether the tangent has other last digits under a dispatch mode, found by comparing torch's own samples of all
-    functions."""
+    """Whether the tangent has different last digits under a dispatch mode, found by comparing torch's own samples of all functions."""
     reordered_on_cuda: str = ""
     """Reference to the documentation that its bits differ from run to run on CUDA."""
     reordered_on_mps: str = ""

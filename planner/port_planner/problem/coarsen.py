@@ -1,8 +1,7 @@
 """From a step graph and its costs to an abstract problem of a few hundred stages, and back to a plan.
 
-The coarsening is exact about memory. Small storages are never decided about and are charged as they are. Storages that live
-inside one stage are charged as its workspace. A stage holds at most one operator that touches large storages (except update
-groups, which run as one).
+The coarsening is exact about memory. Small storages are always kept, and their bytes are counted as they are. Storages that live inside one
+stage count as its workspace. A stage holds at most one operator that touches large storages (except update groups, which run as one).
 """
 
 import itertools
@@ -33,10 +32,10 @@ from port_planner.problem.problem import (
 )
 
 MAX_REMATERIALIZATION_OPS = 8
-"""A storage with more writers than this is not worth rematerializing (an accumulated gradient, for example)."""
+"""Largest number of writers of a storage for which rematerialization is worthwhile; an accumulated gradient has more."""
 
 PLANNED_SHARE = 15 / 16
-"""Share of the host's memory for pages that plans may use: the rest may be lost between pages (`host_pages`)."""
+"""Share of the host's memory for pages that plans may use; the rest may be lost between pages (`host_pages`)."""
 
 Counts = npt.NDArray[np.int64]
 
@@ -50,7 +49,7 @@ _ACTIONS = {
 
 @dataclass(frozen=True)
 class Coarse:
-    """A problem, and where its stages and tensors come from.
+    """A problem, and the origin of its stages and tensors.
 
     `graph`, `costs`: in plan order. `ranges`: first and last op of each stage. `storages`: storage of each tensor.
     """
@@ -104,7 +103,7 @@ def coarsen(
     min_bytes: int = MIN_DECIDED_BYTES,
     write_limit_bytes: float | None = None,
 ) -> Coarse:
-    """Return the problem of planning `graph` within `ram_bytes`, the worker's base included.
+    """Return the problem of planning `graph` within `ram_bytes`, which includes the worker's base.
 
     `order`: the order in which its ops run.
     """
@@ -125,7 +124,7 @@ def _round_trip(d: int, target: Flash, nbytes: int) -> Paging:
 
 
 class _CoarseBuilder:
-    """Builds one Coarse: stages, then which storages are tensors, then their rematerializations and the fixed load."""
+    """Builds one Coarse: stages, the choice of tensors, their rematerializations, and the fixed load."""
 
     def __init__(self, graph: StepGraph, costs: CostTable, order: tuple[int, ...], min_bytes: int) -> None:
         self.graph, self.costs, self.order = graph, costs, order
@@ -162,7 +161,7 @@ class _CoarseBuilder:
             self.storages.append(s)
 
     def _choose_tensors(self) -> None:
-        """Choose large storages that live through more than one stage, and what their rematerializations need."""
+        """Choose large storages that live through more than one stage, and the inputs of their rematerializations."""
         graph = self.graph
         for s, uses in enumerate(graph.uses):
             if uses and self.large[s] and not self._inside_one_stage(s):
@@ -187,7 +186,7 @@ class _CoarseBuilder:
         return sorted({int(self.stage_of[w]) for w in self.graph.writers[s]})
 
     def _remat(self, s: int, stage: int) -> list[int] | None:
-        """Return the ops that rematerialize `s` as it is after `stage`, or None."""
+        """Return the ops that rematerialize `s` with its contents after `stage`; None if that is impossible."""
         after = self.ranges[stage][1]
         if not rematerializable(self.graph, s, after):
             return None
@@ -255,7 +254,7 @@ class _CoarseBuilder:
         )
 
     def _packed_pagings(self, cost: PackingCost) -> tuple[Paging, ...]:
-        """Return the cost of a packed form's round trip to each medium; contents that do not come back are read in place."""
+        """Return the cost of a packed form's round trip to each medium; contents that cannot be restored are read in packed form."""
         if not cost.codec.comes_back:
             return ()
         media = ((d, t) for d, t in enumerate(self.costs.device.targets) if t.capacity_bytes is None)
@@ -291,7 +290,7 @@ class _CoarseBuilder:
         )
 
     def _rematerialized_by(self, op: int) -> int:
-        """Return how many tensors that are idle somewhere could use a second run of `op` for their rematerialization."""
+        """Return how many tensors that are idle at some time could use a second run of `op` for their rematerialization."""
         touched = {*self.graph.creates[op], *self.graph.ops[op].writes}
         return max(sum(s in self.tensor_of and self._lies_idle(s) for s in touched), 1)
 
@@ -301,7 +300,7 @@ class _CoarseBuilder:
         return self.large[s] and any(b > a + 1 for a, b in itertools.pairwise(stages))
 
     def _joules(self, ops: Iterable[int]) -> float:
-        """Return the joules of running `ops`, including static power during it."""
+        """Return the joules of running `ops`, including static power meanwhile."""
         watts = self.costs.device.static_watts
         return sum(self.costs.ops[i].joules + watts * self.costs.ops[i].seconds for i in ops)
 
@@ -351,7 +350,7 @@ class _CoarseBuilder:
     def _touched(self, stage: int) -> dict[int, tuple[int, int]]:
         """Return the tensors' storages used in `stage`, with the first and last op there at which they are resident.
 
-        A storage that is older than the stage is back when its first op runs, and may leave after its last use.
+        A storage that is older than the stage is resident when its first op runs, and may be evicted after its last use.
         """
         first, last = self.ranges[stage]
         found: dict[int, tuple[int, int]] = {}
@@ -363,7 +362,7 @@ class _CoarseBuilder:
         return found
 
     def _fixed_load(self) -> tuple[Counts, Counts]:
-        """Return the bytes per op that no decision changes: held across stages, and living inside one stage."""
+        """Return the bytes per op that no decision changes: storages held across stages, and those that live inside one stage."""
         if self.loads is None:
             self.loads = self._count_fixed_load()
         return self.loads
@@ -391,7 +390,7 @@ class _CoarseBuilder:
         return uses[0], n if s in self.graph.kept else uses[-1] + 1
 
     def _outside(self, s: int, start: int, stop: int, held: Counts) -> None:
-        """Charge a tensor that outlives its accesses (batch, constants, the loss) before and after them."""
+        """Count a tensor that outlives its accesses (batch, constants, the loss) before and after them."""
         storage, uses = self.graph.storages[s], self.graph.uses[s]
         if storage.persistent:
             return
@@ -431,7 +430,7 @@ class _CoarseBuilder:
         return tuple(found), tuple(groups)
 
     def _sliced_savings(self, group: UpdateGroup) -> int:
-        """Return by how much the workspace of a group's stage shrinks when its temporaries pass in slices."""
+        """Return by how much the workspace of a group's stage shrinks when its temporaries are streamed in slices."""
         held, inside = self._fixed_load()
         n = len(self.graph.ops)
         streamed = np.zeros(n + 1, dtype=np.int64)

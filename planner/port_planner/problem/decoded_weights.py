@@ -1,7 +1,7 @@
 """Steps whose frozen weights are stored in fewer bits and decoded before each use into temporaries that live for one operator.
 
-A quantized weight is a level times its block's scale in 32 bits, and every 16-bit number is a 32-bit number. So these
-operators return the weights' own bits. What is stored is like other weights: a plan keeps it in RAM or on flash.
+A quantized weight is a level times its block's scale in 32 bits, and every 16-bit number is also a 32-bit number. So these operators return
+the weights' own bits. The stored form is treated like other weights: a plan keeps it in RAM or on flash.
 """
 
 import math
@@ -26,7 +26,7 @@ from port_planner.ir.graph import (
 )
 
 PAIRS = "pairs of levels"
-"""Name of the table that a byte of two codes is looked up in, shared by all weights of a graph."""
+"""Name of the table in which a byte of two codes is looked up, shared by all weights of a graph."""
 _PAIRS_SHAPE = (256, 2)
 _PARTS = ("codes", "scales")
 """Suffixes of the storages that hold a quantized weight."""
@@ -66,7 +66,7 @@ class CodedWeight:
 
 @dataclass(frozen=True, slots=True)
 class ShortWeight:
-    """A frozen weight of 32 bits whose numbers are numbers of `dtype`, bfloat16 or float16, as which they are stored."""
+    """A frozen 32-bit weight whose numbers all exist in `dtype`, bfloat16 or float16, in which they are stored."""
 
     name: str
     dtype: str
@@ -84,15 +84,14 @@ StoredWeight: TypeAlias = CodedWeight | ShortWeight
 def with_decoded(graph: StepGraph, weights: Mapping[str, StoredWeight]) -> StepGraph:
     """Return the graph with these weights decoded; they are given by their storages' keys.
 
-    All other storages, values and operators stay, but for an embedding's table in 16 bits: only the rows that are looked up
-    are widened.
+    All other storages, values and operators stay, except that of an embedding's table in 16 bits only the looked-up rows are widened.
     """
     made = _WeightDecoder(graph, weights)
     return made.graph()
 
 
 def decoded_bytes(graph: StepGraph) -> dict[str, tuple[int, int]]:
-    """Return the weights that a graph decodes, by name, with the bytes of each when decoded and as codes and scales."""
+    """Return by name the weights that a graph decodes, with the bytes of each when decoded, and as codes and scales."""
     stored = {s.name: s.nbytes for s in graph.storages if s.role is Role.BUFFER}
     found = {}
     for storage in graph.storages:
@@ -103,7 +102,7 @@ def decoded_bytes(graph: StepGraph) -> dict[str, tuple[int, int]]:
 
 
 def widened_bytes(graph: StepGraph) -> dict[str, tuple[int, int]]:
-    """Return the weights that a graph stores in 16 bits and widens, by name, with the bytes of each in 32 and in 16 bits."""
+    """Return by name the weights that a graph stores in 16 bits and widens, with the bytes of each in 32 and in 16 bits."""
     return {
         s.name.removesuffix(_IN_16_BITS): (2 * s.nbytes, s.nbytes)
         for s in graph.storages
@@ -122,7 +121,7 @@ class _WeightDecoder:
         self.ahead: dict[int, list[Op]] = {}
         """Operator -> the operators that run before it."""
         self.behind: dict[int, Op] = {}
-        """Embedding -> the operator that widens the rows that it looked up."""
+        """Embedding -> the operator that widens the rows that the embedding looked up."""
         self.pairs: int | None = None
         for s, storage in enumerate(graph.storages):
             if storage.persistent and graph.uses[s] and storage.key in weights:
@@ -157,7 +156,7 @@ class _WeightDecoder:
                 self.ops[use] = self._reading(self.ops[use], s, target)
 
     def _parts(self, weight: StoredWeight) -> tuple[int, ...]:
-        """Return the values that a weight is stored as: its numbers in 16 bits, or codes and scales."""
+        """Return the values as which a weight is stored: its numbers in 16 bits, or codes and scales."""
         if isinstance(weight, ShortWeight):
             return (self._stored(weight.short_name, weight.dtype, (weight.items,)),)
         rows, columns = weight.codes_shape

@@ -1,4 +1,4 @@
-"""Which intermediates the rematerializations of a schedule really read."""
+"""The intermediates that the rematerializations of a schedule actually read."""
 
 from port_planner.problem.problem import Choice, GapDecision, Problem, Schedule
 
@@ -24,7 +24,7 @@ def prune_intermediates(problem: Problem, choices: tuple[Choice, ...], wanted: s
 
 
 def _present(problem: Problem, chosen: dict[int, Choice], tensor: int, stage: int) -> bool:
-    """Return whether a tensor is resident at `stage`: used there, kept through an idle gap, or already back."""
+    """Return whether a tensor is resident at `stage`: used there, kept through an idle gap, or already restored."""
     if stage in problem.found_versions[tensor]:
         return stage != problem.tensors[tensor].birth
     g = problem.gap_at(tensor, stage)

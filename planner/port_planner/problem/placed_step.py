@@ -1,8 +1,8 @@
 """A step whose operators run on several kinds of devices: the recorded one with transfers between their memories.
 
-A storage lies where it is written, and all operators that write it run there. Operators elsewhere read a copy, which is made
-before its first reader and stays valid until the storage is written again. Results are those of the operators on their
-devices: transfers do not change them.
+A storage is on the device where it is written, and all operators that write it run there. Operators elsewhere read a copy, which is made
+before its first reader and stays valid until the storage is written again. Results are those of the operators on their devices: transfers
+do not change them.
 """
 
 from collections.abc import Mapping, Sequence
@@ -40,10 +40,10 @@ def on_kind(graph: StepGraph, kind: str) -> StepGraph:
 
 
 def homes_of(graph: StepGraph, kinds: Sequence[str], known: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the kind of device that each storage lies on if operators run on these `kinds`, one per operator.
+    """Return the kind of device on which each storage is if operators run on these `kinds`, one per operator.
 
-    `known`: where other graphs have put lasting storages, by key. Raises GraphError if a storage is written on two kinds, or on
-    another than the known one.
+    `known`: where other graphs have put lasting storages, by key. Raises GraphError if a storage is written on two kinds, or on a kind
+    other than the known one.
     """
     found = []
     for s, storage in enumerate(graph.storages):

@@ -15,28 +15,28 @@ from port_planner.base.errors import ExitCode, PortError
 
 
 class ProblemError(PortError):
-    """A planning problem that contradicts itself."""
+    """A planning problem contradicts itself."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 class Semantics(enum.Enum):
-    """The physics by which a plan is judged."""
+    """The physical rules by which a plan is judged."""
 
     POET = "poet"
     """Transfers take no time and need no buffer; no static power (POET, ICML 2022)."""
     REAL = "real"
-    """Transfers overlap with compute or stall it, need landing buffers, and the device burns static watts."""
+    """Transfers overlap with compute or stall it, need landing buffers, and the device draws static watts."""
     ELASTIC = "elastic"
     """Like REAL, but a transfer without space for its buffer waits instead of exceeding the budget.
 
-    This is what `port_planner.ir.lowering.lower` does with captured steps.
+    `port_planner.ir.lowering.lower` treats captured steps this way.
     """
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """One step of the fixed order. `fixed_bytes` are held at this stage whatever the plan decides.
+    """One step of the fixed order. `fixed_bytes` are held at this stage regardless of the plan.
 
     `overcount_bytes`: by how much fixed bytes, workspace and accesses together may overstate the stage's need, if it stands for
     several operators. A schedule gives up that memory; a bound must not.
@@ -60,15 +60,15 @@ class Paging:
     joules_out: float
     joules_in: float
     stored_bytes: int = 0
-    """Bytes that stay in RAM while it is paged out (zram); 0 for flash."""
+    """Bytes that stay in RAM while the tensor is paged out (zram); 0 for flash."""
 
 
 @dataclass(frozen=True, slots=True)
 class Packing:
     """Lossless packing through a gap: bytes while packed, and seconds and joules of both directions together.
 
-    The packed form and the tensor coexist at the gap's two ends: after the stage before it, and before the stage after it.
-    `paging`: round trips of the packed form to media, for a gap that it spends there.
+    The packed form and the tensor coexist at both ends of the gap: after the stage before it, and before the stage after it. `paging`:
+    round trips of the packed form to media, for a gap in which it is there.
     """
 
     packed_bytes: int
@@ -83,7 +83,7 @@ class Packing:
 
 @dataclass(frozen=True, slots=True)
 class Rematerialization:
-    """How to compute one version of a tensor again: cost, and the (tensor, version) pairs it reads.
+    """How to compute one version of a tensor again: the cost, and the (tensor, version) pairs that it reads.
 
     `own_share`: its operators may also rematerialize other tensors; this is the part of the cost that is left if each of them pays
     an equal part. A bound may count only this; a schedule that rematerializes only this tensor pays everything.
@@ -114,7 +114,7 @@ class Tensor:
     paging: tuple[Paging, ...] = ()
     packings: tuple[Packing | None, ...] = ()
     pinned: bool = False
-    """Always kept between its accesses; after the last one it may come back as an intermediate."""
+    """Whether the tensor is always kept between its accesses; after the last one it may return as an intermediate."""
 
     def rematerialization(self, version: int) -> Rematerialization | None:
         """Return how to compute a version again; None if that is impossible."""
@@ -125,7 +125,7 @@ class Tensor:
         return self.packings[version] if 0 <= version < len(self.packings) else None
 
     def version_after(self, stage: int) -> int:
-        """Return how many writes have happened once `stage` has run, minus one; -1: contents from before the step."""
+        """Return how many writes have happened once `stage` has run, minus one; -1 means contents from before the step."""
         return sum(w <= stage for w in self.writes) - 1
 
     def version_before(self, stage: int) -> int:
@@ -133,7 +133,7 @@ class Tensor:
         return sum(w < stage for w in self.writes) - 1
 
     def contents(self, version: int) -> int:
-        """Return the contents of a version: a persistent tensor starts a step with those of the last write."""
+        """Return the contents of a version; a persistent tensor starts a step with those of the last write."""
         return version % len(self.writes) if self.persistent and self.writes else version
 
     @property
@@ -159,7 +159,7 @@ class Gap:
 
 @dataclass(frozen=True, slots=True)
 class Slicing:
-    """An update that may run slice by slice, if the persistent `members` are paged in before and out after it.
+    """An update that may run slice by slice, if the persistent `members` are paged in before it and out after it.
 
     Neither the members nor `saved_bytes` of the stage's workspace are then resident, only `buffer_bytes`. `other_bytes` (the
     gradient) may also pass in slices if it is paged there; only a bound relies on that.
@@ -174,7 +174,7 @@ class Slicing:
 
 @dataclass(frozen=True, slots=True)
 class StageChange:
-    """What an alternative takes more (negative: less) at one stage than the first of its group."""
+    """What an alternative takes in addition (negative: less) at one stage, compared with the first of its group."""
 
     stage: int
     seconds: float = 0.0
@@ -185,7 +185,7 @@ class StageChange:
 
 @dataclass(frozen=True, slots=True)
 class TileSaving:
-    """`nbytes` of a tensor that an alternative does not need at some of its accesses, `stages`, where it exists tile by tile.
+    """`nbytes` of a tensor that an alternative does not need at some of its accesses, `stages`, where the tensor exists tile by tile.
 
     It applies only if none of the tensor's `gaps` keeps it whole: each pages or rematerializes it until the gap's end.
     """
@@ -211,7 +211,7 @@ class Alternative:
 
     @property
     def joules(self) -> float:
-        """Joules of all stages beyond those of the first alternative, static power of its own seconds included."""
+        """Joules of all stages beyond those of the first alternative, including the static power of the additional seconds."""
         return sum(change.joules for change in self.changes)
 
 
@@ -225,10 +225,10 @@ class StageGroup:
 
 @dataclass(frozen=True)
 class Problem:
-    """What to plan. Budgets that are None do not bind.
+    """A planning problem. Budgets that are None are unlimited.
 
-    The joules of stages, rematerializations and packing include the static power of their seconds; `static_watts` burn while the
-    step waits for transfers.
+    The joules of stages, rematerializations and packing include the static power of their seconds; `static_watts` are drawn while the step
+    waits for transfers.
     """
 
     stages: tuple[Stage, ...]
@@ -242,16 +242,15 @@ class Problem:
     slicings: tuple[Slicing, ...] = ()
     name: str = ""
     target_bytes: tuple[int | None, ...] = ()
-    """Per target: the most bytes that its pages may take at once.
+    """For each target, the most bytes that its pages may take at once.
 
-    A target with such a bound is memory, for example the host's. It does not wear, and keeps a page no longer than its gap. It
-    has a copy of a paged persistent tensor all the time, and no other target then has a page of that tensor. None, or absent: a
-    medium with space for all pages.
+    A target with such a bound is memory, for example the host's. It does not wear out, and keeps a page no longer than its gap. It always
+    has a copy of a paged persistent tensor, of which no other target then has a page. None, or absent: a medium with space for all pages.
     """
     links: tuple[int, ...] = ()
-    """Per target: the link that moves its pages; pages on one link move one after the other. Absent: all by link 0."""
+    """For each target, the link that moves its pages; pages on one link move one after the other. Absent: link 0 moves all."""
     groups: tuple[StageGroup, ...] = ()
-    """Stages with alternatives. Transfers overlap the seconds of the first ones, whichever are chosen."""
+    """Stages with alternatives. Transfers overlap with the seconds of the first ones, regardless of the choice."""
 
     @cached_property
     def size(self) -> int:
@@ -262,7 +261,7 @@ class Problem:
         return self.target_bytes[target] if target < len(self.target_bytes) else None
 
     def rewritten(self, tensor: int, target: int) -> bool:
-        """Return whether contents are written to a target again for each gap; otherwise once, and read as often as needed."""
+        """Return whether contents are written to a target again for each gap; if not, they are written once and read as often as needed."""
         return self.limit_bytes(target) is not None and not self.tensors[tensor].persistent
 
     def link(self, target: int) -> int:
@@ -271,22 +270,22 @@ class Problem:
 
     @cached_property
     def base_seconds(self) -> float:
-        """Seconds of every stage once."""
+        """Seconds of all stages, each counted once."""
         return sum(stage.seconds for stage in self.stages)
 
     @cached_property
     def base_joules(self) -> float:
-        """Joules of every stage once."""
+        """Joules of all stages, each counted once."""
         return sum(stage.joules for stage in self.stages)
 
     @cached_property
     def gaps(self) -> tuple[Gap, ...]:
-        """Every idle gap, by tensor, then time."""
+        """All idle gaps, by tensor, then by time."""
         return tuple(gap for i in range(len(self.tensors)) for gap in self._gaps_of(i))
 
     @cached_property
     def gaps_of(self) -> tuple[tuple[int, ...], ...]:
-        """Per tensor: the indices of its gaps."""
+        """For each tensor, the indices of its gaps."""
         lists: list[list[int]] = [[] for _ in self.tensors]
         for g, gap in enumerate(self.gaps):
             lists[gap.tensor].append(g)
@@ -299,7 +298,7 @@ class Problem:
 
     @cached_property
     def _idle(self) -> tuple[tuple[tuple[int, ...], tuple[int | None, ...]], ...]:
-        """Per tensor: the stages at which its gap, if any, changes, and its gap before and from each of them.
+        """For each tensor, the stages at which its gap changes, and its gap before and from each of them.
 
         With thousands of tensors and stages, a full table would take hundreds of megabytes.
         """
@@ -316,7 +315,7 @@ class Problem:
 
     @cached_property
     def found_versions(self) -> tuple[Mapping[int, int], ...]:
-        """Per tensor: stage that creates, reads or writes it -> its version at the start of that stage."""
+        """For each tensor: stage that creates, reads or writes it -> its version at the start of that stage."""
         return tuple({stage: tensor.version_before(stage) for stage in tensor.accesses} for tensor in self.tensors)
 
     def _gaps_of(self, i: int) -> list[Gap]:
@@ -416,7 +415,7 @@ class GapDecision(enum.Enum):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Choice:
-    """A gap that is not simply kept: its decision, the stage at whose start the tensor is back, and the paging target."""
+    """A gap that is not simply kept: its decision, the stage at whose start the tensor is restored, and the paging target."""
 
     gap: int
     stage: int
@@ -428,9 +427,8 @@ class Choice:
 class Schedule:
     """Decisions for a problem; gaps that do not appear are kept.
 
-    `intermediates` are (tensor, stage) pairs. Return stages of wrapping gaps may exceed the number of stages; those of
-    intermediates do not. `sliced`: indices of the slicings in use. `variants`: (group, alternative) of the groups that do not
-    run by their first.
+    `intermediates` are (tensor, stage) pairs. Return stages of wrapping gaps may exceed the number of stages; those of intermediates do
+    not. `sliced`: indices of the slicings in use. `variants`: (group, alternative) of the groups that do not use their first alternative.
     """
 
     choices: tuple[Choice, ...] = ()

@@ -1,4 +1,4 @@
-"""Which operators of a forward pass run again in a backward pass that is cut into segments, as in gradient checkpointing.
+"""Which operators of a forward pass run again in a backward pass that is divided into segments, as in gradient checkpointing.
 
 A segment begins with the tensors that were kept at a cut of the forward pass, and recomputes what its operators need beyond.
 """
@@ -15,7 +15,7 @@ _AS_THEY_WERE = frozenset({Role.PARAMETER, Role.CONSTANT, Role.BATCH})
 """Roles of storages that no forward pass changes."""
 
 _INDICES = frozenset({"int32", "int64"})
-"""Dtypes of possible indices: an operator that trusts its index needs the tensor that another operator has checked."""
+"""Types of possible indices: an operator that trusts its index needs the tensor that another operator has checked."""
 
 _NEVER: Mapping[str, int] = {}
 
@@ -26,7 +26,7 @@ class Remade:
     def __init__(
         self, graph: StepGraph, tile_of: Sequence[int], rank_of: Sequence[int], updated: Mapping[str, int] = _NEVER
     ) -> None:
-        """`tile_of`, `rank_of`: the piece of every operator, and its place in the sequence.
+        """`tile_of`, `rank_of`: the tile of every operator, and its place in the sequence.
 
         `updated`: after which place a parameter, by its key, has its new value.
         """
@@ -51,7 +51,7 @@ class Remade:
         return found
 
     def _needed_by(self, op: int, there: set[int]) -> set[int]:
-        """Return what must run again before `op`; `there`: tensors that were already recomputed in its segment, extended here."""
+        """Return what must run again before `op`; `there`: tensors that are already recomputed in its segment, which this extends."""
         again: set[int] = set()
         waiting = [s for s in self._graph.reads[op] if self._missing(s, op)]
         while waiting:
@@ -83,10 +83,10 @@ class Remade:
         return bisect_right(cuts, first) < bisect_right(cuts, last)
 
     def _find_cuts(self) -> list[int]:
-        """Return the forward operators before which tensors are kept, as boundaries of segments.
+        """Return the forward operators before which tensors are kept, which are the boundaries of segments.
 
-        What a segment of the backward pass needs begins somewhere. Of the places before that, back to where the next segment's
-        begins, the one with the least kept bytes is taken.
+        The operators that a segment of the backward pass needs begin at some place. Among the places before it, back to where the next
+        segment's operators begin, the one with the fewest kept bytes is chosen.
         """
         graph = self._graph
         waiting = self._waiting_bytes()
@@ -126,7 +126,7 @@ class Remade:
         return all(graph.storages[u].role in _AS_THEY_WERE or self._settled(u) for u in needed)
 
     def _settled(self, s: int) -> bool:
-        """Return whether all readers of a temporary, except its writers, find its final contents."""
+        """Return whether all readers of a temporary, except its writers, read its final contents."""
         graph = self._graph
         if graph.storages[s].role is not Role.TEMPORARY or s in graph.kept:
             return False

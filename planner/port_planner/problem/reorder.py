@@ -1,4 +1,4 @@
-"""Reorder a step before it is planned: updates as early as possible, the branch that frees most first.
+"""Reorder a step before it is planned: updates as early as possible, and the branch that frees most first.
 
 Only operators that do not depend on each other change places, so every number stays the same to the bit. Reads wait for the
 last write of what they read, writes for all reads of what they change, and random operators keep their sequence.
@@ -14,9 +14,9 @@ from port_planner.ir.lowering.update_slices import update_groups
 
 
 def dependencies(graph: StepGraph) -> list[set[int]]:
-    """Return, per op, the ops that must have run before it.
+    """Return, for each op, the ops that must have run before it.
 
-    If random ops draw in an order of their own, the first of them runs first: it determines where the others begin.
+    If random ops draw in a separate order, the first of them runs first, because it determines where the others begin.
     """
     before: list[set[int]] = [set() for _ in graph.ops]
     writer: dict[int, int] = {}
@@ -46,7 +46,7 @@ def dependencies(graph: StepGraph) -> list[set[int]]:
 
 
 def respects(graph: StepGraph, order: tuple[int, ...]) -> bool:
-    """Return whether `order` is a permutation of the ops in which nothing runs before what it depends on."""
+    """Return whether `order` is a permutation of the ops in which nothing runs before its dependencies."""
     return sorted(order) == list(range(len(graph.ops))) and _follows(order, dependencies(graph))
 
 
@@ -67,8 +67,8 @@ def _recorded_peak(graph: StepGraph) -> int:
 def reorder(graph: StepGraph) -> tuple[int, ...]:
     """Return an order with a lower peak than the recorded one; empty if this search finds none.
 
-    List scheduling: of the ops that are ready, the one that frees most bytes net runs first. The forward phase stays as recorded,
-    because everything it computes waits for the backward phase anyway. Update groups move as one piece.
+    This is list scheduling: of the ops that are ready, the one that frees the most bytes net runs first. The forward phase stays as
+    recorded, because everything it computes waits for the backward phase anyway. Update groups move as a whole.
     """
     return graph.once(_reorder)
 
@@ -83,7 +83,7 @@ def _reorder(graph: StepGraph) -> tuple[int, ...]:
 
 
 def _pieces(graph: StepGraph) -> list[list[int]]:
-    """Return the ops in runs that must stay together: update groups, and every other op alone."""
+    """Return the ops in groups that must stay together: update groups, and every other op alone."""
     group_of = {i: g for g, group in enumerate(update_groups(graph)) for i in range(group.first, group.last + 1)}
     tiles: list[list[int]] = []
     for i in range(len(graph.ops)):
@@ -139,7 +139,7 @@ def _use_counts(graph: StepGraph, tiles: list[list[int]]) -> dict[int, int]:
 
 
 def _net(graph: StepGraph, tile: list[int], left: dict[int, int]) -> int:
-    """Return the bytes that running `tile` adds to what is resident (negative: it frees)."""
+    """Return the bytes that running `tile` adds to the resident ones; negative if it frees more."""
     fresh = {s for i in tile for s in graph.creates[i]}
     added = sum(graph.storages[s].nbytes for s in fresh)
     for s in _touched(graph, tile):

@@ -1,4 +1,4 @@
-"""Replay a schedule of an abstract problem and measure it; written without the solver, so that it can judge one."""
+"""Replay a schedule of an abstract problem and measure it. It is written independently of the solver, so that it can judge one."""
 
 from collections import defaultdict
 from dataclasses import dataclass, field
@@ -11,12 +11,12 @@ from port_planner.problem.problem import Choice, Gap, GapDecision, Packing, Pagi
 Bytes = npt.NDArray[np.float64]
 
 MAX_PREFETCH_STAGES = 12
-"""A read starts at most this many stages before its tensor is needed: longer reads are better counted as stalls."""
+"""Largest number of stages by which a read starts before its tensor is needed; longer reads are better counted as stalls."""
 
 
 @dataclass(slots=True)
 class ScheduleCost:
-    """The cost of a schedule. `errors` is empty exactly if it is valid, budgets included."""
+    """The cost of a schedule. `errors` is empty exactly if the schedule is valid and within its budgets."""
 
     joules: float = 0.0
     overhead_joules: float = 0.0
@@ -59,7 +59,7 @@ def transfer_window(problem: Problem, stage: int, seconds: float, step: int) -> 
 
 
 def read_window(problem: Problem, gap: Gap, stage: int, seconds: float) -> list[tuple[int, float]]:
-    """Return the shares of a page-in that must be complete when `stage` starts, inside its gap."""
+    """Return the shares of a page-in that must be complete when `stage` starts, within its gap."""
     return _inside(problem, gap, transfer_window(problem, stage, seconds, -1))
 
 
@@ -86,7 +86,7 @@ def _inside(problem: Problem, gap: Gap, shares: list[tuple[int, float]]) -> list
 
 
 def replay(problem: Problem, schedule: Schedule) -> ScheduleCost:
-    """Return the cost of `schedule` and every rule it breaks: rematerialization inputs, memory, deadline, wear."""
+    """Return the cost of `schedule` and every rule that it breaks: rematerialization inputs, memory, deadline, wear."""
     return _Replay(problem, schedule).run()
 
 
@@ -98,7 +98,7 @@ class _Replay:
         self.result = ScheduleCost()
         count, size = len(problem.tensors), problem.size
         self.resident = np.zeros((count, size), dtype=bool)
-        """Resident at the start of a stage, once its rematerializations are done."""
+        """Whether each tensor is resident at the start of a stage, once its rematerializations are done."""
         self.extra = np.zeros(size)
         """Bytes of landing buffers, unfinished writes, packed tensors and compressed pages."""
         self.rematerializations: dict[int, list[tuple[int, int, bool]]] = defaultdict(list)
@@ -111,7 +111,7 @@ class _Replay:
         }
         """Target that is memory -> bytes that its pages take at each stage."""
         self.homes: dict[int, int] = {}
-        """Persistent tensor -> the target that it was paged to first."""
+        """Persistent tensor -> the target to which it was paged first."""
         self.copies: set[tuple[int, int]] = set()
         """Persistent tensors with a copy in a target that is memory."""
         self.packing, self.unpacking = np.zeros(size), np.zeros(size)
@@ -121,7 +121,7 @@ class _Replay:
         self.seconds = np.array([stage.seconds for stage in problem.stages])
         self.work = np.array([stage.workspace_bytes for stage in problem.stages], dtype=float)
         self.fixed = np.array([stage.fixed_bytes for stage in problem.stages], dtype=float)
-        """Fixed bytes of each stage, as its chosen alternative has them."""
+        """Fixed bytes of each stage, for its chosen alternative."""
         self.saved: dict[tuple[int, int], int] = {}
         """(tensor, stage) -> bytes that are not resident because the tensor comes in tiles."""
 
@@ -185,7 +185,7 @@ class _Replay:
                 self.extra[s % self.problem.size] += packing.packed_bytes
 
     def _packed(self, gap: Gap) -> Packing | None:
-        """Charge packing and unpacking at the ends of a gap."""
+        """Count packing and unpacking at the ends of a gap."""
         packing = self.problem.tensors[gap.tensor].packing(gap.version)
         if packing is None:
             self._fail(f"tensor {gap.tensor} cannot be packed")
@@ -282,7 +282,7 @@ class _Replay:
             self.rematerializations[s].append((i, version, True))
 
     def _place_slices(self) -> None:
-        """A sliced update holds neither its streamed members nor its temporaries, only slice buffers."""
+        """Place a sliced update, which holds neither its streamed members nor its temporaries, but only slice buffers."""
         self.spared = np.zeros(self.problem.size)
         self.spared_before = np.zeros(self.problem.size)
         gaps = self.problem.gaps
@@ -301,7 +301,7 @@ class _Replay:
             self.spared_before[slicing.stage] += members
 
     def _place_variants(self) -> None:
-        """Replace the stages of each group by those of its alternative, and record what that holds in tiles."""
+        """Replace the stages of each group by those of its alternative, and record what that keeps in tiles."""
         groups, gaps = self.problem.groups, self.problem.gaps
         moved = (GapDecision.PAGE, GapDecision.RECOMPUTE)
         apart = {c.gap for c in self.schedule.choices if c.decision in moved and c.stage == gaps[c.gap].before}
@@ -443,7 +443,7 @@ def gaps_around(problem: Problem, tensor: int, stage: int) -> list[int]:
 
 
 def _rematerialized_at(problem: Problem, gap: Gap, chosen: dict[int, Choice]) -> int | None:
-    """Return the stage at which the tensor was rematerialized in the gap before this one, if it was."""
+    """Return the stage at which the tensor was rematerialized in the previous gap; None if it was not."""
     for g in problem.gaps_of[gap.tensor]:
         if problem.gaps[g].before == gap.after and g in chosen and chosen[g].decision is GapDecision.RECOMPUTE:
             return chosen[g].stage
@@ -451,7 +451,7 @@ def _rematerialized_at(problem: Problem, gap: Gap, chosen: dict[int, Choice]) ->
 
 
 def page_out_ready(problem: Problem, gap: Gap, rematerialized_at: int | None) -> int:
-    """Return the earliest stage at which a tensor written out after `gap.after` can be back.
+    """Return the earliest stage at which a tensor written out after `gap.after` can be restored.
 
     POET writes a tensor only in a stage at whose start it is in RAM. A tensor that appears in stage `gap.after` itself, by
     creation or rematerialization, must therefore stay one stage longer.

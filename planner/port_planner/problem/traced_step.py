@@ -1,4 +1,4 @@
-"""From an observed step to an abstract problem, and from a schedule to what is evicted after which operator.
+"""From an observed step to an abstract problem, and from a schedule to the evictions after each operator.
 
 No graph of values is needed: only operators with their seconds, and the storages that each reads, writes and creates. The
 order is the program's own, so nothing is reordered and no update is sliced.
@@ -24,10 +24,10 @@ from port_planner.problem.problem import (
 )
 
 SMALLEST_DECIDED_BYTES = 64 * 1024
-"""Smaller storages are charged as they are: transfers below 1 MiB lose most of the bandwidth and gain nothing."""
+"""Bytes below which storages are not decided about, because transfers below 1 MiB lose most of the bandwidth and gain nothing."""
 
 MERGED_SHARE = 32
-"""Consecutive operators are one stage while their storages take no more than this part of the budget."""
+"""Share of the budget that the storages of consecutive operators may take for these to be merged into one stage."""
 
 Counts = npt.NDArray[np.int64]
 
@@ -44,7 +44,7 @@ class TracedProblem:
     _uses: tuple[tuple[int, ...], ...]
 
     def without_intermediates(self, schedule: Schedule) -> Schedule:
-        """Return the schedule in which tensors that would need intermediates are paged: a program under `exec` has dropped those."""
+        """Return the schedule with tensors paged that would need intermediates, because a program under `exec` has dropped those."""
         wanted = set(schedule.intermediates)
         choices = []
         for choice in schedule.choices:
@@ -58,7 +58,7 @@ class TracedProblem:
         return Schedule(tuple(choices))
 
     def moved_seconds(self, schedule: Schedule, written_bytes: int) -> float:
-        """Return how long reading and writing pages takes; the remains of a storage are not read again."""
+        """Return the seconds of reading and writing pages; the remains of a storage are not read again."""
         flash, read_bytes = self.device.flash, 0
         for choice in schedule.choices:
             tensor = self.problem.tensors[self.problem.gaps[choice.gap].tensor]
@@ -67,7 +67,7 @@ class TracedProblem:
         return read_bytes / flash.read_bytes_per_s + written_bytes / flash.write_bytes_per_s
 
     def departures(self, schedule: Schedule) -> tuple[Departure, ...]:
-        """Return what is evicted after which operator, in the order of the operators."""
+        """Return the evictions after each operator, in the order of the operators."""
         found = []
         for choice in schedule.choices:
             if choice.decision is GapDecision.KEEP:
@@ -114,7 +114,7 @@ class _TraceBuilder:
                 self.tensor_of[s] = len(self.tensor_of)
 
     def _held_by(self, op: TracedOp) -> tuple[int, ...]:
-        """Return the storages that an operator holds; those that do not fit with the others pass through tile by tile."""
+        """Return the storages that an operator holds; those that do not fit with the others are processed tile by tile."""
         held = sorted(dict.fromkeys((*op.reads, *op.makes)), key=lambda s: self.step.storages[s].nbytes)
         while held and self._bytes(held) + op.workspace_bytes > self.tensor_bytes:
             held.pop()
@@ -174,9 +174,9 @@ class _TraceBuilder:
         )
 
     def _remains(self, s: int) -> Tensor | None:
-        """Return a storage from its last use to its end as a separate tensor, which need not come back once evicted.
+        """Return a storage from its last use to its end as a separate tensor, which need not return once it is evicted.
 
-        At its first stage the storage itself is charged, at its last nothing is: `_stage_costs` corrects both.
+        At its first stage the storage itself is counted, and at its last nothing is; `_stage_costs` corrects both.
         """
         storage = self.step.storages[s]
         if storage.persistent or not self.uses[s]:
@@ -241,7 +241,7 @@ class _TraceBuilder:
         yield Stage("end", 0.0, 0.0, 0, int(held[-1]) - twice[-1])
 
     def _undecided(self) -> Counts:
-        """Return the bytes that no decision changes, by op."""
+        """Return the bytes per op that no decision changes."""
         n = len(self.step.ops)
         change = np.zeros(n + 1, dtype=np.int64)
         for s, storage in enumerate(self.step.storages):
@@ -254,7 +254,7 @@ class _TraceBuilder:
         return np.cumsum(change)[:n]
 
     def _outside(self, s: int, first: int, end: int) -> Iterator[tuple[int, int]]:
-        """Yield the spans of a storage's life that no tensor stands for."""
+        """Yield the spans of a storage's life that no tensor represents."""
         if s not in self.tensor_of:
             yield first, end
         elif not self.step.storages[s].persistent and self._remains(s) is None:

@@ -1,4 +1,4 @@
-"""Alternatives of groups of stages: which of them no schedule needs, and the most that choosing among the rest can save."""
+"""Alternatives of groups of stages: which of them no schedule needs, and the most that choosing among the others can save."""
 
 from collections import defaultdict
 
@@ -6,9 +6,9 @@ from port_planner.problem.problem import Alternative, Problem, StageGroup
 
 
 def undominated(problem: Problem, group: StageGroup) -> tuple[int, ...]:
-    """Return the alternatives of a group worth offering, by number: no other takes at most as much of everything.
+    """Return, by number, the alternatives of a group that are worth offering: no other one takes at most as much of everything.
 
-    Of equal ones the first stays.
+    Of equal ones, the first is kept.
     """
     kept = list[int]()
     for k, one in enumerate(group.alternatives):
@@ -19,12 +19,12 @@ def undominated(problem: Problem, group: StageGroup) -> tuple[int, ...]:
 
 
 def min_extra_joules(problem: Problem) -> float:
-    """Return the joules of the cheapest alternatives of all groups beyond those of the first ones; at most 0."""
+    """Return the joules of the cheapest alternatives of all groups, relative to those of the first ones; at most 0."""
     return sum(min(one.joules for one in group.alternatives) for group in problem.groups)
 
 
 def _dominates(problem: Problem, one: Alternative, other: Alternative) -> bool:
-    """Return whether `one` may replace `other` in every schedule: it takes no more time, memory or joules.
+    """Return whether `one` may replace `other` in every schedule, because it takes no more time, memory or joules.
 
     A shorter stage hides less of a transfer: the static power of the additional wait counts as its joules.
     """
@@ -43,7 +43,7 @@ def _by_stage(one: Alternative) -> dict[int, tuple[float, float, float]]:
 
 
 def _saves_as_much(one: Alternative, other: Alternative) -> bool:
-    """Return whether `one` holds no more of any tensor wherever `other` saves some of it."""
+    """Return whether `one` holds no more of any tensor than `other` wherever `other` saves some of it."""
     saved = defaultdict[tuple[int, int], list[tuple[int, frozenset[int]]]](list)
     for saving in one.savings:
         for stage in saving.stages:

@@ -32,21 +32,23 @@ from port_planner.problem.remade import Remade
 from port_planner.problem.reorder import dependencies
 
 _FREE_SHARE = 0.5
-"""Share of the memory for tensors that a segment's weights and one micro-batch's own tensors may take; the rest is for tensors that wait."""
+"""Share of the memory for tensors that a segment's weights and one micro-batch's own tensors may take; the rest is for waiting tensors."""
 
 _SHARED = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.CONSTANT})
 """Roles of storages that all micro-batches share; gradients are summed in storages of the update itself."""
 
 _OWN = frozenset({Role.TEMPORARY, Role.BATCH})
-"""Roles of storages that each micro-batch has for itself."""
+"""Roles of storages that each micro-batch has separately."""
 
 _CONTIGUOUS = (("memory_format", Named("memory_format", "contiguous_format")),)
 
 _BATCH_NORM_BACKWARD, _RUNNING, _TRAINING = "aten::native_batch_norm_backward", slice(3, 5), 7
-"""Positions of its running statistics, which the next micro-batch has changed by then, and of its training flag."""
+"""Positions of the arguments of batch norm's backward pass: its running statistics, which the next micro-batch has changed by then, and
+its training flag.
+"""
 
 _BOTH_WAYS = 2
-"""Transfers of a sum that waits, and of a tensor between two segments: it is written and read."""
+"""Transfers of a waiting sum, and of a tensor between two segments: it is written and read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +63,7 @@ class WholeUpdate:
 
 
 def whole_update(graphs: Sequence[StepGraph], free_bytes: int, *, remake: bool) -> WholeUpdate | None:
-    """Return the update that micro-batches with these graphs make, within `free_bytes` for tensors.
+    """Return the update of micro-batches with these graphs, within `free_bytes` for tensors.
 
     `remake`: what the backward pass needs of the forward pass is recomputed in each segment, whatever else is planned. Random
     operators draw their numbers in the order in which they were recorded. None if the numbers would differ: tensors that one
@@ -104,9 +106,9 @@ def _updated_after(graph: StepGraph, ranks: Sequence[int]) -> dict[str, int]:
 
 
 def _reads_the_same(graphs: Sequence[StepGraph], update: WholeUpdate) -> bool:
-    """Return whether every operator, recomputed or not, finds shared storages as it would in micro-batches one by one.
+    """Return whether every operator, recomputed or not, reads shared storages as it would in separate micro-batches.
 
-    This is judged by how often each storage was changed before. The copies that sums begin with are left out on both sides.
+    This is judged by how often each storage was changed before. The copies with which sums begin are left out on both sides.
     """
     changes: Counter[str] = Counter()
     expected: dict[tuple[int, int], dict[str, int]] = {}
@@ -137,7 +139,7 @@ def _reads_the_same(graphs: Sequence[StepGraph], update: WholeUpdate) -> bool:
 
 
 def _without_running_statistics(graph: StepGraph) -> StepGraph:
-    """Return the same step, with batch norm's backward pass in training mode given no statistics, which it does not read."""
+    """Return the same step without statistics for batch norm's backward pass in training mode, which does not read them."""
     ops = tuple(
         replace(op, args=(*op.args[: _RUNNING.start], None, None, *op.args[_RUNNING.stop :]))
         if op.name == _BATCH_NORM_BACKWARD and op.args[_TRAINING] is True
@@ -159,7 +161,7 @@ def _sums(graph: StepGraph, op: Op) -> bool:
 
 
 def _places(graph: StepGraph) -> list[int]:
-    """Return per operator its place in the forward and backward pass; update operators follow what they wait for."""
+    """Return each operator's place in the forward and backward pass; update operators follow those for which they wait."""
     place, found = -1, []
     for op in graph.ops:
         place += op.phase is not Phase.UPDATE
@@ -202,7 +204,7 @@ def _late(graph: StepGraph, places: Sequence[int]) -> list[int]:
 
 @dataclass(slots=True)
 class _Span:
-    """The storages that the places of one segment use, as it grows: weights, sums, and one micro-batch's own tensors.
+    """The storages that the places of one growing segment use: weights, sums, and one micro-batch's own tensors.
 
     `waiting`: its own tensors that are used again; `live_bytes`: the most of them at once.
     """
@@ -217,7 +219,7 @@ class _Span:
 
 
 class _Segments:
-    """Cuts a micro-batch into segments so that few bytes move.
+    """Divides a micro-batch into segments so that few bytes move.
 
     A segment's weights move once if they fit; tensors that wait for a later segment move for each micro-batch.
     """
@@ -262,9 +264,9 @@ class _Segments:
         return found
 
     def _cuts(self) -> list[int]:
-        """Return where a segment may begin: where less waits than around it.
+        """Return where a segment may begin: where fewer bytes wait than around it.
 
-        It is never where the backward pass begins: all inputs of the loss would have to wait.
+        It is never where the backward pass begins, because all inputs of the loss would have to wait.
         """
         span = _Span()
         waiting = [0]
@@ -279,7 +281,7 @@ class _Segments:
         return [0, *low]
 
     def _used_again(self) -> list[set[int]]:
-        """Return, per place, its micro-batch's own tensors that are used again in the same pass.
+        """Return, for each place, its micro-batch's own tensors that are used again in the same pass.
 
         What the backward pass needs of the forward pass is recomputed in its own segments, or kept by the plan.
         """
@@ -310,7 +312,7 @@ class _Segments:
         span.live_bytes = max(span.live_bytes, span.waiting_bytes)
 
     def _moved(self, span: _Span) -> int:
-        """Return roughly how many bytes a segment moves: its weights once if they fit alongside a micro-batch, else for each."""
+        """Return approximately how many bytes a segment moves: its weights once if they fit beside a micro-batch, otherwise for each."""
         waiting = _BOTH_WAYS * self._count * span.waiting_bytes
         if span.weights_bytes + span.sums_bytes + span.live_bytes + span.saved_bytes <= self._free_bytes:
             return span.weights_bytes + waiting
@@ -381,7 +383,7 @@ class _GraphMerger:
         return replace(self._op(m, replace(op, args=pure_arguments(op), writes=writes)), phase=Phase.BACKWARD)
 
     def _summed(self, m: int, op: Op) -> Op | None:
-        """Return an operator of one micro-batch; the first one's sums begin as their addend, or as a copy of it."""
+        """Return an operator of one micro-batch. The first one's sums begin with their addend, or with a copy of it."""
         graph = self._graphs[m]
         if m or not _sums(graph, op):
             return self._op(m, op)
@@ -441,7 +443,7 @@ class _GraphMerger:
 
 
 def _draws(ops: Sequence[Op], origin: Sequence[tuple[int, int]]) -> tuple[tuple[int, ...], ...]:
-    """Return the random operators that draw the same numbers, in the order in which micro-batches would draw them."""
+    """Return the random operators that draw the same numbers, in the order in which micro-batches draw them."""
     together: dict[tuple[int, int], list[int]] = {}
     for k, (op, recorded) in enumerate(zip(ops, origin, strict=True)):
         if op.random:
@@ -450,7 +452,7 @@ def _draws(ops: Sequence[Op], origin: Sequence[tuple[int, int]]) -> tuple[tuple[
 
 
 def _summed_where_made(graph: StepGraph) -> dict[int, int]:
-    """Return, by storage of a sum, the gradient's own, if it has the same layout and nothing needs it afterwards."""
+    """Return, by storage of a sum, the gradient's own storage, if it has the same layout and nothing needs it afterwards."""
     found = {}
     for i, op in enumerate(graph.ops):
         if not _sums(graph, op):

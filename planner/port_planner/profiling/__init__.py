@@ -1,1 +1,1 @@
-"""Measure what each operator costs on this device."""
+"""Measure the cost of each operator on this device."""

@@ -1,4 +1,4 @@
-"""One operator, run on made-up data: as a whole, or on a part of its rows if the whole does not fit in memory."""
+"""One operator, run on synthetic data: as a whole, or on a part of its rows if the whole does not fit into memory."""
 
 import itertools
 from collections.abc import Callable
@@ -16,10 +16,10 @@ from port_planner.operators import base_name, operator_of, overload_name
 from port_planner.operators.row import ArgumentCheck
 
 _DRAWN = 65521
-"""Number of made-up numbers before they repeat: a prime, so that no two rows of a matrix are equal."""
+"""Number of synthetic numbers before they repeat: a prime, so that no two rows of a matrix are equal."""
 
 _TRIED_ROWS = 2
-"""Number of rows that test whether an operator runs on a part: a single row would match any operands."""
+"""Number of rows with which an operator is tested on a part; a single row would match any operands."""
 
 _NEVER_CUT = (
     ArgumentCheck.LSTM,
@@ -27,7 +27,7 @@ _NEVER_CUT = (
     ArgumentCheck.EMBEDDING_BAG,
     ArgumentCheck.EMBEDDING_BAG_BACKWARD,
 )
-"""Their operands hold sizes of others, or places in them: on some of the rows these operators would read and write out of bounds."""
+"""Operators whose operands contain sizes of others, or places in them; on some of the rows they would access memory out of bounds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +39,10 @@ class Call:
     cold: frozenset[int]
     rows: int = 0
     parts: int = 1
-    """Only one of this many parts of `rows` rows is run, on values with that many rows in their first dimension."""
+    """Number of parts; only one part of `rows` rows is run, on values with that many rows in their first dimension."""
 
     def ready(self) -> tuple[Callable[[], Any], list[torch.Tensor]]:
-        """Return a function that runs it on made-up data, and those of its operands that are warm."""
+        """Return a function that runs it on synthetic data, and the operands of it that are warm."""
         op = self.op
         function = function_of(op)
         tensors: dict[int, torch.Tensor] = {}
@@ -59,12 +59,12 @@ class Call:
 
     @property
     def kind(self) -> str:
-        """The kind of device it runs on."""
+        """The kind of device on which it runs."""
         return self.graph.device
 
     @property
     def operand_bytes(self) -> int:
-        """The bytes of its operands, each made up in memory of its own."""
+        """The bytes of its operands, each in separate memory."""
         return sum(_bytes(self._value(v)) for v in {*operands(self.op)})
 
     @property
@@ -75,7 +75,7 @@ class Call:
         return self.operand_bytes + sum(_bytes(value) for value in made)
 
     def within(self, limit_bytes: float) -> "Call":
-        """Return the call or, if it needs more memory, one on a fraction of its rows, which costs that fraction.
+        """Return the call or, if it needs more memory, a call on a fraction of its rows, which costs that fraction.
 
         Returns the call itself if it runs on no fraction.
         """
@@ -103,7 +103,7 @@ class Call:
         return value
 
     def _choose_rows(self, tensors: dict[int, torch.Tensor]) -> None:
-        """Make a mask that is an index choose as many elements as it did when the step was recorded."""
+        """Make a mask that is an index choose as many elements as when the step was recorded."""
         op = self.op
         if not operator_of(op.name).index_list or not isinstance(indices := op.args[1], tuple):
             return
@@ -153,7 +153,7 @@ def signature(call: Call) -> Any:
 
 
 def runs_alike(call: Call) -> bool:
-    """Return whether a call runs on its device and gives tensors with the layout recorded for the step."""
+    """Return whether a call runs on its device and returns tensors with the layout that was recorded for the step."""
     try:
         result = call.ready()[0]()
         synchronize(call.graph.device)
@@ -185,7 +185,7 @@ def _made_up(value: Value, device: str) -> torch.Tensor:
 
 
 def _fill(flat: torch.Tensor) -> None:
-    """Fill with one sequence of numbers repeatedly: drawing them all takes as long as many operators."""
+    """Fill with one sequence of numbers repeatedly, because drawing all of them takes as long as many operators."""
     drawn = flat[:_DRAWN].uniform_(0.1, 0.9)
     for piece in flat[_DRAWN:].split(_DRAWN):
         piece.copy_(drawn[: piece.numel()])

@@ -1,4 +1,4 @@
-"""What the processor's cache holds during a step, so that operators are timed with operands as cold as in a step.
+"""What the processor's cache contains during a step, so that operators are timed with operands as cold as in a step.
 
 An operator that runs repeatedly on the same tensors finds them in the cache. In a step, weights and saved activations
 come from memory. Timed hot, a step of small operators looks a quarter faster than it is.
@@ -14,7 +14,7 @@ from port_planner.ir.graph import StepGraph
 UNKNOWN_CACHE_BYTES = 4 << 20
 """Cache size assumed if the processor reports none: a Jetson Orin's last level."""
 LARGEST_CACHE_BYTES = 32 << 20
-"""A process rarely has more to itself, and sweeping more takes longer than the operators."""
+"""Largest cache size that is assumed. A process rarely has more to itself, and sweeping more takes longer than the operators."""
 
 
 def last_level_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) -> int:
@@ -27,7 +27,7 @@ def last_level_bytes(folder: Path = Path("/sys/devices/system/cpu/cpu0/cache")) 
 
 
 def cold_operands(graph: StepGraph, cache_bytes: int) -> tuple[frozenset[int], ...]:
-    """Return, per op, the storages among its operands that the cache has lost: more than it holds was touched since."""
+    """Return, for each op, the storages among its operands that the cache has lost, because more than its size was touched since."""
     size = [s.nbytes for s in graph.storages]
     traffic = 0
     touched: dict[int, int] = {}
@@ -48,5 +48,5 @@ class Sweep:
         self.nbytes = self._filler.nbytes
 
     def __call__(self) -> None:
-        """Push everything out of the cache."""
+        """Remove everything from the cache."""
         self._filler.add_(1)

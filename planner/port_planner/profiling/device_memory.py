@@ -10,7 +10,7 @@ _STATISTICS = ("reset_peak_memory_stats", "max_memory_allocated", "memory_alloca
 
 
 class DeviceWorkspaceMeter:
-    """Measures one call at a time on a kind of device; returns 0 if torch keeps no peak there."""
+    """Measures one call at a time on a kind of device; returns 0 if torch records no peak there."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -31,7 +31,7 @@ class DeviceWorkspaceMeter:
             self._before = self._module.memory_allocated()
 
     def stop(self) -> int:
-        """Return the bytes; what the call returned must still be alive."""
+        """Return the bytes; the results of the call must still be alive."""
         synchronize(self.kind)
         if self._module is None:
             return 0

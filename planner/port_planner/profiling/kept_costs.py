@@ -1,4 +1,4 @@
-"""Costs of operators on this machine, kept for later plans: seconds and workspace, by operator and operands.
+"""Costs of operators on this machine, stored for later plans: seconds and workspace, by operator and operands.
 
 There is one file in the user's cache for each version of torch, processor and number of threads; costs from other files
 are never used. Joules are not kept: they follow from the seconds and the current watts. A damaged file only costs a new
@@ -19,14 +19,13 @@ from port_planner.base.cache import cache_folder, read_cached, write_cached
 from port_planner.base.processor import cpuinfo, identity
 
 KEPT_DAYS = 30
-"""Age after which an operator is measured again: the machine around it has changed."""
+"""Days after which an operator is measured again, because the machine around it has changed."""
 _CLOCK_SKEW_S = 86400.0
-"""Largest time in the future of a measurement, in seconds: clocks are set back, and a file system's may differ from the
-system's."""
+"""Seconds by which a measurement may lie in the future: clocks are set back, and a file system's may differ from the system's."""
 
 _FORMAT = 2
 MAX_FILES = 32
-"""Files kept; those not written for longest are deleted. A file holds some 100 KB."""
+"""Largest number of files; the oldest are deleted. A file has some 100 KB."""
 
 
 class KeptCost(msgspec.Struct, frozen=True, array_like=True):
@@ -47,7 +46,7 @@ def context(threads: int, cache_bytes: int, *, workspace_seen: bool) -> str:
 
 
 def _some_cores() -> list[int]:
-    """Return the cores this process may run on, empty for all of them: a single cluster runs operators at other speeds."""
+    """Return the cores on which this process may run, empty for all of them; a single cluster runs operators at other speeds."""
     usable = sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else []
     return usable if len(usable) < (os.cpu_count() or 1) else []
 
@@ -63,7 +62,7 @@ def operators_folder() -> Path | None:
 
 
 def read_costs(folder: Path | None, name: str, now: float) -> dict[str, KeptCost]:
-    """Return the costs kept under a context that are recent enough; empty if they cannot be read."""
+    """Return the costs stored under a context that are recent enough; empty if they cannot be read."""
     kept = read_cached(folder, name, dict[str, KeptCost]) or {}
     return {key: cost for key, cost in kept.items() if is_young(cost, now)}
 
@@ -74,7 +73,7 @@ def is_young(cost: KeptCost, now: float) -> bool:
 
 
 def keep_costs(folder: Path | None, name: str, fresh: Mapping[str, KeptCost]) -> None:
-    """Add costs to those kept under a context, atomically; does nothing if the cache cannot be written."""
+    """Add costs to those stored under a context, atomically; does nothing if the cache cannot be written."""
     if fresh:
         kept = {**read_costs(folder, name, time.time()), **fresh}
         write_cached(folder, name, kept, max_files=MAX_FILES)

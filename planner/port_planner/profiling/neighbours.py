@@ -1,8 +1,8 @@
 """Costs of steps of further shapes: the same operators, interpolated between smaller and larger measured tensors.
 
-A program's steps on batches of several shapes run the same operators in the same order. The smallest and largest shapes are
-measured, and enough between them that none is far from the next. For other shapes, each operator's cost is interpolated
-between those at the same place.
+A program's steps on batches of several shapes run the same operators in the same order. The smallest and largest shapes are measured, and
+enough between them that no shape is far from the next. For other shapes, each operator's cost is interpolated between those at the same
+place.
 """
 
 import itertools
@@ -16,7 +16,7 @@ from port_planner.ir.costs import OpCost, PackingCost
 from port_planner.ir.graph import StepGraph, computed_bytes, structure
 
 NEXT_SIZE = 4.0
-"""Largest ratio of what the steps of neighbouring measured shapes compute.
+"""Largest ratio of the amounts that the steps of neighbouring measured shapes compute.
 
 Beyond it, caches and threads change what a byte costs.
 """
@@ -29,7 +29,7 @@ Point = tuple[float, OpCost]
 
 
 def between(graphs: Sequence[StepGraph]) -> frozenset[int]:
-    """Return the graphs, by number, that lie near smaller and larger measured ones of the same program.
+    """Return, by number, the graphs that lie between smaller and larger measured ones of the same program.
 
     They need not be measured themselves.
 

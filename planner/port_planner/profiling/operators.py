@@ -1,4 +1,4 @@
-"""Measure what a step costs on this machine: seconds and workspace per operator, flash bandwidth, base memory.
+"""Measure the costs of a step on this machine: seconds and workspace per operator, flash bandwidth, base memory.
 
 Operators with the same name, shapes and arguments, and with operands that are equally cold, are measured once. If a step
 computes on a device, its operators are measured there, each of them waited for; between two runs only the processor's own
@@ -43,7 +43,7 @@ from port_planner.profiling.timing import HostWorkspaceMeter, timed
 Progress = Callable[[int, int], None]
 
 _TOGETHER_BYTES = 16 << 20
-"""Bytes of operands made up at once: emptying the cache for each operator alone takes longer than running it."""
+"""Bytes of operands that exist at once; emptying the cache for each operator alone would take longer than running it."""
 _LOADED_BYTES = 16 << 20
 """Bytes of code and kernels' caches that are loaded while operators run."""
 _FLASH_SAMPLE_BYTES = 64 << 20
@@ -51,7 +51,7 @@ _CHUNK = 1 << 20
 MEDIUM_WATTS = 0.15
 """Power of a medium while it transfers: 30 mA at 5 V, MEMORY_POWER of POET's reference implementation (SD card)."""
 MIN_MEDIUM_JOULES = 2e-9
-"""Joules per byte, however fast: NVMe drives draw 5 to 6 W at 3 GB/s (data sheets)."""
+"""Joules per byte of the fastest media: NVMe drives draw 5 to 6 W at 3 GB/s (data sheets)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +72,15 @@ class MeasuredCosts:
     taken_over: int = 0
     """Operators whose costs were measured by another machine of the same kind."""
     disputed: str = ""
-    """Contradiction between the costs of another machine and those measured here; if there is one, none of them is
-    used."""
+    """Contradiction between another machine's costs and those measured here, in which case none of them is used."""
     absent: tuple[tuple[int, ...], ...] = ()
-    """Per graph, if checked: operators that do not run on its device, or whose results have another layout there."""
+    """For each graph, if checked: operators that do not run on its device, or whose results have another layout there."""
     elsewhere: tuple[tuple[OpCost | None, ...], ...] = ()
-    """Per graph whose operators are divided between two devices: their costs on the other device."""
+    """For each graph whose operators are divided between two devices: their costs on the other device."""
 
     @property
     def worker_bytes(self) -> int:
-        """Return the bytes a worker holds besides the step's tensors."""
+        """Return the bytes that a worker holds besides the step's tensors."""
         return self.base_bytes + self.retained_bytes - self.released_bytes
 
     def tables(self, device: DeviceCosts) -> Iterator[CostTable]:
@@ -101,7 +100,7 @@ def profile_operators(
     graphs: Iterable[StepGraph], *, compute_watts: float, progress: Progress | None = None, kept_in: Path | None = None,
     shared: Mapping[str, kept_costs.KeptCost] = {}, resident: bool = True, elsewhere: bool = False, ram_bytes: float = math.inf,
 ) -> MeasuredCosts:  # fmt: skip
-    """Run every distinct operator of `graphs` a few times on made-up data and return its cost.
+    """Run every distinct operator of `graphs` a few times on synthetic data, and return its cost.
 
     Steps of a program on shapes between measured ones are interpolated (`neighbours`), except for what is known of them.
     Operators with a cost in the folder `kept_in` (`kept_costs`) run once, for what they leave resident. So do those that
@@ -202,7 +201,7 @@ def _measure(
 
 
 def _together(calls: Mapping[str, Call]) -> Iterator[list[str]]:
-    """Yield the keys of calls in groups whose operands fit in memory together; a larger call is alone."""
+    """Yield the keys of calls in groups whose operands fit into memory together; a call that is too large is alone."""
     group, held = list[str](), 0
     for key, call in calls.items():
         nbytes = call.operand_bytes
@@ -226,7 +225,7 @@ def _tables(calls: Iterable[Iterable[Call]], known: Mapping[Any, OpCost]) -> lis
 
 
 def _resident_after(calls: Iterable[Call]) -> tuple[int, int]:
-    """Return the bytes resident now, and those after code is given back and only these calls have loaded theirs again."""
+    """Return the bytes that are resident now, and those after code was released and only these calls have loaded theirs again."""
     give_back()
     loaded = resident_bytes()
     release_code_pages()
@@ -236,14 +235,14 @@ def _resident_after(calls: Iterable[Call]) -> tuple[int, int]:
 
 
 def _run_once(calls: Iterable[Call]) -> None:
-    """Run each call once and release what it took; otherwise blocks of every size stay in the allocator's cache."""
+    """Run each call once and release its memory; otherwise blocks of every size stay in the allocator's cache."""
     for call in calls:
         call.ready()[0]()
         give_back()
 
 
 def give_back() -> None:
-    """Make the allocator return freed memory, so that resident bytes are those really held."""
+    """Make the allocator return freed memory, so that resident bytes are those that are really held."""
     library = ctypes.CDLL(None)
     for function in ("port_malloc_trim", "malloc_trim"):
         if hasattr(library, function):
@@ -258,14 +257,14 @@ class FlashError(PortError):
 
 
 def medium_joules(bytes_per_s: float) -> float:
-    """Return an estimate of the joules per byte of a medium with this bandwidth, as POET does: watts over bandwidth."""
+    """Return an estimate of the joules per byte of a medium with this bandwidth, as in POET: watts divided by bandwidth."""
     return max(MEDIUM_WATTS / bytes_per_s, MIN_MEDIUM_JOULES)
 
 
 def measure_flash(
     directory: Path, *, compute_watts: float, name: str = "flash", progress: Progress | None = None
 ) -> Flash:
-    """Return bandwidth and latency of the medium under `directory`, past the page cache if the system allows it.
+    """Return bandwidth and latency of the medium under `directory`, bypassing the page cache if the system allows it.
 
     Writes and reads a 64 MiB file; raises FlashError if that fails. Energy per byte is the measured CPU time of the transfers
     at `compute_watts`, plus an estimate for the medium.

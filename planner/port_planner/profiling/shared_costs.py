@@ -1,4 +1,4 @@
-"""Costs of operators from another machine of the same kind: bounded bytes, used only after a sample was verified here."""
+"""Costs of operators from another machine of the same kind: of limited size, and used only after a sample was verified here."""
 
 import hashlib
 import itertools
@@ -16,10 +16,9 @@ MAX_COSTS = 20_000
 CHECKED = 5
 """Number of the costliest operators that are measured here and must agree before the others are used."""
 _BELIEVED = 4.0
-"""Two machines of one kind differ by cooling and clock, but by no more than this factor; nor does a busy one."""
+"""Factor by which the times of two machines of one kind may differ: cooling, clock and other work explain no more."""
 _STRAYS = 1
-"""Number of compared operators that may disagree: their times include whatever else ran during a measurement, here or
-there."""
+"""Number of compared operators that may disagree, because their times include other work during a measurement, here or there."""
 _NOISE_S = 1e-4
 _NOISE_BYTES = 1 << 20
 
@@ -55,7 +54,7 @@ def pack_shared(costs: Mapping[str, KeptCost]) -> bytes:
 
 
 def unpack_shared(content: bytes, now: float) -> dict[str, KeptCost]:
-    """Return the costs that are recent enough; raises SharedCostsError for anything but packed costs."""
+    """Return the costs that are recent enough; raises SharedCostsError for anything except packed costs."""
     try:
         records = _DECODER.decode(content)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -72,7 +71,7 @@ def to_check(costs: Mapping[str, KeptCost]) -> frozenset[str]:
 
 
 def disputed(pairs: Iterable[tuple[KeptCost, KeptCost]]) -> str:
-    """Return how costs (reported, measured here) contradict each other; "" if no more than a stray one does."""
+    """Return how costs (reported, measured here) contradict each other; "" if only stray ones do."""
     apart = [found for found in itertools.starmap(_contradiction, pairs) if found]
     return apart[0] if len(apart) > _STRAYS else ""
 

@@ -1,6 +1,6 @@
 """Measure how fast a medium writes once its cache is full.
 
-Cards and sticks write the first hundreds of MiB to faster cells (pSLC), and slow down when those are full.
+Cards and sticks write the first hundreds of MiB to faster cells (pSLC), and become slower when those are full.
 """
 
 import mmap
@@ -15,18 +15,18 @@ from pathlib import Path
 from port_planner.base.direct_io import bypass_page_cache
 
 WINDOW_BYTES = 64 << 20
-"""Bytes written between two looks at the speed."""
+"""Bytes written between two measurements of the speed."""
 MAX_BYTES = 4 << 30
 """Bytes written in total: a five-thousandth of what a card of 20 TB endures."""
 MAX_SECONDS = 120.0
 KEPT_SHARE = 0.05
-"""Free space that is left at least."""
+"""Share of the free space that is left free."""
 _STEADY_WINDOWS = 4
 _MIN_WINDOWS = 24
-"""1.5 GiB, unless the speed has dropped before: a card's cache may be larger than what was written until then."""
+"""Least number of windows: 1.5 GiB, unless the speed drops before. A card's cache may be larger than what was written until then."""
 _STEADY_SPREAD = 0.15
 _FALLEN = 1.3
-"""A window that takes longer than the first by this factor no longer ends in the cache."""
+"""Factor: a window that takes longer than the first one by this factor no longer ends in the cache."""
 _CHUNK_BYTES = 1 << 20
 
 
@@ -43,7 +43,7 @@ class SustainedWrite:
 def measure_sustained(
     directory: Path, *, max_bytes: int = MAX_BYTES, progress: Callable[[float], None] = lambda share: None
 ) -> SustainedWrite:
-    """Write to an unlinked file in `directory`, past the page cache, until the speed is steady.
+    """Write to an unlinked file in `directory`, bypassing the page cache, until the speed is steady.
 
     Raises OSError if that fails, also for a medium without space for two windows.
     """
@@ -68,7 +68,7 @@ def measure_sustained(
 def until_steady(
     write: Callable[[int], float], *, max_bytes: int, progress: Callable[[float], None] = lambda share: None
 ) -> SustainedWrite:
-    """Return the speeds of `write`, which writes the given bytes and returns the seconds it took.
+    """Return the speeds of `write`, which writes the given number of bytes and returns the seconds that it took.
 
     It ends when the last windows took equally long, at `max_bytes`, or after `MAX_SECONDS`.
     """

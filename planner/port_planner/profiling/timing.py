@@ -1,7 +1,7 @@
 """Operators timed in rounds: processor time or seconds of each, and its workspace.
 
-The cache is emptied once between two rounds, for all operators. Each finds its own operands as cold as if nothing had run
-before it, because no other operator has touched them.
+The cache is emptied once between two rounds, for all operators. The operands of each are as cold as if nothing had run before, because no
+other operator has touched them.
 """
 
 import ctypes
@@ -19,9 +19,9 @@ from port_planner.profiling.device_memory import DeviceWorkspaceMeter
 
 _REPEATS = 3
 _SCATTER = 0.05
-"""Share of an operator's seconds: two runs that agree this well need no third."""
+"""Share of an operator's seconds: if two runs agree this well, no third is needed."""
 _LONG_S = 2.0
-"""Seconds of one operator's runs after which none is repeated."""
+"""Seconds of one operator's runs after which it is not repeated."""
 
 
 class TimedCall(Protocol):
@@ -29,14 +29,14 @@ class TimedCall(Protocol):
 
     @property
     def kind(self) -> str:
-        """The kind of device it runs on."""
+        """The kind of device on which it runs."""
 
     def ready(self) -> tuple[Callable[[], Any], list[torch.Tensor]]:
-        """Return a function that runs it, and those of its operands that are warm."""
+        """Return a function that runs it, and the operands of it that are warm."""
 
 
 def timed(calls: Sequence[TimedCall], sweep: Sweep) -> list[tuple[float, int]]:
-    """Return seconds and workspace bytes of each call: its fastest run after the first, and its largest workspace.
+    """Return seconds and workspace bytes of each call: the fastest run after the first, and the largest workspace.
 
     The operands of all calls are alive at once.
     """
@@ -52,7 +52,7 @@ def timed(calls: Sequence[TimedCall], sweep: Sweep) -> list[tuple[float, int]]:
 
 
 def shortest_run_s(run: Callable[[], Any], repeats: int) -> float:
-    """Return the seconds of the fastest of some runs; other work of the machine only adds to them."""
+    """Return the seconds of the fastest of several runs; other work of the machine can only add to them."""
     seconds = []
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -121,7 +121,7 @@ class HostWorkspaceMeter:
             self._before = live()
 
     def stop(self) -> int:
-        """Return the bytes; what the call returned must still be alive."""
+        """Return the bytes; the results of the call must still be alive."""
         if not self._calls:
             return 0
         live, peak, _ = self._calls

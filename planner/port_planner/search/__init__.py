@@ -1,1 +1,1 @@
-"""From a problem to a verified plan: greedy, exact, anytime, and the frontier of them."""
+"""From a problem to a verified plan: greedy, exact and anytime search, and the frontier of plans."""

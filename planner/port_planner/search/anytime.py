@@ -24,41 +24,41 @@ from port_planner.search.incumbent import OPTIMAL_GAP, Climb, GainRate, Judge
 from port_planner.search.neighbourhood import neighbourhood_search
 
 FULL_MODEL_COLUMNS = 400_000
-"""Above this many columns not even the LP of the full model is worth its time."""
+"""Number of columns above which not even the LP of the full model is worth its time."""
 
 RUNGS = ((Breadth(8, 2, early_pages=False), 0.004, 0.3), (Breadth(12, 2, early_pages=False), 0.03, 0.3))
-"""Breadth, share of the LP's value, share of the time: here almost all of POET's networks show their optimum."""
+"""Breadth, share of the LP's value and share of the time of each rung; with these, almost all of POET's networks reach their optimum."""
 
 BUILD_SHARE = 0.5
 """The full model is skipped if building it alone is expected to take more than this share of the remaining time."""
 
 EXACT_STAGES = 30
-"""Problems up to this size are modelled rematerialization by rematerialization within a stage.
+"""Number of stages up to which rematerializations within a stage are modelled one by one.
 
 Larger ones hold a stage's intermediates together, which costs at most 1.75 % where it was measured.
 """
 
 LARGE_STAGES = 1500
 LARGE_RUNGS = ((Breadth(6, 2, early_pages=False), 0.004, 0.8),)
-"""Searched instead of RUNGS if there are more stages: the LP of a wider window alone takes too long."""
+"""Rungs used instead of RUNGS if there are more stages, because the LP of a wider window alone takes too long."""
 
 LARGE_GAP = 2e-3
-"""Distance to its own optimum that such a search must reach: taking over the LP's decisions costs more than that."""
+"""Gap to its own optimum that such a search must reach, because adopting the LP's decisions costs more than that."""
 
 LARGE_ENOUGH = 0.005
-"""Gap of a large problem below which its pieces are not searched: loading the model for them takes seconds."""
+"""Gap of a large problem below which its pieces are not searched, because loading the model for them takes seconds."""
 
 LARGE_GAPS = 1000
-"""A captured step with more gaps than this is searched with a narrow window: building the model takes time too."""
+"""Number of gaps of a captured step above which it is searched with a narrow window, because building the model also takes time."""
 
 MIN_GAIN = 2e-3
-"""Share of a captured step's costs, which scatter by far more: a search that gains less over many attempts ends."""
+"""Share of a captured step's costs, which scatter by far more; a search that gains less over many attempts ends."""
 
 FRUITLESS_HEURISTICS = 12
-"""Attempts over which a search must gain `MIN_GAIN`."""
+"""Number of attempts over which a search must gain `MIN_GAIN`."""
 
 SEARCH_COLUMNS = 20_000
-"""A model with more free integral columns than this is searched window by window instead."""
+"""Number of free integral columns above which a model is searched window by window."""
 
 
 def climb(
@@ -72,10 +72,9 @@ def climb(
     first: Greedy | None = None,
     bounded: Problem | None = None,
 ) -> Climb:
-    """Return the best schedule and bound found for `problem` within `time_limit_s` of CPU time.
+    """Return the best schedule and bound that are found for `problem` within `time_limit_s` of CPU time.
 
-    `first`: the greedy search's result for it, if known. `bounded`: the same problem with wider limits, if the bound must hold
-    for those.
+    `first`: the greedy search's result for it, if known. `bounded`: the same problem with wider limits, if the bound must hold for these.
     """
     deadline = clock.now() + time_limit_s
     state = Climb(problem, deadline, progress, judge=judge, paging=paging, recompute=recompute)
@@ -95,9 +94,9 @@ def climb(
 
 
 def offer_without_limits(state: Climb) -> None:
-    """Offer what greedy search finds with unlimited time and writes.
+    """Offer the result of greedy search with unlimited time and writes.
 
-    It overestimates both, and the judge may find that the limits are kept.
+    Greedy search overestimates both, and the judge may find that the limits are kept.
     """
     problem = state.problem
     free = replace(problem, deadline_s=None, write_limit_bytes=None)
@@ -122,7 +121,7 @@ def _climb_abstract(state: Climb, total: float) -> None:
 
 
 def _climb_captured(state: Climb, total: float) -> None:
-    """Search a captured step in pieces, for transfers that stall make its LP weak.
+    """Search a captured step in pieces, because transfers that stall make its LP weak.
 
     A model of the whole is used only if nothing else solved it.
     """
@@ -165,7 +164,7 @@ def _heuristics(problem: Problem) -> Iterator[tuple[Schedule | None, str]]:
 
 
 def _formulation(state: Climb, breadth: Breadth) -> Formulation:
-    """Return the model of this breadth; it also offers what the best schedule decides."""
+    """Return the model of this breadth; it also offers the decisions of the best schedule."""
     allowed = replace(breadth, paging=state.paging, recompute=state.recompute)
     begin = clock.now()
     made = Formulation(state.problem, allowed, state.schedule)
@@ -174,7 +173,7 @@ def _formulation(state: Climb, breadth: Breadth) -> Formulation:
 
 
 def _returns(problem: Problem, breadth: Breadth) -> int:
-    """Return how many return stages a model of this breadth offers, with which the time to build it grows."""
+    """Return how many return stages a model of this breadth offers; the time to build it grows with this number."""
     lengths = (gap.before - gap.after for gap in problem.gaps if not gap.dead)
     return sum(length if breadth.window is None else min(length, breadth.window + 1) for length in lengths)
 
@@ -193,7 +192,7 @@ takes its time as a whole.
 
 
 def small_bound(state: Climb, problem: Problem) -> None:
-    """Raise the bound with the smallest relaxation of `problem`, which has all schedules of the searched problem."""
+    """Raise the bound with the smallest relaxation of `problem`, which contains all schedules of the searched problem."""
     formulation = Formulation(problem, replace(SMALLEST, paging=state.paging, recompute=state.recompute))
     seconds = max(0.2 * state.left, 2.0)
     relaxed = run_relaxed(formulation.model, state.wall(min(seconds, state.left)))
@@ -211,7 +210,7 @@ def relaxation_bound(problem: Problem, time_limit_s: float) -> float | None:
 
 
 def _note_infeasible(state: Climb, formulation: Formulation) -> None:
-    """Record that no schedule exists, and which limits prevent it."""
+    """Record that no schedule exists, and which limits prevent one."""
     if state.schedule is None:
         state.infeasible = True
         state.missed = shortfalls(formulation, state.wall(max(state.left, 1.0)))
@@ -220,8 +219,8 @@ def _note_infeasible(state: Climb, formulation: Formulation) -> None:
 def guided(state: Climb, breadth: Breadth, share: float, seconds: float, *, fix_ones: bool = False) -> None:
     """Search the model of one breadth among the columns that its LP finds promising.
 
-    Promising: reduced cost within `share` of the LP's value. With `fix_ones`, columns that the LP sets to one are fixed.
-    Nothing is proven here; a good schedule soon is what matters.
+    Promising: reduced cost within `share` of the LP's value. With `fix_ones`, columns that the LP sets to one are fixed. Nothing is proved
+    here; the aim is to find a good schedule soon.
     """
     begin = clock.now()
     formulation = _formulation(state, breadth)
@@ -256,7 +255,7 @@ def search(
     *,
     start: bool = True,
 ) -> SolverRun | None:
-    """Run the solver on a loaded model, from the best schedule if `start`, and offer the schedules it finds."""
+    """Run the solver on a loaded model, beginning with the best schedule if `start`, and offer the schedules that it finds."""
     if seconds <= 0.05:
         return None
     known = formulation.start_values(state.schedule) if start and state.schedule is not None else None
@@ -284,8 +283,8 @@ def scaled_progress(state: Climb, formulation: Formulation) -> Progress | None:
 def full_model(state: Climb, total: float) -> None:
     """Bound the full model by its LP, then search it among the columns that the LP does not rule out.
 
-    A column whose reduced cost exceeds `limit_bytes` is in no schedule cheaper than bound + room. So the search starts with
-    little room and few columns, and widens until the best schedule lies within the room: then it is the optimum.
+    A column whose reduced cost exceeds the slack is in no schedule that is cheaper than bound plus slack. So the search starts with little
+    slack and few columns, and widens until the best schedule is within the slack, which makes it the optimum.
     """
     breadth = Breadth(exact_stages=state.problem.size <= EXACT_STAGES)
     if state.seconds_per_return * _returns(state.problem, breadth) > BUILD_SHARE * state.left:

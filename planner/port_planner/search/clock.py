@@ -1,4 +1,4 @@
-"""The clock of a search: the processor's seconds, or its own attempts, of which each run makes the same ones."""
+"""The clock of a search: CPU seconds, or the number of its attempts, which is the same in each run."""
 
 import time
 from collections.abc import Iterator
@@ -6,7 +6,7 @@ from contextlib import contextmanager
 
 _UNLIMITED_S = 1e6
 _NODES = 200
-"""Nodes of the solver's tree for one run while attempts are counted."""
+"""Number of nodes of the solver's tree for one run while attempts are counted."""
 
 
 class _Count:
@@ -14,7 +14,7 @@ class _Count:
 
 
 def now() -> float:
-    """Return the processor's seconds, or the attempts so far where they are counted."""
+    """Return the CPU seconds, or the attempts so far if these are counted."""
     return time.process_time() if _Count.attempts is None else _Count.attempts
 
 
@@ -25,7 +25,7 @@ def note_attempt() -> None:
 
 
 def solver_seconds(seconds: float) -> float:
-    """Return how long the solver may take, where `seconds` are left by this clock."""
+    """Return how long the solver may take, if `seconds` are left on this clock."""
     return seconds if _Count.attempts is None else _UNLIMITED_S
 
 
@@ -36,7 +36,7 @@ def solver_nodes() -> int | None:
 
 @contextmanager
 def counted() -> Iterator[None]:
-    """Count attempts instead of seconds in the block: limits are then numbers of attempts."""
+    """Count attempts instead of seconds in the block; limits are then numbers of attempts."""
     before, _Count.attempts = _Count.attempts, 0.0
     try:
         yield

@@ -1,7 +1,7 @@
 """The floor of a step: the least memory that any plan of its graph needs, and plans that reach it.
 
-While an operator runs, what it touches is resident, and nothing else has to be; the fullest of these moments is the floor.
-A plan that pages everything whenever it is idle needs no more.
+While an operator runs, only the storages that it touches must be resident; the fullest of these moments is the floor. A plan that pages
+everything whenever it is idle needs no more.
 """
 
 import enum
@@ -20,7 +20,7 @@ from port_planner.operators import base_name
 from port_planner.tiling.blocks import of_a_block
 
 PAGED_FROM_BYTES = (64 << 10, 4 << 10, 1)
-"""Plans near the floor page storages of at least this many bytes, the largest first: each page is one more transfer."""
+"""Least bytes of storages that plans near the floor page, the largest first, because each page is one more transfer."""
 
 STRATEGY = "floor"
 
@@ -28,11 +28,11 @@ MAX_NAMED = 3
 """Tensors listed in a sentence."""
 
 MOSTLY = 0.5
-"""Share of an operator's bytes from which one thing counts as the cause."""
+"""Share of an operator's bytes from which a single tensor counts as the cause."""
 
 
 class HolderKind(enum.Enum):
-    """What is resident while an operator runs."""
+    """The kinds of storages that are resident while an operator runs."""
 
     WEIGHT = "weight"
     STATE = "optimizer's state"
@@ -71,7 +71,7 @@ class Holder:
 
 @dataclass(frozen=True, slots=True)
 class Floor:
-    """The least budget of a step, worker base included, the op that sets it, and what is resident there, largest first."""
+    """The least budget of a step, worker base included, the op that determines it, and what is resident there, largest first."""
 
     nbytes: int
     op: int
@@ -81,11 +81,11 @@ class Floor:
     holders: tuple[Holder, ...]
     base: str = "the process itself"
     module: str = ""
-    """The module whose weights that op takes."""
+    """The module whose weights that op uses."""
 
     @property
     def operator(self) -> str:
-        """The op that sets the floor, in words a reader knows it by."""
+        """The op that determines the floor, in words that a reader knows."""
         return f"{self.name.removeprefix('aten::')}{' of ' * bool(self.module)}{self.module}"
 
     @property
@@ -146,7 +146,7 @@ def floor_of(graph: StepGraph, costs: CostTable) -> Floor:
 
 
 def _of_updates(graph: StepGraph) -> dict[int, tuple[HolderKind, str]]:
-    """Return the temporary storages of updates of single parameters: gradients and what they compute.
+    """Return the temporary storages of updates of single parameters: gradients, and the results computed from them.
 
     Each comes with the parameter's name.
     """
@@ -176,13 +176,13 @@ def _holder(graph: StepGraph, s: int, nbytes: int, of_updates: Mapping[int, tupl
 
 
 def floor_plans(graph: StepGraph, ram_bytes: int) -> Iterator[Plan]:
-    """Yield plans that need little more than the floor, the cheapest first and the one that needs least last."""
+    """Yield plans that need little more than the floor, beginning with the cheapest and ending with the one that needs least."""
     for least in PAGED_FROM_BYTES:
         yield paging_plan(graph, least, ram_bytes)
 
 
 def paging_plan(graph: StepGraph, least_bytes: int, ram_bytes: int) -> Plan:
-    """Return the plan that pages whatever has at least `least_bytes` in every gap, and updates in slices."""
+    """Return the plan that pages everything of at least `least_bytes` in every gap, and updates in slices."""
     streamed = sliced_groups(graph)
     sliced = {g: -(-group.nbytes // SLICE_BYTES) for g, group in enumerate(update_groups(graph)) if group in streamed}
     decisions = [
@@ -206,5 +206,5 @@ def _around_the_step(graph: StepGraph, s: int) -> Iterator[tuple[int, int]]:
 
 
 def _inside(groups: list[UpdateGroup], a: int, b: int) -> bool:
-    """Return whether a gap lies within an update that runs in slices."""
+    """Return whether a gap is within an update that runs in slices."""
     return any(group.first <= a < b <= group.last for group in groups)

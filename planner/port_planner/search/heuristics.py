@@ -1,6 +1,6 @@
-"""Schedules by fixed heuristics: page everything, pack everything, sqrt(n) segments, a chain cut by DP, greedy by time.
+"""Schedules by fixed heuristics: page everything, pack everything, sqrt(n) segments, a chain cut by dynamic programming, greedy by time.
 
-They are the baselines that the planner is compared with, and starting points for its search, which must not be worse.
+They are baselines for comparison with the planner, and starting points for its search, which must not be worse.
 """
 
 import itertools
@@ -14,11 +14,11 @@ from port_planner.search.greedy.search import Greedy, GreedySearch
 from port_planner.search.greedy.search_steps import SearchStep
 
 MAX_SEGMENT = 96
-"""Longest segment, in forward stages, that the chain DP considers."""
+"""Longest segment, in forward stages, that the dynamic program considers."""
 
 
 def simple_schedules(problem: Problem) -> Iterator[Schedule]:
-    """Yield the schedules of the heuristics, for a search to start from; none of them need be valid."""
+    """Yield the schedules of the heuristics, with which a search may start; none of them need be valid."""
     found = by_time(problem).schedule
     if found is not None:
         yield found
@@ -28,7 +28,7 @@ def simple_schedules(problem: Problem) -> Iterator[Schedule]:
 
 
 def page_everything(problem: Problem) -> Schedule:
-    """Return the schedule that pages every gap long enough to be written and read back."""
+    """Return the schedule that pages every gap that is long enough for writing and reading back."""
     choices = []
     for g, gap in enumerate(problem.gaps):
         paging = problem.tensors[gap.tensor].paging
@@ -50,7 +50,7 @@ def pack_everything(problem: Problem) -> Schedule:
 
 
 def sqrt_segments(problem: Problem) -> Schedule:
-    """Return Chen's schedule, sqrt(n) equal segments of the forward pass: boundaries are kept, insides recomputed."""
+    """Return Chen's schedule, sqrt(n) equal segments of the forward pass: boundaries are kept, and insides are recomputed."""
     turn = _turning_stage(problem)
     count = max(round(math.sqrt(turn)), 1)
     bounds = [round(k * turn / count) for k in range(count + 1)]
@@ -64,7 +64,7 @@ def by_time(problem: Problem) -> Greedy:
 
 
 class _ByTime(GreedySearch):
-    """Greedy search that counts seconds, not joules: hidden transfers are free."""
+    """Greedy search that counts seconds instead of joules, so that hidden transfers are free."""
 
     def price(self, step: SearchStep) -> float:
         """Return the seconds that a move adds to the step."""
@@ -72,7 +72,7 @@ class _ByTime(GreedySearch):
 
 
 def _turning_stage(problem: Problem) -> int:
-    """Return the stage where the forward pass ends: where the most bytes of rematerializable tensors are idle."""
+    """Return the stage at which the forward pass ends, where the most bytes of rematerializable tensors are idle."""
     level = [0] * (problem.size + 1)
     for gap in problem.gaps:
         tensor = problem.tensors[gap.tensor]
@@ -90,11 +90,11 @@ def segment_schedule(
     kept: frozenset[int] = frozenset(),
     cheap: frozenset[int] | None = None,
 ) -> Schedule:
-    """Return the schedule in which each segment's inner tensors come back together, when the first is needed.
+    """Return the schedule in which each segment's inner tensors are restored together, when the first of them is needed.
 
-    Tensors that a later segment reads are boundaries: kept, or paged if their segment is in `paged`. Segments in `kept` are not
-    recomputed at all. Of the others, only the tensors in `cheap` are, if it is given. The replay reports a rematerialization
-    without an input.
+    Tensors that a later segment reads are boundaries: they are kept, or paged if their segment is in `paged`. Segments in `kept` are not
+    recomputed. In the others, only the tensors in `cheap` are recomputed, if it is given. The replay reports a rematerialization without an
+    input.
     """
     turn, tensors = segments[-1][1], problem.tensors
     choices: list[Choice] = []
@@ -132,7 +132,7 @@ CHEAP_QUANTILES = (0.2, 0.35, 0.5, 0.65, 0.8)
 
 
 def cheap_segments(problem: Problem) -> Iterator[Schedule]:
-    """Yield segmentations in which only tensors that are cheap to bring back for their size are dropped.
+    """Yield segmentations in which only tensors are dropped that are cheap to restore for their size.
 
     A residual network keeps its convolutions' outputs, and rematerializes norms, activations and sums from them. Several
     thresholds of what is cheap, and several numbers of segments, are tried.
@@ -158,7 +158,7 @@ def cheap_segments(problem: Problem) -> Iterator[Schedule]:
 
 
 def _rematerialization_prices(problem: Problem) -> dict[int, float]:
-    """Return joules per byte of each tensor that a rematerialization can bring back, inputs without later use included."""
+    """Return joules per byte of each tensor that a rematerialization can restore, including inputs without later use."""
     lasting = {gap.tensor for gap in problem.gaps if not gap.dead and not problem.tensors[gap.tensor].pinned}
     joules: dict[int, float] = {}
     for i in sorted(range(len(problem.tensors)), key=lambda i: problem.tensors[i].birth):
@@ -186,7 +186,7 @@ def _rematerializable(problem: Problem, g: int) -> bool:
 
 
 def chain_schedules(problem: Problem) -> Iterator[Schedule]:
-    """Yield schedules of the chain DP, from cheap and large to expensive and small."""
+    """Yield schedules of the dynamic program, from cheap and large to expensive and small."""
     turn = _turning_stage(problem)
     chain = _Chain(problem, turn)
     total = sum(chain.inside)
@@ -202,7 +202,7 @@ def chain_schedules(problem: Problem) -> Iterator[Schedule]:
 
 
 class _Chain:
-    """The forward pass as a chain of stages, for dynamic programming over where to cut it."""
+    """The forward pass as a chain of stages, for a dynamic program that decides where to cut it."""
 
     def __init__(self, problem: Problem, turn: int) -> None:
         self.turn = turn
@@ -225,7 +225,7 @@ class _Chain:
         self.unit = sum(self.cost) / (sum(self.inside) or 1.0)
 
     def cut(self, price: float, cap: float) -> tuple[list[tuple[int, int]], frozenset[int], frozenset[int]]:
-        """Return segments of at most `cap` inner bytes, those kept whole, those whose boundary is paged."""
+        """Return segments of at most `cap` inner bytes, those that are kept whole, and those whose boundary is paged."""
         best: list[tuple[float, int, str]] = [(0.0, 0, "")] + [(math.inf, 0, "")] * self.turn
         for stop in range(1, self.turn + 1):
             nbytes = joules = 0.0

@@ -1,4 +1,4 @@
-"""The state of one climb up the ladder: best schedule, best bound, time left."""
+"""The state of one climb up the ladder: the best schedule, the best bound, and the time left."""
 
 import math
 import time
@@ -17,12 +17,12 @@ OPTIMAL_GAP = 1e-4
 """Relative distance at which a schedule counts as optimal; HiGHS works to about this precision."""
 
 Judge = Callable[[Problem, Schedule], ScheduleCost]
-"""Measures a schedule: the replay, or for a captured step the program it lowers to."""
+"""Measures a schedule: the replay or, for a captured step, the program to which it is lowered."""
 
 
 @dataclass(slots=True)
 class Climb:
-    """The state of one climb: best schedule so far, best bound so far, time left."""
+    """The state of one climb: the best schedule so far, the best bound so far, and the time left."""
 
     problem: Problem
     deadline: float
@@ -33,7 +33,7 @@ class Climb:
     bound: float = field(init=False)
     infeasible: bool = False
     missed: tuple[Shortfall, ...] = ()
-    """Limits that the relaxation misses if it is infeasible, named as in the model."""
+    """Limits that an infeasible relaxation misses, by their names in the model."""
     greedy: Greedy | None = None
     judge: Judge = replay
     paging: bool = True
@@ -49,11 +49,11 @@ class Climb:
 
     @property
     def left(self) -> float:
-        """CPU seconds left, or attempts where the clock counts them."""
+        """CPU seconds left, or attempts if the clock counts these."""
         return self.deadline - clock.now()
 
     def wall(self, cpu_seconds: float) -> float:
-        """Return how long `cpu_seconds` take on this machine now: HiGHS limits only wall-clock time."""
+        """Return how long `cpu_seconds` currently take on this machine, because HiGHS limits only wall-clock time."""
         cpu_seconds = clock.solver_seconds(cpu_seconds)
         elapsed = time.perf_counter() - self.began[0]
         used = time.process_time() - self.began[1]
@@ -77,7 +77,7 @@ class Climb:
         return True
 
     def raise_bound(self, bound: float) -> None:
-        """Take a proven lower bound."""
+        """Adopt a proved lower bound."""
         if math.isfinite(bound) and bound > self.bound:
             self.bound = min(bound, self.cost)
             self.report()
@@ -91,7 +91,7 @@ class Climb:
 class GainRate:
     """The gain of a search per attempt, as a share of the whole step's cost.
 
-    Attempts are counted because no clock gives the same number twice.
+    Attempts are counted because a clock never gives the same number twice.
     """
 
     def __init__(self, state: Climb, min_gain: float) -> None:

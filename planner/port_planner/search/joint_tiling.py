@@ -13,7 +13,7 @@ from port_planner.tiling.stage_groups import chain_groups
 from port_planner.tiling.tilings import Tiling
 
 CLOSE_ENOUGH = 1e-3
-"""Share of the step's joules: two tilings closer to each other than this count as equally good."""
+"""Share of the step's joules: two tilings that differ by less count as equally good."""
 
 BREADTH = Breadth(0, 2, early_pages=False, timeless=True, optimistic=True)
 """Tensors come back at the ends of their gaps, with the intermediates that this takes.
@@ -24,7 +24,7 @@ left out, because in tiles it is little.
 
 
 def solve_tiling(graph: StepGraph, costs: CostTable, ram_bytes: int, cut: Tiling, time_limit_s: float) -> Tiling | None:
-    """Return a tiling of these chains: each kind in the number of tiles that costs least, including what it allows to keep.
+    """Return a tiling of these chains: each kind in the number of tiles that costs least, counting what it allows to keep.
 
     Alternatives are whole decisions of the model, all else may be fractional: an estimate, not a bound. None if nothing was
     found in time.

@@ -1,8 +1,8 @@
 """Neighbourhood search: all decisions except those of a few gaps are fixed to the best schedule, and the rest is solved.
 
-If the LP is weak (recompute-heavy graphs at tight budgets), a solver on the whole model finds almost nothing; on pieces of
-fifty gaps it finds the optimum in a fraction of a second. Pieces follow each other by size, because most joules are those
-of large tensors, and in time, by the stage where the gaps end or start. So the search is deterministic.
+If the LP is weak (graphs with much recomputation at tight budgets), a solver on the whole model finds almost nothing. On pieces of fifty
+gaps it finds the optimum in a fraction of a second. Pieces are ordered by size, because most joules belong to large tensors, and by
+time, the stage at which the gaps end or start. So the search is deterministic.
 """
 
 from collections.abc import Iterator
@@ -39,13 +39,13 @@ class PieceSize:
 
 
 NARROW, WIDE = PieceSize(12, 6, 150, 600, 10, 1.0), PieceSize(24, 10, 400, 4000, 100, 3.0)
-"""Small pieces gain most in little time; once they gain nothing, larger ones find changes of many decisions at once."""
+"""Sizes of small pieces, which gain most in little time, and of larger ones, which then find changes of many decisions at once."""
 
 
 def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float, min_gain: float = 0.0) -> None:
     """Improve the best schedule piece by piece for at most `seconds` of CPU time, in small pieces and then in larger ones.
 
-    Either phase ends once a pass over all gaps lowers the step's cost by less than the share `min_gain`.
+    Each phase ends once a pass over all gaps lowers the step's cost by less than the share `min_gain`.
     """
     if state.schedule is None or formulation.start_values(state.schedule) is None:
         return
@@ -81,11 +81,11 @@ class _Search:
         self.integral = formulation.decisions()
         self.owner = self._owners()
         self.hiding = dict.fromkeys(formulation.hiding, 0.0)
-        """Large transfers that hide under the best schedule: HiGHS takes long to complete a start without them."""
+        """Large transfers that are hidden under the best schedule; without them, HiGHS takes long to complete a start."""
         self._allow_present_seconds()
 
     def _allow_present_seconds(self) -> None:
-        """Allow every schedule the seconds that the best one takes by the model.
+        """Allow every schedule the seconds that the best one takes according to the model.
 
         The model overestimates them; the judge knows better.
         """
@@ -110,7 +110,7 @@ class _Search:
         return found
 
     def patience(self) -> int:
-        """Return after how many pieces without improvement to stop: once every order was tried."""
+        """Return the number of pieces without improvement after which to stop: every order was then tried."""
         return 4 * (2 * len(self.formulation.gaps) // self.tile + 2)
 
     def pieces(self) -> Iterator[list[int]]:
@@ -162,5 +162,5 @@ class _Search:
 
 
 def _shuffled(gaps: list[int]) -> list[int]:
-    """Return the gaps in an order without structure, the same every time."""
+    """Return the gaps in an order without structure, which is the same every time."""
     return sorted(gaps, key=lambda g: (g * 2654435761) % 4294967296)

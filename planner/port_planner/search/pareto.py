@@ -1,4 +1,4 @@
-"""Plans over RAM, time, energy and bytes written to flash, none worse than another in all four; an agent switches between them."""
+"""Plans over RAM, time, energy and bytes written to flash, none worse than another in all four, among which an agent switches."""
 
 import bisect
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,7 +18,7 @@ from port_planner.search.wear import with_wear
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One plan of the frontier and what it needs, as measured by replaying its program."""
+    """One plan of the frontier and its needs, measured by replaying its program."""
 
     plan: Plan
     peak_bytes: int
@@ -33,12 +33,12 @@ class Point:
 
     @property
     def figures(self) -> tuple[float, ...]:
-        """The figures that plans are compared by; less is better in each."""
+        """The figures by which plans are compared; less is better in each."""
         return (self.peak_bytes, self.seconds, self.joules, self.written_bytes)
 
 
 def non_dominated(points: Iterable[Point]) -> list[Point]:
-    """Return the points that no other dominates, by falling memory; of equal ones the first."""
+    """Return the points that no other point dominates, by falling memory; of equal ones, the first."""
     found = list(points)
     kept: list[Point] = []
     for i, point in enumerate(found):
@@ -50,7 +50,7 @@ def non_dominated(points: Iterable[Point]) -> list[Point]:
 
 
 def min_budget(graph: StepGraph, costs: CostTable) -> int:
-    """Return roughly the smallest budget, worker base included, for which there is a plan."""
+    """Return approximately the smallest budget, worker base included, that has a plan."""
     problem = coarsen(graph, costs, ram_bytes=None).problem
     return smallest_budget(problem) + costs.device.base_bytes
 
@@ -89,8 +89,8 @@ def plans_within(
 ) -> dict[int, Plan]:
     """Return a plan for each of these budgets that has one, the smallest budget first.
 
-    `time_limit_s` is for each. More memory never costs more: because the search may miss the plan of the next smaller budget,
-    that plan competes too. It is used unchanged if its transfers, spread over more memory, would cost more.
+    `time_limit_s` is for each. More memory must never cost more. Because the search may miss the plan of the next smaller budget, that plan
+    also competes. It is used unchanged if its transfers, spread over more memory, would cost more.
     """
     plans: dict[int, Plan] = {}
     for limit in sorted(limits):
@@ -102,9 +102,9 @@ def plans_within(
 
 
 def cheapest_within(plan: Plan, of_less: Iterable[Plan]) -> Plan:
-    """Return the cheapest of a plan and of those for smaller budgets, which are valid for its budget, too.
+    """Return the cheapest of a plan and of those for smaller budgets, which are also valid for its budget.
 
-    The bound stays `plan`'s.
+    The bound stays that of `plan`.
     """
     found = min((plan, *of_less), key=lambda one: one.overhead_joules)
     return replace(found, bound_joules=plan.bound_joules)
@@ -122,7 +122,7 @@ def budget_for(
 ) -> int | None:
     """Return the smallest of these budgets whose plan takes at most `seconds` a step; None if none does.
 
-    Found by bisection: more memory never makes a step slower, except for what a heuristic misses.
+    The search is a bisection, because more memory never makes a step slower, except for what a heuristic misses.
     """
     if seconds < sum(c.seconds for c in costs.ops):
         return None
@@ -145,7 +145,7 @@ def choice_of(
 ) -> PlanChoice:
     """Return the manifest entry of one plan per graph; its figures are averages over batches of full size.
 
-    `ram_bytes`: of the memory that operators compute in. If that is a device's own, the host's budget is in the costs.
+    `ram_bytes`: budget of the memory in which operators compute. If that is a device's own memory, the host's budget is in the costs.
     """
     counts = full_batches(graphs, accumulate)
     total = accumulate if WHOLE_UPDATE in counts else sum(counts.values())
@@ -177,7 +177,7 @@ def choice_of(
 
 
 def full_batches(graphs: Iterable[str], accumulate: int) -> dict[str, int]:
-    """Return which graphs an update of full batches runs, and how often; a whole update stands for all its batches."""
+    """Return which graphs an update of full batches runs, and how often; a whole update represents all its batches."""
     names = tuple(graphs)
     if WHOLE_UPDATE in names or accumulate == 1 or "last" not in names:
         return {WHOLE_UPDATE if WHOLE_UPDATE in names else names[0]: 1}

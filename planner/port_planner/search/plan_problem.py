@@ -1,7 +1,7 @@
-"""A planning problem as data for another device to solve, and the check of its answer.
+"""A planning problem as data for another device to solve, and the check of the answer.
 
-It holds the step's operators, their costs and the limits, but no weights, data, code or names (`anonymous`). A plan that
-comes back is lowered here, against the problem as it is known here: its maker is not trusted.
+It contains the step's operators, their costs and the limits, but no weights, data, code or names (`anonymous`). A received plan is lowered
+here, for the problem as it is known here, because its author is not trusted.
 """
 
 import hashlib
@@ -33,32 +33,32 @@ from port_planner.milp.highs import Progress
 from port_planner.search.plan_step import PlanLimits, PlanResult, plan_within, with_figures
 
 _FORMAT = 2
-"""Format 1 counted a write for each weight that left RAM, changed or not, so its figures differ."""
+"""Format of the data. Format 1 counted a write for each weight that left RAM, changed or not, so its figures differ."""
 MAX_SEARCHED = 6_000
-"""Most operators of a step that is searched.
+"""Largest number of operators of a step that is searched.
 
 With more (GPT-2's update over eight micro-batches has 14,000), one look at the planning model takes longer than all the
 time for planning. Given a minute, it found nothing better than the first plan.
 """
 MAX_RAW_BYTES = 64 << 20
-"""Most bytes of a problem, unpacked: one of 6,000 operators, the most that are searched, takes 2 MB."""
+"""Largest size of an unpacked problem in bytes; one of 6,000 operators, the most that are searched, takes 2 MB."""
 MAX_ANSWER_BYTES = 1 << 20
 _MESSAGE_LIMIT = 1000
 _AGREEMENT = 1e-9
-"""Relative: both devices do the same arithmetic on the same numbers, in Python."""
+"""Largest relative difference of figures: both devices do the same arithmetic on the same numbers, in Python."""
 
 _Bytes = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
 _Seconds = Annotated[float, msgspec.Meta(gt=0, lt=1e9)]
 
 
 class WrongPlanError(PortError):
-    """A plan that is invalid for the problem, or whose figures are wrong: no planner of this project made it."""
+    """The plan is invalid for the problem, or its figures are wrong; no planner of this project made it."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 class UnsuitedPlanError(PortError):
-    """A plan that was valid under other costs, but is not under these."""
+    """The plan was valid under other costs, but is not valid under these."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -206,7 +206,7 @@ def plan_in(content: bytes) -> Plan | str:
 def judged(problem: PlanProblem, plan: Plan, *, same_costs: bool) -> Plan:
     """Return a plan from elsewhere with its program's figures here, and without its bound, which cannot be verified.
 
-    `same_costs`: it was made for these costs, so its own figures must match. Raises WrongPlanError for a plan that is invalid
+    `same_costs`: whether it was made for these costs, so that its own figures must match. Raises WrongPlanError for a plan that is invalid
     for this step or states wrong figures, and UnsuitedPlanError for one that is wrong only under other costs.
     """
     claimed, plan = plan, replace(plan, ram_bytes=problem.ram_bytes, strategy=problem.strategy)

@@ -1,4 +1,4 @@
-"""Plans of captured steps: coarsen, reorder where that lowers the peak, solve, lower, meet the deadline.
+"""Plans of captured steps: coarsen, reorder if that lowers the peak, solve, lower, meet the deadline.
 
 Every plan returned here has been lowered to the program that an executor follows, and its figures are that program's.
 """
@@ -31,31 +31,31 @@ TIGHTENINGS = 4
 counted."""
 
 WORTH_REORDERING = 0.01
-"""Share of the peak that another order must save before it is tried: trying costs two greedy searches."""
+"""Share of the peak that another order must save to be tried, because trying it costs two greedy searches."""
 
 MAX_HOLDERS = 8
-"""Tensors listed in an error message."""
+"""Largest number of tensors in an error message."""
 
 DECIDED_SHARE = 1 / 256
 """Share of the step's own memory: storages this small are always kept, even in a step whose tensors are all small."""
 
 LADDER = ("milp", "greedy")
-"""Strategies that always find a plan if there is one; the others are baselines that show their own limits."""
+"""Strategies that always find a plan if there is one; the others are baselines with their own limits."""
 
 _ROUNDING = 1e-9
-"""Relative: sums in a different order."""
+"""Relative rounding error of sums in a different order."""
 
 FINISHING = 0.1
-"""Share of the time limit that the search leaves: it finishes the piece that it is working on when its time is up."""
+"""Share of the time limit that the search leaves free, because it finishes the current piece when its time is up."""
 
 RIVAL_ROOMS = (0.97, 0.9)
-"""Shares of the memory for tensors for which more plans are searched, in the time that the search leaves.
+"""Shares of the memory for tensors for which further plans are searched, in the time that the search leaves.
 
-The search ends at other schedules there, and a plan for less memory is valid for more.
+With them the search ends at other schedules, and a plan for less memory is also valid for more.
 """
 
 HURRIED_WATTS = (8.0, 25.0, 100.0)
-"""Static watts added to the device's own to make the planner buy time with energy, from a little to as much as possible."""
+"""Static watts added to the device's own, from few to very many, to make the planner buy time with energy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,10 +76,10 @@ class PlanLimits:
 class PlanResult:
     """The result of planning a captured step.
 
-    `plan` is None unless `outcome` is OPTIMAL or FEASIBLE. `bound_joules`: no plan of this class has less overhead. If
-    infeasible: `needed_bytes` is the smallest sufficient budget, `needed_op` the op that needs it, `holders` the (name, bytes)
-    resident there, and `remedy` what else would help. `fastest_seconds`, if only the deadline is too short: the least seconds
-    of any plan found within the budget.
+    `plan` is None unless `outcome` is OPTIMAL or FEASIBLE. `bound_joules`: no plan of this class has less overhead. If infeasible:
+    `needed_bytes` is the smallest sufficient budget, `needed_op` the op that needs it, `holders` the (name, bytes) that are resident there,
+    and `remedy` what else would help. `fastest_seconds`, if only the deadline is too short: the least seconds of any plan found within the
+    budget.
     """
 
     outcome: Outcome
@@ -138,7 +138,7 @@ def plan_within(
 
 @dataclass(frozen=True, slots=True)
 class _PlanRequest:
-    """A plan to search for: of which step, within which limits, for how many seconds of CPU time, and how."""
+    """A plan to search for: the step, the limits, the seconds of CPU time, and the method."""
 
     graph: StepGraph
     costs: CostTable
@@ -163,8 +163,8 @@ class _PlanRequest:
 def _packing(request: _PlanRequest) -> PlanResult:
     """Return a plan that takes no more joules, seconds or written bytes than the greedy search's result without packing.
 
-    One more kind of decision must not raise the cost: the search then meets other plans first, and not always the better
-    ones. On flash that wears out, a plan that writes less may take a little longer.
+    One more kind of decision must not raise the cost, but the search then meets other plans first, and these are not always better. On
+    flash that wears out, a plan that writes less may take a little longer.
     """
     begin = clock.now()
     graph, costs = request.graph, request.costs
@@ -217,7 +217,7 @@ def _bounded(request: _PlanRequest, found: PlanResult, begin: float) -> PlanResu
 
 
 def _takes_no_more(graph: StepGraph, costs: CostTable, plan: Plan | None, other: Program) -> bool:
-    """Return whether there is a plan whose program takes no more of anything than another.
+    """Return whether there is a plan whose program takes no more of anything than another one.
 
     It may take the extra time that is allowed for writing less flash.
     """
@@ -239,7 +239,7 @@ def _within(request: _PlanRequest) -> PlanResult:
 
 
 def _sparing(request: _PlanRequest) -> PlanResult:
-    """Return a plan that writes little to flash that wears out, and is little slower than one planned without wear."""
+    """Return a plan that writes little to flash that wears out, and is not much slower than one planned without wear."""
     begin = clock.now()
     graph, costs, limits = request.graph, request.costs, request.limits
     share = visible_share(costs.device, base_joules(costs), sum(s.nbytes for s in graph.storages))
@@ -310,7 +310,7 @@ def _confirmed(request: _PlanRequest, failed: PlanResult) -> PlanResult:
 
 
 def _paying(costs: CostTable, watts: float) -> CostTable:
-    """Return the costs of a device that draws `watts` more all the time: its best plans are fast."""
+    """Return the costs of a device that always draws `watts` more, so that its best plans are fast."""
     return replace(costs, device=replace(costs.device, static_watts=costs.device.static_watts + watts))
 
 
@@ -359,7 +359,7 @@ def _plan(request: _PlanRequest) -> PlanResult:
 
 
 def _of_less_room(request: _PlanRequest, found: PlanResult, decided: int, floor: Floor, begin: float) -> Iterator[Plan]:
-    """Yield plans for somewhat less memory while time remains and the plan found is not known to be optimal."""
+    """Yield plans for somewhat less memory, while time remains and the plan found is not known to be optimal."""
     limits, base_bytes = request.limits, request.costs.device.base_bytes
     for share in RIVAL_ROOMS:
         less_bytes = base_bytes + int(share * (limits.ram_bytes - base_bytes))
@@ -374,7 +374,7 @@ def _of_less_room(request: _PlanRequest, found: PlanResult, decided: int, floor:
 
 
 def _below(floor: Floor, limits: PlanLimits, begin: float) -> PlanResult:
-    """Return the failure that states what sets the floor of a step, and what lowers it."""
+    """Return the failure that states what determines the floor of a step, and what lowers it."""
     message = (
         f"no plan fits {format_bytes(limits.ram_bytes)}: op {floor.op} ({floor.operator}) needs {format_bytes(floor.nbytes)} with "
         f"{floor.held} resident"
@@ -514,7 +514,7 @@ class ProgramJudge:
 
 
 def best_order(graph: StepGraph, costs: CostTable, ram_bytes: int) -> tuple[int, ...]:
-    """Return an order of the ops with a lower peak, if a quick plan in it needs less energy too; empty: as recorded."""
+    """Return an order of the ops with a lower peak, if a quick plan in it also needs less energy; empty: the recorded order."""
     start = _best_start(graph, costs, ram_bytes)
     return () if start is None else start.coarse.order
 
@@ -527,7 +527,7 @@ class _Start:
     found: Greedy
     judge: ProgramJudge
     joules: float
-    """Infinite without a plan."""
+    """Joules of the plan; infinite without one."""
 
 
 def _best_start(graph: StepGraph, costs: CostTable, ram_bytes: int) -> _Start | None:
@@ -603,7 +603,7 @@ def _success(costs: CostTable, plan: Plan, program: Program, solution: Solution,
 
 
 def _failure(coarse: Coarse, solution: Solution, overruns: Sequence[BudgetError], begin: float) -> PlanResult:
-    """Return the failure that states which op needs how much, and which tensors hold it.
+    """Return the failure that states which op needs how much memory, and which tensors hold it.
 
     Its figures are those of programs that nearly fit, or of the coarse problem.
     """

@@ -1,4 +1,4 @@
-"""Plan the steps of a bundle again for the speeds that they turned out to have.
+"""Plan the steps of a bundle again for the speeds that were measured.
 
 If compute, reads and writes are all slower by one factor, the plans remain the best; if their proportions change, other
 tensors are worth paging. The budgets stay. So no new plan needs more memory than the dry run of the old one measured, and
@@ -20,7 +20,7 @@ HEADROOM_SHARE = 0.01
 """Share of a plan's budget that stays free, as when the bundle was created."""
 SEARCH_S = 20.0
 OUT_OF_PROPORTION = 1.25
-"""Change between two of compute, reads and writes below which the search finds the same plans, or hardly better ones."""
+"""Change of the proportions of compute, reads and writes below which the search finds the same plans, or hardly better ones."""
 Solver = Callable[[PlanProblem, Plan], PlanResult]
 """Returns the best plan for a problem, no worse than the known one."""
 
@@ -52,7 +52,7 @@ def at_speeds(costs: CostTable, speeds: Speeds) -> CostTable:
 
 
 def in_proportion(before: CostTable, after: CostTable) -> bool:
-    """Return whether compute, reads and writes slowed down by about one factor, so that the best plan stays the best."""
+    """Return whether compute, reads and writes slowed down by about the same factor, so that the best plan stays the best."""
     old, new = before.device.flash, after.device.flash
     pace = sum(c.seconds for c in after.ops) / sum(c.seconds for c in before.ops)
     factors = (pace, old.read_bytes_per_s / new.read_bytes_per_s, old.write_bytes_per_s / new.write_bytes_per_s)

@@ -15,7 +15,7 @@ from port_planner.search.greedy.search import Greedy, greedy
 from port_planner.search.incumbent import Climb, Judge
 
 NAMED_ROWS = 3
-"""Number of rows that an infeasible model misses and that are named."""
+"""Largest number of rows missed by an infeasible model that are named."""
 
 STRATEGIES = ("milp", "greedy", *BASELINES)
 
@@ -58,7 +58,7 @@ class Solution:
 
     @property
     def message(self) -> str:
-        """What happened, with which numbers, what to do."""
+        """The outcome in words: what happened, with which numbers, and what to do."""
         if self.schedule is None and self.needed_bytes is not None and self.outcome is Outcome.INFEASIBLE:
             return (
                 f"{self.outcome.value}; the fullest stage ({self.needed_stage}) needs {self.needed_bytes} B "
@@ -81,7 +81,7 @@ class Solution:
 
 
 def relative_gap(value: float | None, bound: float | None) -> float | None:
-    """Return (value - bound) / value, 0 where both vanish, None where either is unknown."""
+    """Return (value - bound) / value; 0 if both are 0, None if either is unknown."""
     if value is None or bound is None:
         return None
     return max(value - bound, 0.0) / abs(value) if abs(value) > 1e-15 else 0.0
@@ -117,7 +117,7 @@ def solve(
 
 
 def _without_packing(problem: Problem, strategy: str) -> Problem:
-    """Return the problem without what other methods do not have; BitTrain has only packing."""
+    """Return the problem without the possibilities that other methods lack; BitTrain has only packing."""
     if strategy == BITTRAIN:
         return problem
     return replace(problem, tensors=tuple(replace(tensor, packings=()) for tensor in problem.tensors))

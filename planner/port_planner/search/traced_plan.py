@@ -1,4 +1,4 @@
-"""Plan a step as it was observed, in a process alongside the program: `python -m port_planner.search.traced_plan`.
+"""Plan an observed step in a process beside the program: `python -m port_planner.search.traced_plan`.
 
 A greedy plan is available within a second; the search's plan replaces it. Every plan was replayed and fits its budget.
 """
@@ -22,7 +22,7 @@ _NICENESS = 19
 
 
 def traced_plans(request: TracedRequest) -> Iterator[TracedPlan]:
-    """Yield valid plans, each costing fewer joules than the one before; some of them trade time for less flash wear.
+    """Yield valid plans, each costing fewer joules than the previous one; some trade time for less flash wear.
 
     The first ignores wear; those that consider it take at most `SPARING_TIME` of its seconds.
     """

@@ -25,10 +25,10 @@ LEFT_OUT = (1.0, 3 / 4, 1 / 2, 1 / 4, 1 / 8, 0.0)
 
 
 def transferred(graph: StepGraph, costs: CostTable, limits: PlanLimits, plan: Plan) -> Plan | None:
-    """Return a plan for a step that keeps everything if that fits, else one that applies `plan`, or a part of it.
+    """Return a plan for a step that keeps everything if that fits; otherwise one that applies `plan`, or a part of it.
 
-    `plan`: of a step of the same structure. None if it exceeds the limits here, or costs more than `WORTH_SEARCHING` of the
-    step's joules: then a search is worth its time.
+    `plan`: a plan of a step with the same structure. None if it exceeds the limits here, or costs more than `WORTH_SEARCHING` of the step's
+    joules: then a search is worth its time.
     """
     kept = _program(graph, costs, limits, Plan())
     if kept is not None:

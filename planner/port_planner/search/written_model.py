@@ -14,7 +14,7 @@ from port_planner.search.anytime import captured_breadth
 
 
 def write_model(path: Path, graph: StepGraph, costs: CostTable, plan: Plan, *, deadline_s: float | None = None) -> None:
-    """Write the model that is searched for a plan like `plan`, with its budget and order of operators.
+    """Write the model that is searched for a plan such as `plan`, with its budget and order of operators.
 
     It is in the LP format, at the breadth of the piecewise search, before anything is fixed. Raises ModelFileError.
     """

@@ -1,1 +1,1 @@
-"""Selects which tensors to train: probes their contribution, counts bytes, and chooses."""
+"""Selects the tensors to train: measures their contribution, counts bytes, and chooses."""

@@ -1,11 +1,11 @@
-"""What training only some parameters needs, for any set of them.
+"""The memory that training needs for any set of trained parameters.
 
-From one capture that trains them all.
+It is computed from one capture that trains them all.
 
-A parameter that is not trained takes with it its optimizer's ops, the ops that only its gradient needs, their results
-and its optimizer state. What is left is a graph whose resident bytes are counted op by op as `port_planner.ir.lowering.lower` counts
-a plan that keeps everything. A set that fits by this count fits. A capture of the smaller set may save a little more
-(an operator of several gradients then computes fewer), never less.
+For a parameter that is not trained, its optimizer's ops, the ops that only its gradient needs, their results and its optimizer state are
+removed. The resident bytes of the remaining graph are counted op by op, as `port_planner.ir.lowering.lower` counts a plan that keeps
+everything. A set that fits by this count fits. A capture of the smaller set may save slightly more, because an operator of several
+gradients then computes fewer, but never less.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class GraphBytes:
         self._creator = np.array([graph.uses[s][0] if not self._lasting[s] else -1 for s in used], np.int64)
 
     def peak(self, trained: Iterable[str]) -> int:
-        """Return the resident bytes of the fullest op, with only `trained` updated.
+        """Return the resident bytes of the fullest op if only `trained` is updated.
 
         The process itself is included.
         """
@@ -67,7 +67,7 @@ class GraphBytes:
         return self.base_bytes + constant + int(resident[needed].max(initial=0))
 
     def seconds(self, trained: Iterable[str]) -> float:
-        """Return the seconds of the ops that run when only `trained` is updated."""
+        """Return the seconds of the ops that run if only `trained` is updated."""
         return float(self._seconds[self._running(trained)].sum())
 
     def joules(self, trained: Iterable[str]) -> float:
@@ -112,7 +112,7 @@ def trained_parameters(graph: StepGraph) -> tuple[str, ...]:
 
 
 def _owner(graph: StepGraph, op: Op) -> str | None:
-    """Return the parameter that `op` updates, or whose state or gradient it changes; None for any other op."""
+    """Return the parameter that `op` updates, or whose state or gradient it changes; None for other ops."""
     if op.phase is Phase.FORWARD:
         return None
     for s in op.writes:
@@ -123,7 +123,7 @@ def _owner(graph: StepGraph, op: Op) -> str | None:
 
 
 def _needed_ops(graph: StepGraph) -> tuple[NDArray[np.bool_], dict[str, NDArray[np.bool_]]]:
-    """Return the ops that run whatever is trained, and per parameter those that its update needs."""
+    """Return the ops that run for any set of trained parameters, and for each parameter those that its update needs."""
     always = np.array([op.phase is Phase.FORWARD or op.random for op in graph.ops], bool)
     sinks: dict[str, list[int]] = {}
     for i, op in enumerate(graph.ops):
@@ -151,7 +151,7 @@ def _sources(graph: StepGraph, index: int) -> tuple[int, ...]:
 
 
 def _foreign(graph: StepGraph, storage: int, writer: int) -> bool:
-    """Return whether the writer belongs to the previous step: it updates a persistent tensor that is read before."""
+    """Return whether the writer belongs to the previous step, because it updates a persistent tensor that is read before."""
     return graph.storages[storage].role in _UPDATED and graph.ops[writer].phase is Phase.UPDATE
 
 

@@ -1,6 +1,6 @@
-"""Which parameters to train when not all fit.
+"""Which parameters to train if not all of them fit.
 
-Contribution analysis and an exact choice under a budget.
+This combines contribution analysis with an exact choice under a budget.
 
 The analysis is that of arXiv 2206.15472 section 2.3: measure what training the biases of the last k layers gains, and what
 each layer's weights gain on top, and add the gains up. The choice is ours: the paper searches by evolution over an
@@ -24,7 +24,7 @@ NODE_LIMIT = 2_000_000
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One option for an item: its gain and the minimum it adds to the cost, whatever else is chosen."""
+    """One option for an item: its gain, and the least that it adds to the cost for any other choices."""
 
     gain: float
     min_cost: float = 0.0
@@ -32,7 +32,7 @@ class Option:
 
 @dataclass(frozen=True)
 class ChoiceProblem:
-    """A multiple-choice knapsack whose cost is a callback instead of a sum.
+    """A multiple-choice knapsack whose cost is a function instead of a sum.
 
     `cost(selection)` is the real cost; `bound(selection)` must not exceed the cost of the selection or of any that adds
     to it. Items with no option chosen are -1.
@@ -45,7 +45,7 @@ class ChoiceProblem:
 
     @cached_property
     def steps(self) -> tuple[tuple[tuple[float, float], ...], ...]:
-        """Per depth, the (gain, least cost) steps of the items still open, best value per cost first."""
+        """For each depth, the (gain, least cost) steps of the items that are still open, best value per cost first."""
         return tuple(
             tuple(sorted((s for item in self.items[depth:] for s in _hull(item)), key=_by_efficiency))
             for depth in range(len(self.items) + 1)
@@ -87,7 +87,7 @@ def _cross(a: tuple[float, float], b: tuple[float, float], c: tuple[float, float
 
 @dataclass(frozen=True, slots=True)
 class SparseChoice:
-    """The best selection found, its gain and cost, and whether it is proven best."""
+    """The best selection found, its gain and cost, and whether it is proved to be the best."""
 
     selection: Selection
     gain: float
@@ -96,13 +96,13 @@ class SparseChoice:
 
 
 def choose(problem: ChoiceProblem, node_limit: int = NODE_LIMIT) -> SparseChoice | None:
-    """Return the selection of the largest gain within the budget; None if even the empty one exceeds it."""
+    """Return the selection with the largest gain within the budget; None if even the empty one exceeds it."""
     found = choose_best(problem, 1, node_limit)
     return found[0] if found else None
 
 
 def choose_best(problem: ChoiceProblem, count: int, node_limit: int = NODE_LIMIT) -> tuple[SparseChoice, ...]:
-    """Return the `count` selections of the largest gains within the budget, best first.
+    """Return the `count` selections with the largest gains within the budget, best first.
 
     Options without gain are left out.
 
@@ -191,8 +191,7 @@ def layers_of(parameter_names: Sequence[str]) -> tuple[Layer, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Contributions:
-    """Measured scores: of the untrained model, with the biases of the last k layers, and with each layer's weights
-    added.
+    """Measured scores: of the untrained model, with the biases of the last k layers, and with each layer's weights in addition.
 
     `weight_score[i]` was measured with the biases of the last `reference_depth` layers and the weights of layer i.
     """
@@ -204,7 +203,7 @@ class Contributions:
     reference_depth: int
 
     def bias_gain(self, depth: int) -> float:
-        """Return what training the biases of the last `depth` layers gained."""
+        """Return the gain of training the biases of the last `depth` layers."""
         return self.bias_score[depth] - self.baseline
 
     def weight_gain(self, layer: int) -> float:
@@ -253,9 +252,8 @@ def choose_trainable(
 ) -> TrainableChoice | None:
     """Return the parameters to train within `budget_bytes`, or None when not even inference fits.
 
-    `bytes_of(names)` is the planner's answer for a set of trained parameters; training more must never need less. It is
-    asked once per set. `allowed(names)` is what else must hold, such as the time of a step: no superset of a set that is
-    not allowed may be.
+    `bytes_of(names)` returns the planner's figure for a set of trained parameters; training more must never need less. It is called once
+    per set. `allowed(names)` checks other conditions, such as the time of a step; if a set is not allowed, no superset of it may be.
     """
     layers = contributions.layers
     depths = sorted(contributions.bias_score)

@@ -1,6 +1,6 @@
-"""Score a set of trained parameters by training only these for a short while.
+"""Score a set of trained parameters by training only these for a short time.
 
-The `measure` of port_planner.sparse.choose.
+This is the `measure` of port_planner.sparse.choose.
 """
 
 from __future__ import annotations
@@ -22,12 +22,11 @@ LossFunction = Callable[[nn.Module, Any], Any]
 """Takes the module and one batch, returns the scalar loss, or a pair of it and a one-element metric."""
 
 OptimizerMaker = Callable[[frozenset[str]], torch.optim.Optimizer]
-"""Makes a fresh optimizer over the parameters of these names."""
+"""Creates a new optimizer over the parameters with these names."""
 
 EVAL_BATCHES = 16
 HELD_OUT = 5
-"""Divisor of the samples: without evaluation data, one of this many is held out from the probes' training for
-evaluation."""
+"""Divisor of the number of samples: without evaluation data, one in this many is held out from the probes' training for evaluation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +41,10 @@ class ProbeResult:
 class TrainingProbe:
     """Trains sets of parameters for `train_batches`, each set once.
 
-    Module and generator are left as they were found.
+    Module and generator are restored afterwards.
 
-    The score is the negative mean loss over `eval_batches`: higher is better. Call it with the names to train, as
-    `named_parameters` gives them. `results` keeps what every set came to.
+    The score is the negative mean loss over `eval_batches`: higher is better. Call it with the names to train, as `named_parameters` gives
+    them. `results` contains the result of every set.
     """
 
     module: nn.Module
@@ -112,10 +111,10 @@ def _loss_and_metric(result: Any) -> tuple[torch.Tensor, float | None]:
 
 
 def job_probe(job: TrainingJob, steps: int) -> TrainingProbe:
-    """Return a probe that trains the job's model by the job's own optimizer for `steps` batches.
+    """Return a probe that trains the job's model with the job's own optimizer for `steps` batches.
 
-    It judges by the job's evaluation data, or else by a fifth of the training data, which it then does not train on. Batches go where the
-    model is.
+    It judges by the job's evaluation data, or else by a fifth of the training data, which is then not used for training. Batches are moved
+    to the model's device.
     """
     where = next(job.model.parameters()).device
     data = [as_column(column) for column in job.data]

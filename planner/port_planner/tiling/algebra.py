@@ -1,4 +1,4 @@
-"""Tiling rules of operators as data: the dimension, what is cut, what stays whole, and the minimum tile size.
+"""Rules for tiling operators as data: the dimension, what is cut, what stays whole, and the least tile size.
 
 Only the outermost dimension in memory is cut, so every tile is contiguous. Measured on torch 2.13 over many shapes,
 float32 and bfloat16, by byte; since kernels differ between machines, each tile is compared there before it is used.
@@ -22,7 +22,7 @@ DRAW = "aten::bernoulli_.float"
 
 
 def leading(graph: StepGraph, v: int) -> int | None:
-    """Return the dimension of a value that is outermost in memory and reaches over its whole storage."""
+    """Return the dimension of a value that is outermost in memory and extends over its whole storage."""
     value = graph.values[v]
     nbytes, item = graph.storages[value.storage].nbytes, ITEM_BYTES[value.dtype]
     for d, (n, stride) in enumerate(zip(value.shape, value.stride, strict=True)):
@@ -46,7 +46,7 @@ def tile_dimensions(graph: StepGraph, op: Op) -> dict[int, int] | None:
 
 
 def multiple_of(graph: StepGraph, op: Op, rule: TileRule) -> int:
-    """Return the number that the elements of a tile must be a multiple of."""
+    """Return the number of which a tile's elements must be a multiple."""
     first = next((graph.values[v] for v in operands(op)), None)
     exact = rule.rounded or (base_name(op.name) == "pow" and op.args[1:] == (2,))
     return 1 if exact and first is not None and first.dtype in _ROUNDED else rule.multiple
@@ -58,7 +58,7 @@ def has_two_tiles(graph: StepGraph, rule: TileRule, found: dict[int, int]) -> bo
 
 
 def rows_of(rule: TileRule, value: Value, d: int) -> int:
-    """Return how many rows a value that is cut along dimension `d` has, as `least` counts them."""
+    """Return how many rows a value that is cut along dimension `d` has, in the units of `least`."""
     return math.prod(value.shape[:-1]) if rule.dimension is CutDimension.ROWS else value.shape[d]
 
 
@@ -84,7 +84,7 @@ def _carried(graph: StepGraph, op: Op, rule: TileRule, outputs: list[int]) -> di
 
 
 def _axes(op: Op, rule: TileRule, rank: int) -> set[int]:
-    """Return the dimensions that an op on rows works along, which its results must keep; empty if the rule names none."""
+    """Return the dimensions along which an op on rows works, which its results must keep; empty if the rule names none."""
     axis = op.args[rule.axis] if rule.axis is not None and rule.axis < len(op.args) else None
     if isinstance(axis, tuple):
         kept = len(op.args) > len(("self", "dim")) and op.args[-1] is True
@@ -93,7 +93,7 @@ def _axes(op: Op, rule: TileRule, rank: int) -> set[int]:
 
 
 def _is_label(graph: StepGraph, op: Op, v: int) -> bool:
-    """Return whether a value is a row of labels, one after the other: they may be such a part of more, shifted by one."""
+    """Return whether a value is a contiguous row of labels, which may be a part of a longer one, shifted by one."""
     value = graph.values[v]
     return base_name(op.name) == _LABELLED and len(value.shape) == 1 and value.stride == (1,)
 
@@ -111,7 +111,7 @@ def all_leading(graph: StepGraph, values: Sequence[int], spans: Sequence[int] = 
 
 
 def _fits(graph: StepGraph, op: Op, found: dict[int, int]) -> bool:
-    """Return whether the dimension that is cut is one that the operator carries through."""
+    """Return whether the cut dimension is one that the operator preserves."""
     name = base_name(op.name)
     rows = {d for v, d in found.items() if len(graph.values[v].shape) > 1}
     if name == "native_layer_norm":

@@ -1,11 +1,10 @@
-"""Weights too large to be there whole, read in blocks: each block is a storage of its own, which a plan pages.
+"""Weights that are too large to be resident whole, read in blocks: each block is a separate storage, which a plan pages.
 
-An embedding and a product with the weight transposed take blocks of rows, a product with the weight itself blocks of columns:
-so every number of a result is still made by one operator, and nothing is summed in another order. A frozen weight that is read
-both ways lies on flash twice. Of a weight that is trained, gradient and optimizer state exist in the same blocks of rows: each
-block's gradient, of an embedding, a product or the sum of both, is made for its update, and never is there the whole. Where such a
-weight is read by columns too, each block of columns is put together from the blocks of rows. Embeddings and heads of language
-models, tied or not, are such weights.
+An embedding, and a product with the transposed weight, use blocks of rows; a product with the weight itself uses blocks of columns. So
+every number of a result is still computed by one operator, and nothing is summed in another order. A frozen weight that is read both ways
+is on flash twice. For a trained weight, gradient and optimizer state exist in the same blocks of rows. The gradient of each block, from an
+embedding, a product or the sum of both, is computed for its update, so the whole never exists. If such a weight is also read by columns,
+each block of columns is assembled from the blocks of rows. Embeddings and heads of language models, tied or not, are such weights.
 """
 
 import math
@@ -69,7 +68,7 @@ class LargeWeight:
 class Block:
     """Rows or columns `begin` to `end` of a weight; `suffix`: the suffix of its storage names after those of the whole.
 
-    `stored`: whether it lies on flash; if not, it is assembled from the blocks of rows at each use.
+    `stored`: whether it is on flash; if not, it is assembled from the blocks of rows at each use.
     """
 
     suffix: str
@@ -105,7 +104,7 @@ def large_weights(graphs: Iterable[StepGraph], least_bytes: int) -> tuple[LargeW
 
 
 def blocks_of(weight: LargeWeight, count: int, columns: int | None = None) -> dict[int, tuple[Block, ...]]:
-    """Return at most `count` blocks for each way in which a weight is read; of a trained one at most `columns` blocks of columns."""
+    """Return at most `count` blocks for each way in which a weight is read; for a trained one, at most `columns` blocks of columns."""
     row_multiple = math.lcm(PRODUCT_ROWS, VECTOR // math.gcd(VECTOR, weight.shape[1]))
     multiples = {ROWS: row_multiple, COLUMNS: PRODUCT_ROWS}
     counts = {ROWS: count, COLUMNS: columns if weight.trained and columns is not None else count}
@@ -125,9 +124,9 @@ def of_a_block(name: str) -> tuple[str, str]:
 
 
 def read_in_blocks(graph: StepGraph, weights: Mapping[str, Blocks]) -> RewrittenGraph:
-    """Return the graph with the weights of these names in their blocks; the whole ones are not used any more.
+    """Return the graph with the weights of these names in blocks; the whole ones are no longer used.
 
-    Raises GraphError for a weight that the graph does not take so.
+    Raises GraphError for a weight that the graph does not use this way.
     """
     made = _BlockRewriter(graph, weights)
     trained = _all_trained(graph, weights)
@@ -240,7 +239,7 @@ def _is_by_rows(graph: StepGraph, gradient: int, trained: _TrainedWeight) -> boo
 
 
 def _of_shape(graph: StepGraph, trained: _TrainedWeight, shape: tuple[int, int]) -> bool:
-    """Return whether gradients and update treat everything as rows of a matrix of this shape."""
+    """Return whether gradients and update treat all operands as rows of a matrix of this shape."""
     for i in trained.ops:
         op = graph.ops[i]
         for v in (*operands(op), *(v for v in op.outputs if v is not None)):
@@ -252,7 +251,7 @@ def _of_shape(graph: StepGraph, trained: _TrainedWeight, shape: tuple[int, int])
 
 
 def _way(graph: StepGraph, op: Op, s: int) -> tuple[int, Value] | None:
-    """Return the dimension along which an op can use weight `s` in blocks, and the value it uses."""
+    """Return the dimension along which an op can use weight `s` in blocks, and the value that it uses."""
     name, place = base_name(op.name), operator_of(op.name).weight
     taken = [v for v in operands(op) if graph.values[v].storage == s]
     if place is None or place >= len(op.args) or len(taken) != 1 or op.args[place] != Ref(taken[0]):
@@ -282,7 +281,7 @@ def _nbytes(value: Value) -> int:
 
 
 class _BlockRewriter:
-    """Rewrites the operators of one graph that take weights in blocks."""
+    """Rewrites the operators of one graph that use weights in blocks."""
 
     def __init__(self, graph: StepGraph, weights: Mapping[str, Blocks]) -> None:
         self.graph, self.weights, self.builder = graph, weights, GraphBuilder(graph)
@@ -292,7 +291,7 @@ class _BlockRewriter:
         self.chains = 1 + max((op.tile.chain for op in graph.ops if op.tile is not None), default=-1)
 
     def weight_of(self, op: Op) -> int | None:
-        """Return the weight that an op is to read in blocks."""
+        """Return the weight that an op must read in blocks."""
         place = operator_of(op.name).weight
         argument = op.args[place] if place is not None and place < len(op.args) else None
         if not isinstance(argument, Ref):
@@ -319,7 +318,7 @@ class _BlockRewriter:
         return f"{what} in {len(blocks)} blocks"
 
     def _block(self, block: Block, value: Value) -> Value:
-        """Return a block as a matrix of its own, laid out row by row."""
+        """Return a block as a separate matrix, in row-major order."""
         rows, columns = value.shape if value.stride == row_major(value.shape) else value.shape[::-1]
         width = block.end - block.begin
         shape = (width, columns) if block.dimension == ROWS else (rows, width)
@@ -333,7 +332,7 @@ class _BlockRewriter:
         return Value(self.storages[known], value.dtype, shape, row_major(shape), 0)
 
     def _product(self, op: Op, value: Value, blocks: tuple[Block, ...], what: str) -> None:
-        """Every block creates columns of the product, which are copied to their place."""
+        """Add the products of all blocks, each of which creates columns of the product that are copied to their place."""
         (out,) = (self.graph.values[v] for v in op.outputs if v is not None)
         place = operator_of(op.name).weight
         if place is None:
@@ -371,7 +370,7 @@ class _BlockRewriter:
         return made
 
     def _embedding(self, op: Op, value: Value, blocks: tuple[Block, ...], what: str) -> None:
-        """Every block gives a row for each index, a wrong one if the index lies elsewhere; the last matching block
+        """Add the embeddings of all blocks. Each gives a row for each index, a wrong one if the index is elsewhere; the last matching block
         wins.
 
         Indices below the first row and beyond the last are not hidden: those blocks reject them.
@@ -437,7 +436,7 @@ class _BlockRewriter:
         return made
 
     def _rows_of_embedded(self, op: Op, block: Block) -> int:
-        """Rows before and after the block are summed in one extra row at each end, and dropped."""
+        """Add the gradient of embedded rows. Rows before and after the block are summed in one extra row at each end, and dropped."""
         gradient, indices, _, padding, *rest = op.args
         if not isinstance(indices, Ref) or not isinstance(padding, int) or op.outputs[0] is None:
             raise GraphError(f"{op.name} is called without indices; plan the job again")
@@ -478,14 +477,14 @@ class _BlockRewriter:
     # -- parts of an operator
 
     def _number(self, op: Op, name: str, v: int, number: int, dtype: str | None = None) -> int:
-        """Add an operator that takes each index and a number."""
+        """Add an operator that combines each index with a number."""
         index = self.builder.known(v)
         result = self._like(replace(index, dtype=dtype or index.dtype, stride=row_major(index.shape), offset=0))
         self.builder.add(Op(f"aten::{name}", (Ref(v), number), (), (result,), (), op.phase))
         return result
 
     def _like(self, value: Value) -> int:
-        """Return a new value of this shape in a storage of its own."""
+        """Return a new value of this shape in a new storage."""
         return self.builder.value(replace(value, storage=self.builder.storage(_nbytes(value))))
 
     def _column(self, v: int) -> int:

@@ -1,4 +1,4 @@
-"""Runs of operators along one dimension of a graph: tensors inside them never need to exist whole."""
+"""Sequences of operators along one dimension of a graph, within which tensors never need to exist whole."""
 
 import itertools
 import math
@@ -10,16 +10,16 @@ from port_planner.tiling.algebra import DRAW, LOSS, leading, multiple_of, rows_o
 from port_planner.tiling.sums import dimensions, rule_of, sums_of
 
 THIN_BYTES = 1 << 20
-"""An operator that touches less runs whole between those of a chain, if it can run before them."""
+"""Bytes below which an operator runs whole between those of a chain, if it can run before them."""
 
 MAX_LATER = 64
-"""Maximum operators that a chain passes over, such as updates between gradients: their inputs live longer."""
+"""Largest number of operators, such as updates between gradients, that a chain skips; their inputs then live longer."""
 
 MAX_THIN = 16
-"""Maximum operators between two large ones: a longer path would needlessly read weights once per tile."""
+"""Largest number of operators between two large ones; a longer path would needlessly read weights once per tile."""
 
 MIN_FAT = 2
-"""Minimum large operators on each side of a split: a single one has nothing inside."""
+"""Least number of large operators on each side of a split; a single one has nothing inside."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,7 @@ def split_chains(graph: StepGraph, chains: Iterable[Chain], fat_bytes: int) -> l
 
 
 def split_at(graph: StepGraph, chain: Chain, op: int) -> list[Chain]:
-    """Return the parts of a chain before and after `op` that are chains; the chain itself if it does not contain the
-    op.
+    """Return the parts of a chain before and after `op` that are chains; the chain itself if it does not contain the op.
 
     Empty if the op lies between a mask and its random draw, which belong together.
     """

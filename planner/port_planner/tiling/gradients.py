@@ -1,12 +1,12 @@
 """Split the backward pass of a convolution into halves: the weight's gradient, then the input's.
 
-As one operator it holds output gradient, input, both results and the workspace of both at once. The weight's half needs
-no room for the input's gradient; the input's half does not read the input. It is a convolution of the output's gradient
-with the weight (transposed, where the original was not), by the kernel that the backward pass runs. The halves may run
-at different times: between them the input may be evicted, recomputed or stay evicted.
+As one operator it holds output gradient, input, both results and the workspace of both at once. The weight's half needs no memory for the
+input's gradient, and the input's half does not read the input. The latter is a convolution of the output's gradient with the weight
+(transposed if the original was not), by the kernel that the backward pass runs. The halves may run at different times, and between them the
+input may be evicted, recomputed or stay evicted.
 
-Kernels of some processors (Arm's) compute the backward pass in another order than such a convolution. There the input's half is the
-backward operator itself, asked for that gradient alone; all that it reads of the input is its shape, for which a stand-in does.
+Kernels of some processors (Arm's) compute the backward pass in a different order than such a convolution. There the input's half is the
+backward operator itself, called for that gradient alone. It uses only the shape of the input, so a stand-in suffices.
 """
 
 from collections.abc import Callable, Iterator
@@ -43,12 +43,12 @@ _InputHalf: TypeAlias = Callable[[GraphBuilder, Op, _Backward], Op | None]
 
 
 def split_gradients(graph: StepGraph, without: frozenset[int] = frozenset()) -> RewrittenGraph:
-    """Return the graph with every convolution's backward pass in halves, but those of the ops `without`."""
+    """Return the graph with every convolution's backward pass in halves, except the ops in `without`."""
     return _split(graph, without, _as_convolution)
 
 
 def split_gradients_by_mask(graph: StepGraph, without: frozenset[int] = frozenset()) -> RewrittenGraph:
-    """Return the graph with the backward passes that are whole in halves which are both that operator, but those of the ops `without`."""
+    """Return the graph with the remaining whole backward passes in halves that both use that operator, except the ops in `without`."""
     return _split(graph, without, _as_backward)
 
 
@@ -68,7 +68,7 @@ def _split(graph: StepGraph, without: frozenset[int], input_half: _InputHalf) ->
 
 
 def saved_bytes(graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacement) -> int:
-    """Return how much less the fullest of the new ops touches than the fullest of the old."""
+    """Return how much less the fullest of the new ops touches than the fullest of the old ones."""
     return _fullest(graph, replacement.old) - _fullest(rewritten.graph, replacement.new)
 
 

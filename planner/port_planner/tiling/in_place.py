@@ -12,7 +12,7 @@ from port_planner.tiling.rewriting import GraphBuilder, Replacement, RewrittenGr
 
 
 def write_in_place(graph: StepGraph, without: frozenset[int] = frozenset()) -> RewrittenGraph:
-    """Return the graph with every pointwise operator in place that can be, but those of the ops `without`."""
+    """Return the graph with every pointwise operator in place where that is possible, except the ops in `without`."""
     builder = GraphBuilder(graph)
     moved: dict[int, int] = {}
     replacements = list[Replacement]()
@@ -62,7 +62,7 @@ def _overwritten(graph: StepGraph, i: int) -> int | None:
 
 
 def is_last_reader(graph: StepGraph, i: int, s: int) -> bool:
-    """Return whether op `i` reads a temporary storage once, as the only one that does not also change it."""
+    """Return whether op `i` reads a temporary storage once, and is the only reader that does not also change it."""
     storage, op = graph.storages[s], graph.ops[i]
     once = sum(graph.values[v].storage == s for v in operands(op)) == 1
     others = set(graph.uses[s]) - set(graph.writers[s])

@@ -21,7 +21,7 @@ _CHANNELS = 1
 _VECTORS = slice(2, 7)
 """Arguments with a number for each channel: weight, running and saved statistics."""
 _MULTIPLE = PRODUCT_ROWS
-"""Channels of a tile are a multiple of this: channel offsets start at vector boundaries."""
+"""Number of which the channels of a tile are a multiple, so that channel offsets are at vector boundaries."""
 
 
 def norms_by_channels(

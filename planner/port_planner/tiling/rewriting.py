@@ -60,7 +60,7 @@ def form_of(graph: StepGraph, rewritten: RewrittenGraph, replacement: Replacemen
 
 
 def _form(graph: StepGraph, ops: Sequence[int]) -> Any:
-    """Return what two runs of ops have in common when they do the same to tensors of the same layout."""
+    """Return what two sequences of ops have in common if they do the same to tensors of the same layout."""
     numbers: dict[int, int] = {}
 
     def value_form(v: int) -> Any:
@@ -125,7 +125,7 @@ class GraphBuilder:
             self.ops[i] = replace(self.ops[i], tile=replace(tile, reordered=i in sums))
 
     def graph(self) -> StepGraph:
-        """Return the collected graph, without storages that no op touches any more."""
+        """Return the collected graph, without storages that no op touches."""
         whole = StepGraph(
             tuple(self._storages),
             tuple(self._values),
@@ -166,7 +166,7 @@ def compacted(graph: StepGraph) -> StepGraph:
 
 
 def lying(builder: GraphBuilder, graph: StepGraph, op: Op, moved: Mapping[int, int]) -> Op:
-    """Return an op of `graph` with every value in the storage that it was moved to."""
+    """Return an op of `graph` with every value in the storage to which it was moved."""
     values = {
         v: builder.value(replace(value, storage=moved[value.storage]))
         for v in (*operands(op), *(v for v in op.outputs if v is not None))

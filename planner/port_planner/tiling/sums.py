@@ -1,4 +1,4 @@
-"""Operators that sum over the dimension along which they may be cut: only used if different last digits are allowed.
+"""Operators that sum over the dimension along which they may be cut; used only if different last digits are allowed.
 
 Gradients of weights, of biases and of a layer norm's factors are sums over rows or samples. Cut there, each tile's sum
 is added to the previous ones, in another order than the whole's. Tensors that only such a sum reads whole then never
@@ -17,8 +17,7 @@ ADDED = ("float32", "float64")
 """Types in which partial sums are added: narrower ones would lose the precision of the whole's kernel."""
 
 CLOSE = 1e-4
-"""Largest difference of sums in another order, as a share of the largest number: far more than rounding, far less than
-a missing row."""
+"""Largest difference of sums in different orders, as a share of the largest number: far more than rounding, far less than a missing row."""
 
 
 def dimensions(graph: StepGraph, op: Op, *, sums: bool) -> dict[int, int] | None:

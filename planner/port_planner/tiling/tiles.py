@@ -20,7 +20,7 @@ from port_planner.tiling.sums import sums_of
 Bounds: TypeAlias = tuple[tuple[int, int], ...]
 
 SPLIT_BYTES = 1 << 20
-"""Smaller tensors are assembled: as tiles they would only lengthen the plan."""
+"""Bytes below which tensors are assembled, because as tiles they would only lengthen the plan."""
 
 
 def even_bounds(units: int, count: int, multiple: int) -> Bounds:
@@ -88,7 +88,7 @@ class _TileRewriter:
         """Ops of the draft that belong to a sum over tiles."""
         self.new_ops: list[list[int]] = [[] for _ in chains]
         self.earlier = 1 + max((op.tile.chain for op in graph.ops if op.tile is not None), default=-1)
-        """The first number of a chain that the graph does not have yet."""
+        """The first chain number that the graph does not use yet."""
 
     def _find_split(self) -> set[int]:
         """Return the storages that never need to exist whole: only tiled ops touch them."""
@@ -287,7 +287,7 @@ class _TileRewriter:
     def _cut(self, value: Value, d: int, tile: int, s: int | None = None) -> Value:
         """Return the tile of a value along dimension `d`: a view of the whole, or all of its own storage.
 
-        Results inherit the operands' strides, even for dimensions of one element: these are the tile's.
+        Results inherit the operands' strides, even for dimensions of one element, so these strides are those of the tile.
         """
         begin, end = self.bounds[tile]
         per_unit = value.shape[d] // self.units
@@ -312,7 +312,7 @@ class _TileRewriter:
         return chosen
 
     def _gather(self, op: Op, chosen: Value, tile: int) -> None:
-        """Gather each row's label log-probability from a tile; for a row without a label, any."""
+        """Gather each row's label log-probability from a tile; for a row without a label, gather any."""
         rows, labels = (self.graph.values[a.value] for a in op.args[:2] if isinstance(a, Ref))
         labels = self._cut(labels, 0, tile)
         n = labels.shape[0]
@@ -329,7 +329,7 @@ class _TileRewriter:
         self.builder.add(Op("aten::copy_", (Ref(place), Ref(taken)), (), (place,), (chosen.storage,), op.phase))
 
     def _loss(self, op: Op, chosen: Value) -> None:
-        """Add the loss of the chosen: every label is class 0 of one, but those that are ignored."""
+        """Add the loss of the chosen log-probabilities. Every label is class 0 of one class, except ignored ones."""
         (labels,) = (self.graph.values[a.value] for a in op.args[1:2] if isinstance(a, Ref))
         s = self.builder.storage(labels.shape[0] * ITEM_BYTES[labels.dtype])
         first = self.builder.value(Value(s, labels.dtype, labels.shape, (1,), 0))

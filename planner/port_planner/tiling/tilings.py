@@ -14,12 +14,10 @@ from port_planner.tiling.rewriting import RewrittenGraph, form_of
 from port_planner.tiling.tiles import tile_each
 
 OF_THE_BUDGET = ((1 / 3, 4), (1 / 6, 8), (1 / 12, 16))
-"""Operators that touch more than this share of a step's budget are cut into that many tiles: little else fits besides
-them.
-"""
+"""Shares of a step's budget: operators that touch more are cut into that many tiles, because little else fits beside them."""
 
 OF_THE_FATTEST = ((1 / 6, 2), (1 / 6, 4))
-"""The same relative to the largest operator: above the floor, where tiles save paging."""
+"""The same shares relative to the largest operator, for budgets above the least memory, where tiles save paging."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,9 +56,7 @@ def other_counts(count: int) -> tuple[int, ...]:
 
 
 def first_tilings(graph: StepGraph, free_bytes: int) -> list[tuple[int, int]]:
-    """Return the initial tilings for a step with `free_bytes`: the size from which an op is cut, and the number of
-    tiles.
-    """
+    """Return the initial tilings for a step with `free_bytes`: the size from which an op is cut, and the number of tiles."""
     fattest = max((touched_bytes(graph, i) for i in range(len(graph.ops))), default=0)
     found = [(int(share * free_bytes), n) for share, n in OF_THE_BUDGET]
     found += [(int(share * fattest), n) for share, n in OF_THE_FATTEST]

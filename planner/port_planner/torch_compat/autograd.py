@@ -20,10 +20,10 @@ NODES_THAT_ASK_FOR_MODES = {
 }  # fmt: skip
 """Operators that create nodes whose formula asks `areAnyTensorSubclassLike`.
 
-That is true under any mode, and the node then takes another formula.
+It is true under any mode, and the node then uses another formula.
 """
 ASK_WHAT_IS_SAVED = frozenset({"ProdBackward0", "ProdBackward1"})
-"""Nodes whose formula asks this only of their operand; the others also ask it of their gradients."""
+"""Nodes whose formula asks this only about their operand; the others also ask it about their gradients."""
 
 _SAVED, _UNPACKED = "_raw_saved_", "_saved_"
 """Prefixes of a node's saved tensors: as they were saved, and as it will use them."""
@@ -36,9 +36,9 @@ whose level has ended."""
 
 
 def differs_under_modes(node: Node, saved: Sequence[Tensor], gradients: Iterable[Tensor | None]) -> bool:
-    """Return whether a node of `NODES_THAT_ASK_FOR_MODES` takes another formula under a mode than without one.
+    """Return whether a node of `NODES_THAT_ASK_FOR_MODES` uses another formula under a mode than without one.
 
-    If `torch.func` wraps a tensor, the node takes that formula anyway; for a batch of gradients (is_grads_batched) it never does.
+    If `torch.func` wraps a tensor, the node uses that formula anyway; for a batch of gradients (is_grads_batched) it never does.
     """
     operands = [*saved, *(g for g in gradients if g is not None)]
     asked = saved if node.name() in ASK_WHAT_IS_SAVED else operands
@@ -88,7 +88,7 @@ def forward_differentiating() -> bool:
 
 @uses("torch.Tensor._version", "what was saved on the host is not told from what came after it in the same memory")
 def version_of(tensor: Tensor) -> int:
-    """Return how often a tensor's memory was written, as autograd counts it."""
+    """Return how often a tensor's memory was written, according to autograd."""
     return int(tensor._version)
 
 

@@ -9,13 +9,13 @@ from port_planner.torch_compat.parts import uses
 
 @uses("torch._C._construct_storage_from_data_pointer", "nothing pages to a GPU that shares the host's memory")
 def storage_over(address: int, device: torch.device, nbytes: int) -> Any:
-    """Return a device's storage over memory of the host's, which must outlive it."""
+    """Return a device's storage over host memory, which must outlive the storage."""
     return torch._C._construct_storage_from_data_pointer(address, device, nbytes)
 
 
 @uses("torch.mps._host_alias_storage", "nothing pages to MPS")
 def host_alias(storage: torch.UntypedStorage) -> Any:
-    """Return the host's side of a storage of MPS."""
+    """Return the host's view of a storage of MPS."""
     return torch.mps._host_alias_storage(storage)
 
 

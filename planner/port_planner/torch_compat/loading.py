@@ -1,4 +1,4 @@
-"""What torch imports that hardly any program needs, and how it is kept from that. Needs no torch itself."""
+"""What torch imports although hardly any program needs it, and how that is avoided. Needs no torch itself."""
 
 import contextlib
 import importlib.util
@@ -11,7 +11,7 @@ from port_planner.torch_compat.parts import require, use_part, uses
 
 DYNAMO = "torch._dynamo"
 STANDS_ALONE = f"{DYNAMO}._trace_wrapped_higher_order_op"
-"""A submodule that needs nothing of its package; transformers imports it for its attention masks."""
+"""A submodule that needs nothing from its package; transformers imports it for its attention masks."""
 _META_KERNELS = "torch._meta_registrations"
 _CACHED_ON_FUNCTION = "__dynamo_disable"
 """Attribute in which torch._disable_dynamo stores the result of `disable` (torch/_compile.py)."""
@@ -58,7 +58,7 @@ def bind_dynamo(module: types.ModuleType) -> None:
 
 
 def unbind_dynamo() -> None:
-    """Take what holds the place of torch._dynamo off torch."""
+    """Remove the module that replaces torch._dynamo from torch."""
     import torch
 
     del torch._dynamo
@@ -73,7 +73,7 @@ def forget_disabled(function: Callable[..., Any]) -> None:
 def mark_disabled(
     call: Callable[..., Any], function: Callable[..., Any], reason: str | None, *, recursive: bool
 ) -> None:
-    """Give `call` the attributes of what torch._dynamo.disable(function) returns (torch/_dynamo/eval_frame.py)."""
+    """Give `call` the attributes of the result of torch._dynamo.disable(function) (torch/_dynamo/eval_frame.py)."""
     vars(call).update(
         _torchdynamo_disable=True,
         _torchdynamo_disable_msg=reason,

@@ -59,12 +59,12 @@ def _marks_are_as_known() -> None:
 
 @uses("_wrapped_by_lr_sched, _opt_called, _need_device_dtype_check_for_fused", "steps are refused", _marks_are_as_known)
 def is_scheduled_step(step: object) -> bool:
-    """Return whether an optimizer's step() is its class's, in the wrapper that a scheduler puts around it."""
+    """Return whether an optimizer's step() is that of its class, in the wrapper that a scheduler puts around it."""
     return hasattr(step, "_wrapped_by_lr_sched")
 
 
 def note_step(optimizer: Optimizer) -> None:
-    """Make a scheduler see that the optimizer has made a step; otherwise it warns."""
+    """Make a scheduler notice that the optimizer has made a step; otherwise it warns."""
     optimizer._opt_called = True  # type: ignore[attr-defined]
 
 

@@ -1,4 +1,4 @@
-"""What a private part of torch is, and the list of all of them."""
+"""The definition of a private part of torch, and the list of all of them."""
 
 import importlib
 from collections.abc import Callable
@@ -9,14 +9,14 @@ SEEN_IN = ("2.13", "2.14", "2.15")
 """The versions of torch that the product was tested with."""
 
 _FAILURES = (AttributeError, ImportError, KeyError, RuntimeError, TypeError, ValueError)
-"""Errors that show a part is gone, or takes other arguments."""
+"""Errors that show that a part is missing, or takes other arguments."""
 
 _Used = TypeVar("_Used", bound=Callable[..., Any])
 
 
 @dataclass(frozen=True, slots=True)
 class PrivatePart:
-    """A part of torch that it does not document; `probe` raises where it is missing or does something else."""
+    """An undocumented part of torch; `probe` raises if it is missing or behaves differently."""
 
     name: str
     reason: str
@@ -25,7 +25,7 @@ class PrivatePart:
     seen_in: tuple[str, ...] = SEEN_IN
 
     def trouble(self) -> str:
-        """Return why the installed torch lacks the part in its expected form; "" if it does not."""
+        """Return why the installed torch lacks the part in its expected form; "" if it has it."""
         try:
             self.probe()
         except _FAILURES as error:
@@ -67,6 +67,6 @@ def find(name: str) -> Any:
 
 
 def require(holds: object, otherwise: str) -> None:
-    """Raise ValueError, for a probe, where something does not hold."""
+    """Raise ValueError, for a probe, if a condition does not hold."""
     if not holds:
         raise ValueError(otherwise)

@@ -13,7 +13,7 @@ MODULES = ("modes", "autograd", "tensors", "optimizers", "devices", "loading")
 
 @dataclass(frozen=True, slots=True)
 class MissingPart:
-    """A part that this torch lacks in its expected form, and what that breaks."""
+    """A part that this torch lacks in its expected form, and what breaks without it."""
 
     name: str
     trouble: str

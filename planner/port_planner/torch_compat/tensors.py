@@ -1,4 +1,4 @@
-"""Tensors and their storages: what reads their memory past the operators, and what kind of tensor one is."""
+"""Tensors and their storages: what reads their memory without operators, and what kind a tensor is."""
 
 from collections.abc import Callable, Mapping
 from types import CodeType
@@ -59,7 +59,7 @@ SCRIPT_SAVES: tuple[tuple[Any, str], ...] = tuple(
     for name in ("save", "save_to_buffer", "_save_for_mobile", "_save_to_buffer_for_mobile")
     if hasattr(owner, name)
 )
-"""Owner and name of what writes scripted and traced modules and functions, constants included, as long as torch has these."""
+"""Owner and name of the functions that write scripted and traced modules and functions, constants included, as long as torch has them."""
 
 PASSES_ADDRESS_ON: CodeType = torch.TypedStorage._data_ptr.__code__
 """The function that asks a storage for its address on behalf of its caller."""
@@ -70,7 +70,7 @@ is_zero: Callable[[torch.Tensor], bool] = torch.Tensor._is_zerotensor
 
 @uses("torch.TypedStorage()._untyped_storage", "typed storages are not followed, or each use of one warns")
 def untyped(storage: torch.TypedStorage) -> torch.UntypedStorage:
-    """Return the storage in a typed one; its method `untyped` would warn."""
+    """Return the storage inside a typed one, whose own method `untyped` would warn."""
     return storage._untyped_storage
 
 

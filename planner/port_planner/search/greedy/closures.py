@@ -1,4 +1,4 @@
-"""What rematerializations need besides resident tensors: at each stage, the closure of the tensors that come back there."""
+"""What rematerializations need besides resident tensors: at each stage, the closure of the tensors that are restored there."""
 
 from collections import defaultdict
 from collections.abc import Mapping
@@ -8,7 +8,7 @@ from port_planner.problem.problem import Choice, GapDecision, Problem
 from port_planner.search.greedy.decisions import Decisions
 
 MAX_CHAIN = 24
-"""A rematerialization that needs more intermediates than this is left to the solver."""
+"""Largest number of intermediates of a rematerialization; one that needs more is left to the solver."""
 
 Versions = Mapping[int, int]
 """Tensor -> version."""
@@ -23,22 +23,22 @@ class ClosureCost(NamedTuple):
 
 
 class Closures:
-    """Per stage: the tensors that come back there (`roots`), and what computing them needs."""
+    """For each stage, the tensors that are restored there (`roots`), and what computing them needs."""
 
     def __init__(self, problem: Problem, decisions: Decisions) -> None:
         self.problem, self.decisions = problem, decisions
         self.chain_limit = MAX_CHAIN
         self.roots: dict[int, dict[int, int]] = defaultdict(dict)
-        """Stage -> tensors that come back there by a rematerialization, with their versions."""
+        """Stage -> tensors that are restored there by a rematerialization, with their versions."""
         self.intermediates: dict[int, Versions] = defaultdict(dict)
-        """Stage -> what is computed there only for the rematerializations of others, with versions."""
+        """Stage -> tensors that are computed there only for the rematerializations of others, with versions."""
         self.reads: dict[int, set[int]] = defaultdict(set)
         """Stage -> tensors that its rematerializations read while they are resident."""
         self.read_at: dict[int, set[int]] = defaultdict(set)
         """Tensor -> stages whose rematerializations read it."""
 
     def find(self, stage: int, roots: Versions) -> tuple[Versions, set[int]] | None:
-        """Return the intermediates that rematerializing `roots` before `stage` needs, and the resident tensors it reads.
+        """Return the intermediates that rematerializing `roots` before `stage` needs, and the resident tensors that it reads.
 
         None if it is impossible.
         """
@@ -66,7 +66,7 @@ class Closures:
         return found, reads
 
     def cost(self, intermediates: Versions) -> ClosureCost:
-        """Return what a set of intermediates costs."""
+        """Return the cost of a set of intermediates."""
         joules = seconds = nbytes = 0.0
         for i, v in intermediates.items():
             rematerialization = self.problem.tensors[i].rematerialization(v)
@@ -108,7 +108,7 @@ class Closures:
         return closures
 
     def refresh(self, stage: int) -> float:
-        """Find the intermediates of a stage again after its roots or residents changed; return the bytes added."""
+        """Find the intermediates of a stage again after its roots or residents have changed; return the additional bytes."""
         found = self.find(stage, self.roots[stage]) if self.roots[stage] else ({}, set())
         if found is None:
             found = (self.intermediates[stage], self.reads[stage])

@@ -1,4 +1,4 @@
-"""What is decided about each idle gap, and where tensors are as a result."""
+"""The decisions about each idle gap, and where tensors are as a result."""
 
 import contextlib
 from collections.abc import Iterator
@@ -17,11 +17,11 @@ class Decisions:
         self.spans = [step_slices(gap.after + 1, gap.before, problem.size) for gap in problem.gaps]
         """Gap -> stages in which its tensor is idle."""
         self.ready = [page_out_ready(problem, gap, None) for gap in problem.gaps]
-        """Gap -> the earliest stage at which its tensor can be back from a page."""
+        """Gap -> the earliest stage at which its tensor can be restored from a page."""
 
     @contextlib.contextmanager
     def supposing(self, choice: Choice) -> Iterator[None]:
-        """Treat an undecided gap as decided within the context."""
+        """Treat an undecided gap as decided within the block."""
         self.choices[choice.gap] = choice
         try:
             yield
@@ -45,7 +45,7 @@ class Decisions:
         return choice is None or self.unrolled(g, stage) >= choice.stage
 
     def freed(self, choice: Choice) -> list[slice]:
-        """Return the stages in which the gap's tensor is gone, transfer buffers aside."""
+        """Return the stages in which the gap's tensor is not resident, not counting transfer buffers."""
         return step_slices(self.problem.gaps[choice.gap].after + 1, choice.stage, self.problem.size)
 
     def packed_bytes(self, choice: Choice) -> int:
@@ -86,16 +86,16 @@ class Decisions:
         return [s for s, _ in (*reads, *write_window(problem, gap, paging.seconds_out))]
 
     def paging_of(self, choice: Choice) -> Paging:
-        """Return what a choice to page costs."""
+        """Return the cost of a choice to page."""
         gap = self.problem.gaps[choice.gap]
         tensor = self.problem.tensors[gap.tensor]
         packing = tensor.packing(gap.version) if choice.decision is GapDecision.PACK_PAGE else None
         return next(p for p in (tensor if packing is None else packing).paging if p.target == choice.target)
 
     def writes_first(self, g: int) -> bool:
-        """Return whether paging this gap must write, to a target where contents are written once.
+        """Return whether paging this gap must write, for a target where contents are written once.
 
-        It need not if another paged gap holds the same contents there.
+        It need not write if another paged gap has the same contents there.
         """
         gap = self.problem.gaps[g]
         tensor = self.problem.tensors[gap.tensor]
@@ -112,7 +112,7 @@ class Decisions:
         )
 
     def clashes(self, g: int, decision: GapDecision, *, before: bool) -> bool:
-        """Return whether the neighbouring gap has `decision`: POET cannot page out in the stage that rematerializes a tensor."""
+        """Return whether the neighbouring gap has `decision`; POET cannot page out in the stage that rematerializes a tensor."""
         if self.problem.semantics is not Semantics.POET:
             return False
         gap = self.problem.gaps[g]

@@ -14,14 +14,14 @@ Bytes = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class Shortage:
-    """Bytes over the limit at each stage, and the weight of each byte there; `urgency` None: all weigh the same."""
+    """Bytes above the limit at each stage, and the weight of each byte there; `urgency` None: all have the same weight."""
 
     over: Bytes
     urgency: Bytes | None
 
     @cached_property
     def short_before(self) -> npt.NDArray[np.int64]:
-        """How many of the stages before each one are short of memory, plus one more for the total."""
+        """How many of the stages before each one are short of memory, with one more entry for the total."""
         return np.concatenate(([0], np.cumsum(self.over > 0)))
 
     def touches(self, where: list[slice]) -> bool:
@@ -30,7 +30,7 @@ class Shortage:
         return any(before[part.stop] > before[part.start] for part in where)
 
     def covered(self, where: slice | list[int], nbytes: int) -> float:
-        """Return how many of the missing byte-stages would be covered by `nbytes` fewer in these stages."""
+        """Return how many of the missing byte-stages `nbytes` fewer in these stages would cover."""
         covered = np.minimum(self.over[where], nbytes)
         return float(np.add.reduce(covered if self.urgency is None else covered * self.urgency[where]))
 
@@ -65,12 +65,12 @@ class StageLoad:
         return peaks
 
     def shortage(self, emphasis: float = 0.0) -> "Shortage":
-        """Return what is missing at each stage; `emphasis`: how much more it weighs where most is missing."""
+        """Return the missing bytes at each stage; `emphasis`: how much more they weigh where most is missing."""
         over: Bytes = np.maximum(self.peaks() - self.limit, 0.0)
         return Shortage(over, (over / (float(over.max()) or 1.0)) ** emphasis if emphasis else None)
 
     def allows(self, stage: int, more_bytes: float) -> bool:
-        """Return whether rematerializations may take this much more at a stage: it fits, or is no more than now."""
+        """Return whether rematerializations may take this much more at a stage: it fits, or it is no more than now."""
         present = float(self.before[stage])
         return present + more_bytes <= max(self.limit, present, float(self.after[stage]))
 
@@ -102,7 +102,7 @@ class PageLimits:
         return all((held[part] + nbytes <= limits).all() for part in self._stages(choice))
 
     def hold(self, choice: Choice, times: int) -> None:
-        """Take the space of a page (`times` 1), or release it (-1)."""
+        """Reserve the space of a page (`times` 1), or release it (-1)."""
         if choice.decision is not GapDecision.PAGE or not self.held:
             return
         i = self.problem.gaps[choice.gap].tensor

@@ -1,8 +1,8 @@
-"""A valid schedule in a fraction of a second, without a solver: relieve the fullest stages at the least energy.
+"""A valid schedule in a fraction of a second, without a solver: relieve the fullest stages for the least energy.
 
-While memory is short anywhere, the gap that costs the least joules per byte-stage of missing memory is bridged by paging
-or rematerializing. Afterwards, decisions that turned out to be unnecessary or expensive are undone. Rematerializations
-bring their intermediates along, so that every intermediate state is a consistent schedule.
+While memory is short anywhere, the gap that costs the least joules per byte-stage of missing memory is bridged by paging or
+rematerializing. Afterwards, decisions that proved unnecessary or expensive are undone. Rematerializations include their intermediates, so
+that every intermediate state is a consistent schedule.
 """
 
 import heapq
@@ -21,14 +21,14 @@ from port_planner.search.greedy.search_steps import Additions, SearchStep, Searc
 EMPHASES = (0.5, 1.0, 4.0)
 
 LARGE_STAGES, LARGE_TOLERANCE = 1500, 0.05
-"""Beyond this many stages a move is made if it is within this share of the cheapest: equal blocks tie all the time."""
+"""Number of stages beyond which a move is made if it is within this share of the cheapest, because equal blocks tie all the time."""
 TOLERANCE = 1e-9
-"""Below this, only rounding can separate a move from the cheapest."""
+"""Relative difference below which only rounding can separate a move from the cheapest."""
 
 
 @dataclass(slots=True)
 class Greedy:
-    """What the greedy search found. `schedule` is None if even paging everything does not fit.
+    """The result of the greedy search. `schedule` is None if even paging everything does not fit.
 
     `needed_bytes`: the least budget for which this search finds a schedule; `stage`: where that much is needed.
     """
@@ -39,7 +39,7 @@ class Greedy:
 
 
 class GreedySearch:
-    """One search: chooses which move is made next, and which is undone."""
+    """One search, which chooses the next move to make or to undo."""
 
     def __init__(
         self,
@@ -51,7 +51,7 @@ class GreedySearch:
         start: Schedule | None = None,
         emphasis: float = 0.0,
     ) -> None:
-        """`start`: decisions to begin with. `emphasis`: how much more relief weighs where memory is shortest."""
+        """`start`: decisions with which to begin. `emphasis`: how much more relief weighs where memory is shortest."""
         self.problem, self.emphasis = problem, emphasis
         self.paging, self.recompute, self.packing = paging, recompute, packing
         self.tolerance = LARGE_TOLERANCE if problem.size > LARGE_STAGES else TOLERANCE
@@ -68,7 +68,7 @@ class GreedySearch:
             self._adopt(start)
 
     def _adopt(self, start: Schedule) -> None:
-        """Start from the decisions of `start` instead of keeping everything; what they need is looked up again."""
+        """Start with the decisions of `start` instead of keeping everything; what they need is determined again."""
         problem, self.closures.chain_limit = self.problem, max(MAX_CHAIN, len(start.intermediates))
         for choice in start.choices:
             gap = problem.gaps[choice.gap]
@@ -141,7 +141,7 @@ class GreedySearch:
         self.load.before[choice.stage % self.problem.size] += packed
 
     def _wears(self, choice: Choice) -> bool:
-        """Return whether a choice writes contents to a medium that no other page there holds."""
+        """Return whether a choice writes contents to a medium on which no other page has them."""
         if choice.decision is GapDecision.PACK_PAGE:
             return True
         paged = choice.decision is GapDecision.PAGE and self.problem.limit_bytes(choice.target) is None
@@ -153,7 +153,7 @@ class GreedySearch:
     # -- the search
 
     def run(self) -> Greedy:
-        """Return the schedule found, or how much memory the step would need."""
+        """Return the schedule that was found, or how much memory the step would need."""
         feasible = self._relieve()
         if not feasible and self.paging:
             self._use_slices()
@@ -169,8 +169,8 @@ class GreedySearch:
     def _relieve(self) -> bool:
         """Make moves until nothing exceeds the limit; return False if no remaining move helps.
 
-        No other move can remove the bytes of a packed form. If that blocks the search, the largest packing moves of the fullest
-        stage are undone, as many as hold the missing bytes.
+        No other move can remove the bytes of a packed form. If that blocks the search, the largest packing moves of the fullest stage are
+        undone, enough to free the missing bytes.
         """
         while not self._move_on():
             peaks = self.load.peaks()
@@ -189,11 +189,11 @@ class GreedySearch:
         return self.decisions.packed_bytes(step.choice)
 
     def _packed_at(self, stage: int) -> list[SearchStep]:
-        """Return the moves whose packed form takes memory at a stage: while it waits, is packed, unpacked or transferred."""
+        """Return the moves whose packed form takes memory at a stage: while it waits, or is packed, unpacked or transferred."""
         return [step for step in self.made.values() if stage in self.decisions.packed_stages(step.choice)]
 
     def _move_on(self) -> bool:
-        """Make moves, the cheapest for what it relieves first; return False if no remaining move helps."""
+        """Make moves, the cheapest for their relief first; return False if no remaining move helps."""
         short = self.load.shortage(self.emphasis)
         heap: list[tuple[float, int]] = []
         for g, gap in enumerate(self.problem.gaps):
@@ -257,7 +257,7 @@ class GreedySearch:
             self.load.before[slicing.stage] -= members
 
     def _paged_around(self, tensor: int, stage: int) -> bool:
-        """Page the gaps on both sides of `stage`; return False if a neighbouring use or a rematerialization forbids it."""
+        """Page the gaps on both sides of `stage`; return False if a neighbouring use or a rematerialization prevents that."""
         gaps = self.problem.gaps
         sides = [
             g for g in self.problem.gaps_of[tensor] if stage in (gaps[g].after, gaps[g].before % self.problem.size)
@@ -280,7 +280,7 @@ class GreedySearch:
         return True
 
     def _drop_needless(self) -> None:
-        """Undo moves, the costliest first, that turned out not to be needed."""
+        """Undo moves that proved unnecessary, the costliest first."""
         locked = {g for k in self.sliced for i in self.problem.slicings[k].members for g in self.problem.gaps_of[i]}
         for g, step in sorted(self.made.items(), key=lambda item: -item[1].joules):
             if g in locked or step.joules <= 0:
@@ -312,7 +312,7 @@ def greedy(problem: Problem, *, paging: bool = True, recompute: bool = True, pac
 
 
 def greedy_variants(problem: Problem, starts: Iterable[Schedule]) -> Iterator[Schedule | None]:
-    """Yield the results of searches that weigh the fullest stages more, or that begin with one of `starts`.
+    """Yield the results of searches that give the fullest stages more weight, or that begin with one of `starts`.
 
     None stands for a search without a result, because each takes time.
     """

@@ -13,7 +13,7 @@ from port_planner.search.greedy.load import PageLimits, StageLoad
 
 @dataclass(slots=True)
 class SearchStep:
-    """One way to bridge a gap: its cost, and what it changes."""
+    """One way to bridge a gap: its cost, and its changes."""
 
     choice: Choice
     joules: float
@@ -25,7 +25,7 @@ class SearchStep:
 
 @dataclass(slots=True)
 class Additions:
-    """What the moves made so far add to the step; transfers run alongside its compute."""
+    """What the moves made so far add to the step; transfers run in parallel with its compute."""
 
     seconds: float = 0.0
     io_seconds: float = 0.0
@@ -45,7 +45,7 @@ class SearchSteps:
         )
 
     def of(self, g: int, *, paging: bool, recompute: bool, packing: bool = True) -> Iterator[SearchStep]:
-        """Yield the moves for a gap: its tensor comes back when it is used next, or when a rematerialization reads it."""
+        """Yield the moves for a gap: its tensor is restored when it is used next, or when a rematerialization reads it."""
         gap = self.problem.gaps[g]
         tensor = self.problem.tensors[gap.tensor]
         readers = self.closures.readers(g)
@@ -73,7 +73,7 @@ class SearchSteps:
         return paging.joules_in, paging.seconds_in
 
     def exposed_s(self, more_io_seconds: float) -> float:
-        """Return the transfer seconds not hidden by the step's own compute, with this many more."""
+        """Return the transfer seconds that the step's own compute does not hide, with this many more."""
         return max(self.added.io_seconds + more_io_seconds - self.problem.base_seconds, 0.0)
 
     def _rematerialize(self, g: int, stage: int, readers: list[int]) -> SearchStep | None:
@@ -170,7 +170,7 @@ class SearchSteps:
                 yield SearchStep(choice, joules, packed.seconds, io_seconds, packed.closures)
 
     def _may_be_written(self, g: int, target: int) -> bool:
-        """Return whether the limit of flash writes leaves space for the gap's tensor, or it need not be written."""
+        """Return whether the limit of flash writes leaves space for the gap's tensor, or whether it need not be written."""
         limit, nbytes = self.problem.write_limit_bytes, self.problem.tensors[self.problem.gaps[g].tensor].nbytes
         if limit is None or self.problem.limit_bytes(target) is not None:
             return True

@@ -1,7 +1,7 @@
 """Memory of a step whose operators run on several devices: the bytes in each pool, and rows that keep a choice within it.
 
-A storage lies where it is written, for as long as it is used there or has to be copied from there. A copy lives from its
-first reader in another memory to its last. What fits in no pool is paged between two uses, or its operators run elsewhere.
+A storage is in the memory where it is written, as long as it is used there or must be copied from there. A copy lives from its first reader
+in another memory to its last. A storage that fits into no pool is paged between two uses, or its operators run elsewhere.
 """
 
 import itertools
@@ -18,7 +18,7 @@ from port_planner.milp.highs import LinearModel
 Terms = list[tuple[int, float]]
 
 _MARGIN = 4e-6
-"""Share of a pool that the rows leave free, in whole bytes: the solver keeps them to a millionth."""
+"""Share of a pool that the rows leave free, in whole bytes, because the solver is accurate to a millionth."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +57,13 @@ class IdleSpan:
     before: int
 
     def covers(self, i: int) -> bool:
-        """Return whether an operator lies in the span."""
+        """Return whether an operator is in the span."""
         return self.after < i < self.before if self.after < self.before else (i > self.after or i < self.before)
 
 
 @dataclass(frozen=True, slots=True)
 class MemoryPool:
-    """Bytes that tensors and workspace may take in some memories together."""
+    """Bytes that tensors and workspace may take together in some memories."""
 
     memories: frozenset[int]
     free_bytes: int
@@ -71,7 +71,7 @@ class MemoryPool:
 
 @dataclass(frozen=True, slots=True)
 class PageTarget:
-    """Where storages of one memory may be paged, and the memory that holds their pages; None: a medium."""
+    """A target for pages of one memory, and the memory that contains these pages; None for a medium."""
 
     memory: int
     flash: Flash
@@ -80,7 +80,7 @@ class PageTarget:
 
 @dataclass(frozen=True, slots=True)
 class DeviceMemory:
-    """The memories that devices compute in (`memory_of`, one per device), what a step holds there, and their capacities."""
+    """The memories in which devices compute (`memory_of`, one per device), what a step holds there, and their capacities."""
 
     memory_of: tuple[int, ...]
     held: tuple[HeldStorage, ...]
@@ -90,7 +90,7 @@ class DeviceMemory:
 
 @dataclass(frozen=True, slots=True)
 class DevicePage:
-    """A storage (index among those held) that is paged to a target while it is not used."""
+    """A storage (index among the held ones) that is paged to a target while it is not used."""
 
     held: int
     gap: IdleSpan
@@ -120,7 +120,7 @@ def held_of(graph: StepGraph, homes: Mapping[str, int] = {}, *, host: int = 0) -
 
 
 def paging_costs(held: HeldStorage, gap: IdleSpan, flash: Flash) -> tuple[float, float]:
-    """Return seconds and joules of writing a page and reading it back, one after the other.
+    """Return seconds and joules of writing a page and then reading it back.
 
     Unchanged contents are not written around the end of the step.
     """
@@ -174,7 +174,7 @@ def pool_bytes(
 
 
 def overfull(memory: DeviceMemory, taken: npt.NDArray[np.int64]) -> frozenset[tuple[int, int]]:
-    """Return pool and operator of the fullest moment of each span in which a pool holds more than its capacity."""
+    """Return pool and operator of the fullest moment in each span in which a pool exceeds its capacity."""
     found = set[tuple[int, int]]()
     for p, pool in enumerate(memory.pools):
         over = np.flatnonzero(taken[p] > pool.free_bytes)
@@ -188,7 +188,7 @@ Column = Callable[[str, float, float], int]
 
 
 class MemoryRows:
-    """The rows of a model that keep pools within their capacity while some operators run.
+    """The rows of a model that keep pools within their capacity while certain operators run.
 
     `place[i][d]`: the column that is 1 if operator `i` runs on device `d`.
     """
@@ -241,7 +241,7 @@ class MemoryRows:
         self.model.row(f"copied({h},{target},{page})", [(self._copied[h, target], 1.0), (page, -1.0)], 0.0, np.inf)
 
     def _on(self, i: int, memory: int) -> Terms:
-        """Return the terms that are 1 if operator `i` computes in this memory."""
+        """Return terms and a constant whose sum is 1 if a storage is in this memory."""
         return [(column, 1.0) for d, column in self.place[i].items() if self.memory.memory_of[d] == memory]
 
     def _at_home(self, held: HeldStorage, memory: int) -> tuple[Terms, float]:
@@ -274,7 +274,7 @@ class MemoryRows:
         self.model.row(f"memory({pool},{i})", terms, -np.inf, (room - int(_MARGIN * room)) / unit - fixed)
 
     def _present(self, h: int, held: HeldStorage, memory: int, i: int) -> tuple[Terms, float]:
-        """Return terms and a constant that bound from below how often a storage lies in this memory while operator `i` runs."""
+        """Return terms and a constant that bound from below how often a storage is in this memory while operator `i` runs."""
         home, fixed = self._at_home(held, memory)
         away = [
             (column, -1.0)
@@ -303,9 +303,9 @@ class MemoryRows:
         return terms, fixed
 
     def _surely_needed(self, held: HeldStorage, i: int) -> bool:
-        """Return whether a storage is at home then, wherever operators run.
+        """Return whether a storage is certainly at home then, wherever operators run.
 
-        It is if it is kept, or if it is created, changed or first read at `i` or later.
+        That is so if it is kept, or if it is created, changed or first read at `i` or later.
         """
         if held.kept:
             return True
@@ -314,7 +314,7 @@ class MemoryRows:
         return bool(later - straddling)
 
     def _need(self, needed: int, held: HeldStorage, memory: int, i: int, less: Terms, fixed: float) -> None:
-        """Make `needed` 1 if a storage in this memory is used there at `i` or later, or first copied from there then."""
+        """Make `needed` 1 if a storage in this memory is used there at `i` or later, or is first copied from there then."""
         segment = next(segment for segment in held.segments if segment[0] < i <= segment[-1])
         earlier = [r for r in segment if r < i]
         for later in (r for r in segment if r >= i):
@@ -327,7 +327,9 @@ class MemoryRows:
                 self.model.row(f"needed({needed},{later},{other})", row, fixed - 1.0, np.inf)
 
     def _copy_of(self, held: HeldStorage, memory: int, before: Sequence[int], after: Sequence[int], name: str) -> Terms:
-        """Return a column that is 1 if a storage from elsewhere is read in this memory both by a `before` and an `after` reader."""
+        """Return a column that is 1 if a storage from elsewhere is read in this memory both by a reader in `before` and by one in
+        `after`.
+        """
         home, fixed = self._at_home(held, memory)
         if fixed:
             return []

@@ -1,10 +1,9 @@
 """Choose the device of each operator of a step: the cheapest choice by measured seconds, joules and transfers.
 
-Devices are whatever operators were measured on: a GPU, a CPU with some number of threads, one cluster of a big.LITTLE CPU. Bits
-differ between devices, so this choice is made only on request; otherwise a step runs on one device. One operator, transfer
-or page runs at a time. Operators that write the same storage run on one device, where it lies. What exceeds a memory
-(`device_memory`) is paged, or its operators run elsewhere. Rows for memory are added where the choice found breaks them,
-until it breaks none.
+A device is anything on which operators were measured: a GPU, a CPU with some number of threads, one cluster of a big.LITTLE CPU. Bits
+differ between devices, so this choice is made only on request; otherwise a step runs on one device. One operator, transfer or page runs at
+a time. Operators that write the same storage run on one device, where the storage is. Storages that exceed a memory (`device_memory`) are
+paged, or their operators run elsewhere. Rows for memory are added where a choice violates them, until it violates none.
 """
 
 import enum
@@ -30,7 +29,7 @@ from port_planner.search.placement.device_memory import (
 )
 
 HOST = 0
-"""The device that batches come from and losses go to."""
+"""The device from which batches come and to which losses go."""
 
 
 class DeviceChoiceError(PortError):
@@ -40,7 +39,7 @@ class DeviceChoiceError(PortError):
 
 
 class Goal(enum.Enum):
-    """What is minimised; the other is at most what the single device that is best at it takes."""
+    """The quantity that is minimised; the other one is at most that of the single device that is best at it."""
 
     JOULES = "joules"
     SECONDS = "seconds"
@@ -48,7 +47,7 @@ class Goal(enum.Enum):
 
 @dataclass(frozen=True, slots=True)
 class DeviceLink:
-    """The cost of moving contents from one device to another; zero if both compute in the same memory."""
+    """The cost of moving contents from one device to another; zero if both use the same memory."""
 
     latency_s: float = 0.0
     seconds_per_byte: float = 0.0
@@ -60,10 +59,10 @@ class DeviceLink:
 
 @dataclass(frozen=True, slots=True)
 class HandedContents:
-    """What one operator leaves in a storage, until the next one writes there.
+    """The contents that one operator leaves in a storage, until the next one writes there.
 
-    `writer` None: the contents are on device `source` before the step. A persistent storage begins a step with what the step
-    before left in it. Contents that no operator writes lie where their first reader runs, which then stands for the writer.
+    `writer` None: the contents are on device `source` before the step. A persistent storage begins a step with the contents that the
+    previous step left in it. Contents that no operator writes are where their first reader runs, which then takes the place of the writer.
     `to_host`: the caller reads them.
     """
 
@@ -78,7 +77,7 @@ class HandedContents:
 class DeviceProblem:
     """A step whose operators may run on several devices.
 
-    `costs[i][d]`: of operator `i` on device `d`, without static power; None if it cannot run there. `links[d][e]`: from `d` to `e`.
+    `costs[i][d]`: cost of operator `i` on device `d`, without static power; None if it cannot run there. `links[d][e]`: from `d` to `e`.
     """
 
     costs: tuple[tuple[OpCost | None, ...], ...]
@@ -86,7 +85,7 @@ class DeviceProblem:
     links: tuple[tuple[DeviceLink, ...], ...]
     static_watts: float = 0.0
     together: tuple[tuple[int, ...], ...] = ()
-    """Groups of operators, each of which runs on one device."""
+    """Groups of operators that must run on one device each."""
     memory: DeviceMemory | None = None
     """Capacities of memories; None: unlimited."""
     switch_s: tuple[tuple[float, ...], ...] = ()
@@ -106,7 +105,7 @@ class DeviceProblem:
 class DeviceChoice:
     """A device for each operator, and the cost of such a step.
 
-    `moved_bytes`: between devices. `pages`: of what exceeds a memory.
+    `moved_bytes`: bytes moved between devices. `pages`: pages of storages that exceed a memory.
     """
 
     devices: tuple[int, ...]
@@ -221,7 +220,7 @@ def on_one_device(
 def choose_devices(
     problem: DeviceProblem, goal: Goal = Goal.JOULES, time_limit_s: float = 30.0, *, within: DeviceChoice | None = None
 ) -> DeviceChoice:
-    """Return the choice with the least joules (seconds) whose seconds (joules) are at most those of the best device or `within`.
+    """Return the choice with the least joules (seconds) whose seconds (joules) are at most those of the best device, or `within`.
 
     So neither ever exceeds the best device's, whose choice is returned if nothing better is found in time. Every choice
     fits the memories. Raises DeviceChoiceError if the tables do not match, if some operator runs on no device, or if no
@@ -248,13 +247,13 @@ def choose_devices(
 
 
 _SAME_MEMORY = DeviceLink()
-"""Between devices that compute in one memory, nothing is moved."""
+"""The cost between devices that share a memory, where nothing is moved."""
 _MIN_S = 0.05
-"""Seconds for one look at a model, even after time is up: a single device is bounded by its memory, too."""
+"""Least seconds for one look at a model, even if time is up, because a single device is also limited by its memory."""
 
 
 def _tight(problem: DeviceProblem, choice: DeviceChoice) -> frozenset[tuple[int, int]]:
-    """Return the places where a choice exceeds its memories."""
+    """Return the places at which a choice exceeds its memories."""
     if problem.memory is None:
         return frozenset()
     return overfull(problem.memory, pool_bytes(problem.memory, problem.costs, choice.devices, choice.pages))
@@ -355,7 +354,7 @@ def _model(
 def _switch_rows(
     problem: DeviceProblem, model: LinearModel, place: Sequence[dict[int, int]], column: Callable[[str, float], int]
 ) -> None:
-    """Charge the switch from an operator's device to that of the next."""
+    """Count the switch from an operator's device to that of the next operator."""
     for i, j in problem.switches:
         for (d, here), (e, there) in itertools.product(place[i].items(), place[j].items()):
             if d != e and problem.switch_s[d][e]:

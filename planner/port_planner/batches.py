@@ -23,7 +23,7 @@ _Numbers = tuple[torch.dtype, int]
 
 @dataclass(frozen=True, slots=True)
 class JoinedBatches:
-    """The batches of one kind, joined: one column per leaf that has a row for each sample, its rows in the order of the batches.
+    """The batches of one kind, joined: one column per leaf that has a row for each sample. Rows are in the order of the batches.
 
     Each batch but the last, which may have fewer, has `batch_size` rows. `rebuilt`: returns the batch, in its own structure, of some rows
     of the columns.
@@ -40,9 +40,7 @@ class JoinedBatches:
 
 
 class _BatchJoiner:
-    """Joins batches whose rows have the same shapes and whose other leaves are equal; those are kept from the first
-    batch.
-    """
+    """Joins batches whose rows have the same shapes and whose other leaves are equal; those leaves are kept from the first batch."""
 
     def __init__(self, number: int, leaves: list[Any], places: Sequence[int], folder: Path | None) -> None:
         self.number, self._places = number, places
@@ -52,9 +50,7 @@ class _BatchJoiner:
         self._ended = False
 
     def differing(self, leaves: Sequence[Any]) -> int | None:
-        """Return the first leaf that makes a batch with rows of the same shapes a different kind; None if it is of this
-        kind.
-        """
+        """Return the first leaf that makes a batch with rows of the same shapes another kind; None if the batch is of this kind."""
         pairs = enumerate(zip(leaves, self.leaves, strict=True))
         return next((i for i, (leaf, there) in pairs if i not in self._places and not _same(leaf, there)), None)
 
@@ -173,7 +169,7 @@ def _numbers(leaf: torch.Tensor) -> _Numbers:
 
 
 def _check_rows(number: int, leaves: Sequence[Any], places: Sequence[int], numbers: Sequence[_Numbers]) -> None:
-    """Raise JobError unless each leaf has the same kind of rows as in the first batch, and all leaves the same number."""
+    """Raise JobError unless each leaf has the same kind of rows as in the first batch, and all leaves have the same number of rows."""
     rows = {len(leaves[i]) if _has_rows(leaves[i]) else None for i in places}
     for i, wanted in zip(places, numbers, strict=True):
         leaf = leaves[i]

@@ -38,7 +38,7 @@ class ColumnFile:
 
     @classmethod
     def of_mapped(cls, mapped: "np.memmap[Any, Any]") -> "ColumnFile":
-        """Return the rows of a file that numpy maps, which stay there; nothing may be appended."""
+        """Return the rows of a file that numpy maps. They stay in that file; nothing may be appended."""
         column = cls.__new__(cls)
         column.dtype = torch.from_numpy(np.empty(0, mapped.dtype)).dtype
         column._row_shape, column._rows, column._offset = mapped.shape[1:], len(mapped), mapped.offset
@@ -99,7 +99,7 @@ Column = torch.Tensor | ColumnFile
 
 
 def as_column(values: Any, folder: Path | None = None) -> Column:
-    """Return a tensor, an array or nested numbers as a tensor; a column in a file, or an array that maps a whole one, stays there.
+    """Return a tensor, an array or nested numbers as a tensor; a column in a file, or an array that maps a whole file, stays there.
 
     Values that yield their rows one by one (a column of a `datasets.Dataset`) go to a file in a `folder`. Raises JobError if
     the disk cannot hold them or a row's shape differs from the first. Raises TypeError, ValueError or RuntimeError if they

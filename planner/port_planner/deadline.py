@@ -39,7 +39,7 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Pace:
-    """What a deadline asks for: seconds available in all, steps, and seconds per step."""
+    """What a deadline requires: seconds available in all, steps, and seconds per step."""
 
     available_s: float
     steps: int

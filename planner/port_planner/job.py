@@ -1,6 +1,6 @@
 """What a user hands over: a model, how it is trained, and the data.
 
-`train.py` defines `port_job()` returning one, or what `port_planner.job_sources` takes for one.
+`train.py` defines `port_job()` which returns a job, or what `port_planner.job_sources` makes into a job.
 """
 
 import contextlib
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 class JobError(PortError):
-    """A training script that does not define a valid job."""
+    """Raised when a training script does not define a valid job."""
 
     exit_code = ExitCode.IMPOSSIBLE
 

@@ -22,12 +22,12 @@ from port_planner.torch_compat.loading import is_compiled
 from port_planner.torch_compat.optimizers import all_step_hooks, hooks_before_steps, is_scheduled_step
 
 _SHOWN = 3
-"""Maximum count of tensors named in a message."""
+"""Maximum number of tensors named in a message."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobSamples:
-    """A bucket's columns, and its batch size."""
+    """A bucket's columns, and the size of its batches."""
 
     columns: list[Column]
     batch_size: int
@@ -62,7 +62,7 @@ def checked_samples(job: TrainingJob) -> list[JobSamples]:
 
 
 def _check_plateau(job: TrainingJob, per_epoch: int) -> None:
-    """Raise JobError for what does not go with learning rates that follow the mean loss of an epoch of that many batches."""
+    """Raise JobError for what does not go with learning rates that follow an epoch's mean loss; the epoch has this many batches."""
     rates = [group["lr"] for group in job.optimizer.param_groups]
     what = ""
     if type(job.scheduler) is not ReduceLROnPlateau or job.scheduler.last_epoch:
@@ -83,7 +83,7 @@ def _check_plateau(job: TrainingJob, per_epoch: int) -> None:
 
 
 def checked_columns(data: Sequence[Any], what: str) -> list[Column]:
-    """Return `what` as columns of one row per sample, contiguous on the CPU or in files.
+    """Return `what` as columns with one row per sample, contiguous on the CPU or in files.
 
     Raises JobError for invalid data.
     """
@@ -167,7 +167,7 @@ def _check_trained(job: TrainingJob) -> None:
 
 
 def _check_no_gradients(job: TrainingJob) -> None:
-    """Raise JobError if trained parameters already have gradients, to which the first step's would be added."""
+    """Raise JobError if trained parameters already have gradients: those of the first step would be added to them."""
     left = [
         name
         for name, parameter in job.model.named_parameters()
@@ -194,7 +194,7 @@ def _check_clipped(job: TrainingJob) -> None:
 
 
 def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
-    """Raise JobError if unrecorded user code runs with each optimizer step: it may change the trained parameters."""
+    """Raise JobError if user code that is not recorded runs with each optimizer step: it may change the trained parameters."""
     for hook in hooks_before_steps(optimizer):
         raise JobError(
             f"{place_of_function(hook)} is a hook before the optimizer's steps, which a bundle does not run: change "
@@ -210,7 +210,7 @@ def _check_hooks(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _check_methods(optimizer: torch.optim.Optimizer) -> None:
-    """Raise JobError if the program's own code, which no bundle runs, takes the place of a method of the optimizer."""
+    """Raise JobError if the program's own code replaces a method of the optimizer: no bundle runs that code."""
     step: Any = vars(optimizer).get("step")
     if is_scheduled_step(step):
         step = inspect.unwrap(step, stop=lambda function: not is_scheduled_step(function))

@@ -1,7 +1,7 @@
-"""A script's `port_job()`, and the alternatives to a `TrainingJob` that it may return.
+"""A script's `port_job()`, and what it may return instead of a `TrainingJob`.
 
-A `transformers.Trainer`, a LightningModule with its data, or model, loss, optimizer and any iterable of batches.
-Libraries are recognised by class names: only libraries that the script itself imports are loaded.
+It may return a `transformers.Trainer`, a LightningModule with its data, or model, loss, optimizer and any iterable of batches. Libraries
+are recognised by class names: only libraries that the script itself imports are loaded.
 
 A bundle shuffles its samples itself (by the job's seed, in each epoch) and stores every sample as the batches gave it
 once. Data that changes with each read is rejected where that can be detected.
@@ -35,7 +35,7 @@ _PARTS = 4
 _MODEL_AND_BATCH = 2
 """The number of arguments of a loss."""
 _TRAINERS_OTHER_STEPS = ("fp16", "bf16", "torch_compile", "neftune_noise_alpha", "deepspeed", "label_smoothing_factor")
-"""Settings of a Trainer that put more into its step than model, loss and optimizer."""
+"""Settings of a Trainer that put more into its step than the model, the loss and the optimizer."""
 _TRAINERS_STEP = ("train", "_inner_training_loop", "training_step", "_prepare_inputs", "get_batch_samples")
 _TRAINERS_EVENTS = (
     "on_train_begin", "on_epoch_begin", "on_step_begin", "on_substep_end", "on_pre_optimizer_step", "on_optimizer_step",
@@ -52,7 +52,7 @@ _LIGHTNINGS_DATA = ("on_before_batch_transfer", "transfer_batch_to_device", "on_
 _LIGHTNINGS_PROGRESS = ("current_epoch", "global_step")
 _OF_ANY_OBJECT = frozenset(("__new__", "__repr__", "__getattribute__", "__getnewargs__", "__sizeof__", "__doc__"))
 _ASKED = ("__str__", *(name for name in vars(int) if name.startswith("__") and name not in _OF_ANY_OBJECT))
-"""Special methods of a number: code cannot decide or compute by it without one."""
+"""Special methods of a number: without them, code can neither decide by the number nor compute with it."""
 _EXEC = "or train with `port-agent exec`, which runs the program itself"
 
 
@@ -109,7 +109,7 @@ def _begin_generators() -> None:
 
 
 def as_job(returned: object, folder: Path | None = None) -> TrainingJob | None:
-    """Return the result of `port_job()` as a job, or None if it is of no supported kind.
+    """Return the result of `port_job()` as a job; None if its kind is not supported.
 
     The batches' contents are kept in files in `folder` while the job exists; None: the system's folder for temporary
     files.
@@ -157,9 +157,7 @@ def _of_parts(
     *,
     folder: Path | None,
 ) -> TrainingJob:
-    """`loss_fn(model, batch)` takes a batch as the iterable yields it, or its parts: `loss_fn(model, x, y)`, or a loss
-    of output and target.
-    """
+    """Return a job of model, loss, optimizer and batches."""
     check_repeatable(batches)
     of_model = with_model(loss_fn)
     batches, drop_last = each_sample_once(batches)
@@ -207,7 +205,7 @@ def _job(
 
 
 def _of_trainer(trainer: Any, folder: Path | None) -> TrainingJob:
-    """The Trainer's own loss, optimizer, schedule, clipping and accumulation.
+    """Return a job with the Trainer's own loss, optimizer, schedule, clipping and accumulation.
 
     Its callbacks are not part of a bundle. Raises JobError for the program's own that run between steps.
     """
@@ -281,7 +279,7 @@ def _trainers_updates(arguments: Any, of_epoch: int) -> int:
 
 
 def _of_lightning(module: Any, data: Any, *, folder: Path | None) -> TrainingJob:
-    """A LightningModule with a DataModule, or any iterable of batches; additions by a Lightning Trainer are not
+    """Return the job of a LightningModule with a DataModule, or with any iterable of batches; what a Lightning Trainer adds is not
     included.
 
     Raises JobError for a module that does something between its training steps, and its loss for one that asks which step it is.
@@ -324,7 +322,7 @@ def _lightnings(part: Any, name: str) -> type:
 
 
 def _check_lightnings(part: Any, kind: str, names: Iterable[str]) -> None:
-    """Raise JobError if a module or its data overrides one of these methods of Lightning's."""
+    """Raise JobError if a module or its data overrides one of these methods of Lightning."""
     base = _lightnings(part, kind)
     for name in names:
         if getattr(type(part), name, None) is not getattr(base, name, None):
@@ -350,7 +348,7 @@ _BatchNumber = type("_BatchNumber", (), {name: _refused("the number of the batch
 
 @contextmanager
 def _progress_refused(kind: type) -> Iterator[None]:
-    """Raise JobError where code in the block asks a LightningModule for its epoch or step, which no Trainer counts."""
+    """Raise JobError if code in the block asks a LightningModule for its epoch or step, which no Trainer counts."""
     before = {name: vars(kind)[name] for name in _LIGHTNINGS_PROGRESS}
     try:
         for name in before:
@@ -362,7 +360,7 @@ def _progress_refused(kind: type) -> Iterator[None]:
 
 
 def _configured(found: Any) -> tuple[torch.optim.Optimizer, Any]:
-    """Return the one optimizer and the scheduler that `configure_optimizers()` gave; raise JobError for any other answer."""
+    """Return the one optimizer and the scheduler that `configure_optimizers()` gave; raise JobError if it gave anything else."""
     if isinstance(found, torch.optim.Optimizer):
         return found, None
     if isinstance(found, dict) and isinstance(found.get("optimizer"), torch.optim.Optimizer):

@@ -1,4 +1,4 @@
-"""What steps on tensors without contents must leave as it is: whatever reaches training past torch's operators.
+"""What steps on tensors without contents must not change: all ways into training other than torch's operators.
 
 A program may change a learning rate, give the model another parameter, seed torch's generator or empty the optimizer's
 state. It may write to weights and data through numpy. None of this is an operator that a recording shows.
@@ -67,14 +67,14 @@ class KeptParts:
         return _Parts(groups, parameters, buffers, torch.get_rng_state().numpy().tobytes(), settings)
 
     def require_contents(self) -> None:
-        """Raise CaptureError if the steps wrote to weights or data in another way than by torch's operators."""
+        """Raise CaptureError if the steps wrote to weights or data without torch's operators."""
         for (what, tensor, version), content in zip(self._tensors, self._contents, strict=True):
             if version_of(tensor) == version and _checksum(tensor) != content:
                 raise CaptureError(f"the step writes to {what} by other means than torch's operators, such as numpy's")
 
 
 class _Parts(NamedTuple):
-    """What code of the job may not change, in the order of `_PARTS`; buffers that operators made have no identity."""
+    """What code of the job must not change, in the order of `_PARTS`; buffers that operators made have no identity."""
 
     groups: list[Any]
     parameters: list[Any]
@@ -106,7 +106,7 @@ def _checksum(tensor: torch.Tensor) -> str:
 
 
 class _UnreadState(dict[Any, Any]):
-    """Stands for an optimizer's state while code runs that must not use it."""
+    """Stands for the optimizer's state while code runs that must not use it."""
 
     def __init__(self, what: str) -> None:
         super().__init__()

@@ -61,7 +61,7 @@ from port_planner.search.transferred import transferred
 from port_planner.tiling.blocks import COLUMNS, ROWS, Block, Blocks
 
 Ahead = Callable[[int, SpelledSchedule], KnownSteps]
-"""Runs a job's program alone, from its beginning, for that many updates, whose schedule is to be this one."""
+"""Runs a job's program alone, from its beginning, for that many updates; the given schedule is expected."""
 _RANDOM: tuple[str, ...] = ("torch's random numbers",)
 _MAX_NAMED = 3
 _TABULATED_EPOCHS, _MAX_TABULATED = 10, 4000
@@ -97,7 +97,9 @@ class InfeasibleError(PortError):
         self.left_whole: tuple[str, ...] = ()
 
     def found_more_than(self, device: DeviceCosts) -> bool:
-        """Return whether a trial found the worker to hold more besides the step than `device` says, and that leaves room for one."""
+        """Return whether a trial found that the worker holds more besides the step than `device` says, and the budget leaves room for
+        one.
+        """
         return self.base_bytes is not None and self.base_bytes > device.base_bytes
 
     def __str__(self) -> str:
@@ -124,7 +126,7 @@ class TensorSlice:
 
 @dataclass(frozen=True)
 class CapturedJob:
-    """A captured job: graphs by name, initial tensors, data columns."""
+    """A captured job: graphs by name, initial tensors, columns of data."""
 
     job: TrainingJob
     graphs: Mapping[str, StepGraph]
@@ -146,7 +148,9 @@ class CapturedJob:
     files: Mapping[str, FileRange] = field(default_factory=dict)
     """Tensors of `tensors` that stay in the files that the job loaded them from, with their place there."""
     tapes: Mapping[tuple[int, int], Tape] = field(default_factory=dict)
-    """Recordings of full batches, by their bucket and number of rows, that were not compared with others yet: with the first steps that are followed."""
+    """Recordings of full batches, by their bucket and number of rows, that are still to be compared with others: with the first steps
+    followed.
+    """
     blocks: Mapping[str, WeightBlocks] = field(default_factory=dict)
     """Weights and their state that the graphs have in blocks, as in the manifest."""
     placed: tuple[str, ...] = ()
@@ -224,7 +228,7 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0, ahead: Ahe
 
 @dataclass(slots=True)
 class _Recorded:
-    """The steps that were recorded: their graphs by name, and how often the last of them, with what else each time."""
+    """The steps that were recorded: their graphs by name, how often the last one was recorded, and what else was recorded each time."""
 
     graphs: dict[str, StepGraph] = field(default_factory=dict)
     captures: list[Capture] = field(default_factory=list)
@@ -254,7 +258,7 @@ def _known_ahead(
 def _record_cached(
     job: TrainingJob, buckets: Sequence[JobSamples], each_update: optimizer_scalars.Schedule, followed: int
 ) -> _Recorded:
-    """Record the steps of a program that may keep constants, such as a mask for each length, that its first step on a shape creates.
+    """Record the steps of a program that may keep constants, such as a mask for each length; its first step on a shape creates them.
 
     What it does with them shows once they exist, so its steps are recorded again then.
     """
@@ -277,7 +281,7 @@ def _record_steps(
     followed: int,
     found: _Recorded,
 ) -> None:
-    """Record a step for each shape of the job's batches, each several times, in `found`."""
+    """Record a step for each shape of the job's batches, each of them several times, in `found`."""
     kind, known = kind_of_job(job), found.known
     for number, samples in enumerate(buckets):
         data, size, loss_fn = samples.columns, samples.size, _watched_loss(job.loss_of(number))
@@ -315,7 +319,7 @@ def _record_steps(
 
 
 def _record_evaluation(job: TrainingJob, data: Sequence[Column], found: _Recorded) -> None:
-    """Record the evaluation of each shape of batches of `data`, too."""
+    """Record also the evaluation of each shape of batches of `data`."""
     kind, size = kind_of_job(job), BucketSize(data[0].shape[0], job.batch_size)
     for rows in _batch_sizes(size, drop_last=False):
         others = [on_device(o, kind) for o in _other_batches(data, rows, job.seed)]
@@ -374,7 +378,7 @@ def _batch_sizes(size: BucketSize, drop_last: bool) -> list[int]:
 
 
 def _check_same_updates(graphs: Mapping[str, StepGraph]) -> None:
-    """Raise CaptureError unless the batches of every shape update the same tensors: the optimizer counts its updates once for all."""
+    """Raise CaptureError unless the batches of every shape update the same tensors: the optimizer has one count of updates for all."""
     names = list(graphs)
     for name, graph in graphs.items():
         first = next(n for n in names if kind_of_graph(n) == kind_of_graph(name))
@@ -430,7 +434,7 @@ def _merge(
 
 
 def _schedule(job: TrainingJob, updates: int) -> Schedule:
-    """Tabulate the job's schedule for `updates`, and where that takes no time for some more epochs."""
+    """Tabulate the job's schedule for `updates`, and for some further epochs if that takes no time."""
     further = 0
     if optimizer_scalars.is_supported(job.optimizer):  # other updates run one by one
         further = min(steps_and_updates(job, _TABULATED_EPOCHS)[1], _MAX_TABULATED)

@@ -1,4 +1,4 @@
-"""Train a job with plain PyTorch on the batches of its bundle, in their order: the reference that bundles are compared with."""
+"""Train a job with plain PyTorch on the batches of its bundle, in their order: this is the reference for bundles."""
 
 from collections.abc import Callable, Iterator, Sequence
 
@@ -17,7 +17,7 @@ Pass = Callable[[TrainingJob, tuple[torch.Tensor, ...], int, int], torch.Tensor]
 
 
 def plain_pass(job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int, bucket: int) -> torch.Tensor:
-    """Run forward and backward pass as the program has them."""
+    """Run the forward and backward pass as in the program."""
     result = job.loss_of(bucket)(job.model, *batch)
     loss: torch.Tensor = result[0] if isinstance(result, tuple) else result
     loss.backward()

@@ -1,8 +1,8 @@
-"""The proximal term of FedProx (Li et al. 2020, arXiv 1812.06127): a loss that holds weights near those that training began with.
+"""The proximal term of FedProx (Li et al. 2020, arXiv 1812.06127): a loss that holds weights near their starting values.
 
-To the loss comes mu / 2 times the squared distance between the trained weights and where they began. That beginning is kept in
-buffers of the model, which no file of its weights holds; a run, or a round of a federation, that begins with given weights begins
-there, too.
+mu / 2 times the squared distance between the trained weights and their starting values is added to the loss. Those values are kept in
+buffers of the model, which no file of its weights holds; a run, or a round of a federation, that starts from given weights begins there,
+too.
 """
 
 from collections.abc import Callable, Mapping
@@ -16,14 +16,14 @@ _START = "proximal_start_"
 
 
 def keep_start(model: torch.nn.Module) -> None:
-    """Keep the weights that will be trained as they are now, in place of what was kept before."""
+    """Keep the current values of the trained weights as their starting values, in place of earlier ones."""
     for number, parameter in enumerate(model.parameters()):
         if parameter.requires_grad:
             model.register_buffer(f"{_START}{number}", parameter.detach().clone(), persistent=False)
 
 
 def kept_starts(model: torch.nn.Module) -> Mapping[str, str]:
-    """Return the names of the trained weights, by the key of the storage that holds where each began."""
+    """Return the names of the trained weights, by the key of the storage that holds their starting values."""
     return {
         storage_key(Role.BUFFER, f"{_START}{number}"): name
         for number, (name, parameter) in enumerate(model.named_parameters())
@@ -32,7 +32,7 @@ def kept_starts(model: torch.nn.Module) -> Mapping[str, str]:
 
 
 def with_proximal_term(loss_fn: Callable[..., Any], weight: float) -> Callable[..., Any]:
-    """Return a loss function with `weight` / 2 times the squared distance from where the model's weights began."""
+    """Return a loss function with `weight` / 2 times the squared distance of the model's weights from their starting values."""
 
     def with_term(model: torch.nn.Module, *batch: Any) -> Any:
         result = loss_fn(model, *batch)

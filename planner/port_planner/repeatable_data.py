@@ -1,4 +1,4 @@
-"""Whether a bundle can repeat a program's data: each sample stored once, as first read, and batches made of any of them."""
+"""Whether a bundle can repeat a program's data: each sample is stored once, as first read, and batches are made of any samples."""
 
 import hashlib
 import pickle
@@ -26,7 +26,7 @@ _DIGEST_BYTES = 16
 def check_repeatable(batches: Iterable[Any]) -> None:
     """Raise JobError if samples differ when they are read again, or depend on the others of their batch.
 
-    Of a DataLoader's data set some samples are read; of other batches that can be read again, all are if the first batch differs.
+    Some samples of a DataLoader's data set are read; of other batches that can be read again, all are if the first batch differs.
     """
     if not isinstance(batches, DataLoader) or isinstance(batches.dataset, IterableDataset):
         _check_read_again(batches)
@@ -78,7 +78,7 @@ def _equal(one: JoinedBatches, other: JoinedBatches) -> bool:
 
 
 def _depend_on_their_batch(read: Callable[[Sequence[int]], JoinedBatches], data_set: Any, size: int) -> bool:
-    """Return whether rows of a batch are others if half of its samples are. Their order may be; what is padded is not compared."""
+    """Return whether rows of a batch differ if half of its samples do. Their order may differ; padded rows are not compared."""
     if not hasattr(data_set, "__len__") or len(data_set) < 2 * size or size == 1:
         return False
     kept, new = size // 2, size - size // 2
@@ -94,7 +94,7 @@ def _depend_on_their_batch(read: Callable[[Sequence[int]], JoinedBatches], data_
 
 
 def _check_read_again(batches: Iterable[Any]) -> None:
-    """Raise JobError if batches of any kind are of other samples when they are read again."""
+    """Raise JobError if batches of any kind have other samples when they are read again."""
     if iter(batches) is batches:
         return
     with own_code("reading the first batch of the data"):

@@ -24,7 +24,7 @@ from port_planner.torch_compat.modes import OperatorMode, pytree
 from port_planner.torch_compat.optimizers import note_step
 
 Schedule = tuple[tuple[Mapping[str, Any], ...], ...]
-"""Hyperparameters that change over the updates, for each update and parameter group."""
+"""Hyperparameters that change over the updates, for each update and each parameter group."""
 
 _REPEATED = 3
 """Updates that are tabulated a second time."""
@@ -138,7 +138,7 @@ def step_watched(job: TrainingJob) -> None:
 
 
 class _Watch(OperatorMode):
-    """Refuses what a scheduler does with tensors of the model or of a step, and random numbers."""
+    """Refuses what a scheduler does with random numbers, or with tensors of the model or of a step."""
 
     def __init__(self, model: torch.nn.Module) -> None:
         initialise: Any = super().__init__

@@ -19,10 +19,7 @@ from pathlib import Path
 from port_planner.base.source_roots import PACKAGE_FOLDERS
 
 _MAIN = "__mp_main__"
-"""Python's own name for a script whose main part must not run, in processes of `multiprocessing`.
-
-Those find the script by its file.
-"""
+"""Python's own name for a script whose main part must not run: processes of `multiprocessing` find the script by its file."""
 _NOWHERE = "/dev/null/nowhere"
 """Stands on the import path instead of a script's folder while this project imports."""
 _OUR_FILES = tuple(f"{folder}/" for folder in PACKAGE_FOLDERS)
@@ -72,7 +69,7 @@ def put_first(place: str) -> None:
 
 
 def _rivals(place: str, elsewhere: Sequence[str]) -> frozenset[str]:
-    """Return the names that plain Python finds in `place`, but for which this process has or would find another module."""
+    """Return the names that plain Python finds in `place`, but that mean another module in this process now or later."""
     found = {name for _, name, _ in pkgutil.iter_modules([place]) if _is_rival(name, place, elsewhere)}
     return frozenset(found - _loaded_at_start() if found else found)
 
@@ -90,7 +87,7 @@ def _find(name: str, path: Sequence[str]) -> ModuleSpec | None:
 
 
 def _loaded_at_start() -> set[str]:
-    """Return the modules that an interpreter loads at its start: a script gets those, whatever lies next to it."""
+    """Return the modules that an interpreter loads at its start: a script gets these, whatever lies next to it."""
     import subprocess
 
     done = subprocess.run(
@@ -123,7 +120,7 @@ class _Imports:
         fromlist: Sequence[str] | None = (),
         level: int = 0,
     ) -> types.ModuleType:
-        """Import as `builtins.__import__` does."""
+        """Import a module as `builtins.__import__` does."""
         run = partial(self._import, name, globals, locals, fromlist or (), level)
         root = (name if level == 0 or globals is None else str(globals.get("__package__"))).partition(".")[0]
         if not getattr(self._thread, "ours", False) and not self._is_ours(globals):
@@ -183,7 +180,7 @@ class _Imports:
         self._others[root] = theirs
 
     def undo(self) -> None:
-        """Import as before."""
+        """Let imports work as before."""
         builtins.__import__ = self._import
         for root in self._others:
             self._exchange(root)

@@ -1,4 +1,4 @@
-"""Which steps a program will make: run on tensors without contents, from its beginning, for as long as it will train.
+"""The steps that a program will make, found by running it on tensors without contents, for as long as it will train.
 
 A program that counts, or keeps tensors over steps, may decide something by them in a later step, or compute with another
 number each time. That it decides nothing, and the numbers, are seen where every step is recorded: forward and backward
@@ -27,12 +27,12 @@ from port_planner.schedules import difference, step_watched
 from port_planner.torch_compat.optimizers import note_step
 
 _ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, RuntimeError, TypeError, ValueError)
-"""Exceptions that code may raise if it asks a tensor for contents."""
+"""Exceptions that code may raise when it needs a tensor's contents."""
 
 
 @dataclass(slots=True)
 class _Shape:
-    """The steps of one shape: the first, the places of its numbers, and those that changed since."""
+    """The steps of one shape: the first step, the places of its numbers, and the numbers that changed since."""
 
     tape: Tape
     digest: str

@@ -103,11 +103,10 @@ DOCUMENT_PHRASES = (
 """Of other languages, and relative clauses without a noun at the beginning of a sentence."""
 
 PARTICIPLES = (
-    "Made", "Shown", "Planned", "Prepared", "Tried", "Moved", "Told", "Heard", "Said", "Given", "Asked", "Led", "Valued",
-    "Refused", "Listed", "Sliced", "Divided", "Restricted", "Captured", "Measured", "Differing", "Tokenized", "Rewritten",
-    "Ended", "Joining", "Placing", "Merging", "Coarsening", "Decoding", "Tracing", "Lowering", "Planning",
+    "Made", "Remade", "Shown", "Told", "Heard", "Said", "Given", "Led", "Rewritten", "Differing", "Joining", "Placing",
+    "Merging", "Coarsening", "Decoding", "Tracing", "Lowering", "Planning", "Introducing",
 )  # fmt: skip
-"""What no class is called."""
+"""What no class is called, beside all single words in -ed."""
 
 
 def words_of(name: str) -> list[str]:
@@ -154,7 +153,7 @@ def test_no_class_is_called_by_a_participle() -> None:
         name: path
         for path, text in sources().items()
         for name in re.findall(r"^ *class _*(\w+)", text, re.M)
-        if name in PARTICIPLES
+        if name in PARTICIPLES or re.fullmatch("[A-Z][a-z]+ed", name)
     }
     assert not found
 

@@ -326,6 +326,8 @@ def _run(words: list[str], environment: Mapping[str, str]) -> int:
     while True:
         try:
             _surround(words, environment)
+            if not hasattr(sys.modules.get(sys.argv[0]), "__path__"):
+                sys.modules.pop(sys.argv[0], None)  # runpy warns of a module that is there already
             runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
         except _BeginAgain as again:
             words, environment = again.words, again.environment

@@ -198,7 +198,7 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0, ahead: Ahe
         try:
             found = _record_cached(job, buckets, each_update, followed)
         except StatefulStepError as error:
-            found = _Recorded(known=_known_ahead(job, updates, schedule, ahead, error))
+            found = _RecordedSteps(known=_known_ahead(job, updates, schedule, ahead, error))
             _record_steps(job, buckets, each_update, followed, found)
         _check_same_updates(found.graphs)
         if eval_data:
@@ -227,7 +227,7 @@ def prepare(job: TrainingJob, *, updates: int = 0, followed: int = 0, ahead: Ahe
 
 
 @dataclass(slots=True)
-class _Recorded:
+class _RecordedSteps:
     """The steps that were recorded: their graphs by name, how often the last one was recorded, and what else was recorded each time."""
 
     graphs: dict[str, StepGraph] = field(default_factory=dict)
@@ -257,14 +257,14 @@ def _known_ahead(
 
 def _record_cached(
     job: TrainingJob, buckets: Sequence[JobSamples], each_update: optimizer_scalars.Schedule, followed: int
-) -> _Recorded:
+) -> _RecordedSteps:
     """Record the steps of a program that may keep constants, such as a mask for each length; its first step on a shape creates them.
 
     What it does with them shows once they exist, so its steps are recorded again then.
     """
     shapes = sum(len(_batch_sizes(samples.size, job.drop_last)) for samples in buckets)
     while True:
-        found = _Recorded()
+        found = _RecordedSteps()
         try:
             _record_steps(job, buckets, each_update, followed, found)
             return found
@@ -279,7 +279,7 @@ def _record_steps(
     buckets: Sequence[JobSamples],
     each_update: optimizer_scalars.Schedule,
     followed: int,
-    found: _Recorded,
+    found: _RecordedSteps,
 ) -> None:
     """Record a step for each shape of the job's batches, each of them several times, in `found`."""
     kind, known = kind_of_job(job), found.known
@@ -318,7 +318,7 @@ def _record_steps(
                 )
 
 
-def _record_evaluation(job: TrainingJob, data: Sequence[Column], found: _Recorded) -> None:
+def _record_evaluation(job: TrainingJob, data: Sequence[Column], found: _RecordedSteps) -> None:
     """Record also the evaluation of each shape of batches of `data`."""
     kind, size = kind_of_job(job), BucketSize(data[0].shape[0], job.batch_size)
     for rows in _batch_sizes(size, drop_last=False):

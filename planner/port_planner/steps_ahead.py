@@ -53,7 +53,7 @@ def known_steps(job: TrainingJob, updates: int, within_s: float, schedule: Spell
     Raises CaptureError if a step differs from the first of its shape by more than numbers, or if the program depends on
     contents. Also raises it if they take more than `within_s` seconds of the processor.
     """
-    followed, began = _Followed(job), time.process_time()
+    followed, began = _StepsAhead(job), time.process_time()
     note_step(job.optimizer)  # its schedule warns because it never made a real update
     for number in range(updates):
         try:
@@ -75,7 +75,7 @@ def known_steps(job: TrainingJob, updates: int, within_s: float, schedule: Spell
     return followed.known()
 
 
-class _Followed:
+class _StepsAhead:
     """The steps so far of a job whose tensors have no contents."""
 
     def __init__(self, job: TrainingJob) -> None:

@@ -30,7 +30,18 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from benchmarks.follow_zoo.operators import torch_functions
 from port_agent.training.step_values import StepValues
 from port_planner.base.errors import PortError
-from port_planner.ir.graph import ITEM_BYTES, Named, Op, Phase, Ref, Role, StepGraph, Storage, Value, verify_graph
+from port_planner.ir.graph import (
+    ITEM_BYTES,
+    NamedArgument,
+    Op,
+    Phase,
+    Ref,
+    Role,
+    StepGraph,
+    Storage,
+    Value,
+    verify_graph,
+)
 from port_planner.ir.operands.verify import verify_operands
 from port_planner.ir.operators import OperatorError, check_operator
 from port_planner.ir.torch_operators import resolve
@@ -103,7 +114,7 @@ def _recorded(argument: Any) -> Any:
         return tuple(_recorded(a) for a in argument)
     for kind_of in (torch.dtype, torch.device, torch.layout, torch.memory_format):
         if isinstance(argument, kind_of):
-            return Named(kind_of.__name__, str(argument).removeprefix("torch."))
+            return NamedArgument(kind_of.__name__, str(argument).removeprefix("torch."))
     if argument is None or isinstance(argument, bool | int | float | str):
         return argument
     raise ValueError
@@ -263,8 +274,8 @@ def _changed(value: Any, others: Sequence[Operand], rng: random.Random) -> Any:
             return rng.choice((None, 0, -1, 1 << 40, 0.5, True, *others[:1]))
         case str():
             return rng.choice(("", "sum", "mean", "max", "none", "x" * 100))
-        case Named(kind="dtype"):
-            return Named("dtype", rng.choice(list(ITEM_BYTES)))
+        case NamedArgument(kind="dtype"):
+            return NamedArgument("dtype", rng.choice(list(ITEM_BYTES)))
         case tuple():
             match rng.randrange(5):
                 case 0:

@@ -41,7 +41,7 @@ class _Line(msgspec.Struct):
 
 
 @dataclass(slots=True)
-class Recorded:
+class RecordingTotals:
     """The totals of a recording."""
 
     samples: int = 0
@@ -72,15 +72,15 @@ def record(
     inbox: Path,
     model: ModelDirectory,
     per_file: int,
-    report: Callable[[Recorded], None],
+    report: Callable[[RecordingTotals], None],
     clock: Callable[[], float] = time.time,
-) -> Recorded:
+) -> RecordingTotals:
     """Write every `per_file` samples of `stream` as one file into `inbox` until the stream ends.
 
     Bad lines are counted.
     """
     inbox.mkdir(parents=True, exist_ok=True)
-    seen = Recorded()
+    seen = RecordingTotals()
     pending: list[Sample] = []
     for line in stream:
         sample = read_line(line, model)
@@ -125,7 +125,7 @@ def _answer(given: float | list[float], model: ModelDirectory) -> Answer | None:
     return int(cast(float, given)) if is_class else None
 
 
-def _write(inbox: Path, pending: list[Sample], seen: Recorded, clock: Callable[[], float]) -> None:
+def _write(inbox: Path, pending: list[Sample], seen: RecordingTotals, clock: Callable[[], float]) -> None:
     content = io.BytesIO()
     np.savez(content, x=np.stack([values for values, _ in pending]), y=np.array([answer for _, answer in pending]))
     # names sort in the order of arrival, and two recorders do not collide

@@ -18,7 +18,7 @@ class IntroductionError(PortError):
     """Bytes that are not an introduction."""
 
 
-class Introduced(msgspec.Struct, frozen=True, kw_only=True):
+class IntroducedDevice(msgspec.Struct, frozen=True, kw_only=True):
     """A device that chose the same introducer."""
 
     certificate: Annotated[bytes, msgspec.Meta(max_length=_CERTIFICATE_BYTES)]
@@ -36,7 +36,7 @@ class Introduced(msgspec.Struct, frozen=True, kw_only=True):
 class Introductions(msgspec.Struct, frozen=True):
     """All devices that are introduced."""
 
-    devices: Annotated[tuple[Introduced, ...], msgspec.Meta(max_length=_MOST)]
+    devices: Annotated[tuple[IntroducedDevice, ...], msgspec.Meta(max_length=_MOST)]
 
 
 INTRODUCTIONS: "PeerCodec[Introductions]" = PeerCodec(Introductions, IntroductionError, "not a list of introductions")

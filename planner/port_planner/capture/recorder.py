@@ -20,7 +20,7 @@ from port_planner.base.errors import CaptureError, StatefulStepError, program_li
 from port_planner.capture.cross_step_state import StepResults
 from port_planner.ir.arithmetic import Arithmetic, differences
 from port_planner.ir.device_kinds import CPU
-from port_planner.ir.graph import Argument, Named, Phase, Ref, Role, Value, operands
+from port_planner.ir.graph import Argument, NamedArgument, Phase, Ref, Role, Value, operands
 from port_planner.ir.lowering.optimizer_scalars import SETTLED_STEP
 from port_planner.ir.operators import ADD_SCALED, GUARD, OPTIMIZERS, only_checks
 from port_planner.ir.run_op import flatten
@@ -583,15 +583,15 @@ class StepRecorder(TorchDispatchMode):
         if argument is None or isinstance(argument, bool | int | float | str):
             return argument
         if isinstance(argument, complex):
-            return Named(COMPLEX, repr(argument))
+            return NamedArgument(COMPLEX, repr(argument))
         if isinstance(argument, list | tuple):
             return tuple(self._encode(a) for a in argument)
         if isinstance(argument, torch.device):
             of_stand_in = self.phase is Phase.UPDATE and argument.type == _NO_MEMORY
-            return Named("device", self.stand_in_device if of_stand_in else argument.type)
+            return NamedArgument("device", self.stand_in_device if of_stand_in else argument.type)
         for kind, cls in NAMED_KINDS.items():
             if isinstance(argument, cls):
-                return Named(kind, str(argument).removeprefix("torch."))
+                return NamedArgument(kind, str(argument).removeprefix("torch."))
         if isinstance(argument, torch.SymInt | torch.SymFloat | torch.SymBool):
             raise CaptureError("the step has a symbolic size; call it with plain tensors of fixed shape")
         if isinstance(argument, torch.Generator):

@@ -67,7 +67,7 @@ class Scalar:
 
 
 @dataclass(frozen=True, slots=True)
-class Named:
+class NamedArgument:
     """An argument that is one of torch's named objects, such as `dtype float32` or `device cpu`, or a number such as `complex 1j`."""
 
     kind: str
@@ -79,7 +79,7 @@ RESERVED = "aten::empty_strided"
 COPY = "aten::copy_"
 """The operator that fills such a tensor."""
 
-Argument: TypeAlias = "bool | int | float | str | Ref | Scalar | Named | tuple[Argument, ...] | None"
+Argument: TypeAlias = "bool | int | float | str | Ref | Scalar | NamedArgument | tuple[Argument, ...] | None"
 
 
 @dataclass(frozen=True, slots=True)

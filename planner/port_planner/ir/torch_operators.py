@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from port_planner.ir.graph import Argument, GraphError, Named, Op, Ref, StepGraph, references
+from port_planner.ir.graph import Argument, GraphError, NamedArgument, Op, Ref, StepGraph, references
 from port_planner.ir.operators import ADD_SCALED, MAXIMUM_OUT, OperatorError, check_operator
 from port_planner.ir.torch_device import known_kinds
 from port_planner.operators import base_name, operator_of
@@ -144,7 +144,7 @@ def dtype(name: str) -> torch.dtype:
     return _DTYPES[name]
 
 
-def named(argument: Named) -> Any:
+def named(argument: NamedArgument) -> Any:
     """Return one of torch's named objects, or a complex number.
 
     Raises GraphError for one that is not supported.
@@ -159,7 +159,7 @@ def named(argument: Named) -> Any:
 
 def literal(argument: Argument) -> Any:
     """Return a constant argument in torch's form."""
-    if isinstance(argument, Named):
+    if isinstance(argument, NamedArgument):
         return named(argument)
     if isinstance(argument, tuple):
         return [literal(a) for a in argument]

@@ -52,44 +52,50 @@ def _elements(op: KernelCall) -> int:
     return op.out_shape.elements * window
 
 
-Plain = tuple[StepKind, OpKind | None]
+_STEPS = (StepKind.FORWARD, StepKind.INPUT, StepKind.WEIGHT)
+
+_BY_OPERATOR: Mapping[OpKind, tuple[tuple[float, ...], tuple[float, ...]]] = {
+    OpKind.CONV: ((2.05, 3.9, 5.2), (15.2, 140.0, 167.2)),
+    OpKind.DEPTHWISE: ((5.7, 14.3, 23.1), (31.5, 165.6, 170.3)),
+    OpKind.CLASSIFIER: ((6.1, 19.5, 66.3), (18.8, 414.0, 757.0)),
+    OpKind.GROUPED: ((37.6, 85.0, 34.3), (67.1, 281.9, 263.9)),
+    OpKind.TRANSPOSED: ((46.3, 51.7, 57.0), (105.8, 286.6, 271.3)),
+    OpKind.GRU: ((5.4, 13.4, 16.7), (5.4, 216.4, 280.0)),
+    OpKind.ADD: ((30.1,), (40.3,)),
+    OpKind.AVERAGE_POOL: ((12.9, 8.8), (21.2, 169.9)),
+    OpKind.MAX_POOL: ((22.6, 23.9), (34.2, 44.3)),
+    OpKind.TABLE: ((10.7, 10.0), (13.4, 139.0)),
+    OpKind.CONCAT: ((18.4, 3.9), (27.9, 7.5)),
+    OpKind.UPSAMPLE: ((16.7, 7.8), (24.3, 75.0)),
+    OpKind.MULTIPLY: ((40.6, 32.2), (96.2, 373.7)),
+    OpKind.SCALE: ((41.2, 31.5), (114.9, 385.2)),
+}
+"""Instructions per unit of work on `M4F` and on `M0`, for each of `_STEPS` that the operator has."""
+_OF_ANY_OP: Mapping[StepKind, tuple[float, float]] = {
+    StepKind.MASK: (8.1, 10.8),
+    StepKind.BIAS: (6.8, 105.8),
+    StepKind.COPY: (7.1, 7.3),
+    StepKind.LOSS: (78.6, 2443.0),
+}
+_BY_FORM: Mapping[Kernel, tuple[float, float]] = {
+    (StepKind.FORWARD, OpKind.CONV, NARROW): (3.5, 29.4),
+    (StepKind.WEIGHT, OpKind.CONV, NARROW): (18.0, 126.0),
+    (StepKind.INPUT, OpKind.DEPTHWISE, STRIDED): (29.5, 255.9),
+    (StepKind.FORWARD, OpKind.GRU, GATED): (355.0, 10282.0),
+    (StepKind.INPUT, OpKind.GRU, GATED): (421.0, 11808.0),
+}
 
 
-def _counts(plain: Mapping[Plain, float], special: Mapping[Kernel, float]) -> Mapping[Kernel, float]:
-    """Return the table; a special form without a count of its own costs as much as the plain one."""
-    table: dict[Kernel, float] = {}
-    for (kind, op), count in plain.items():
-        table |= {(kind, op, form): count for form in ("", NARROW, STRIDED)}
-    return table | dict(special)
+def _counts(core: int) -> Mapping[Kernel, float]:
+    """Return the counts of one core; a special form without a count of its own costs as much as the plain one."""
+    plain: dict[tuple[StepKind, OpKind | None], float] = {(step, None): both[core] for step, both in _OF_ANY_OP.items()}
+    for op, both in _BY_OPERATOR.items():
+        plain |= {(step, op): count for step, count in zip(_STEPS, both[core], strict=False)}
+    table = {(step, op, form): count for (step, op), count in plain.items() for form in ("", NARROW, STRIDED)}
+    return table | {kernel: both[core] for kernel, both in _BY_FORM.items()}
 
 
-M4F = _counts(
-    {
-        (StepKind.FORWARD, OpKind.CONV): 2.05, (StepKind.FORWARD, OpKind.DEPTHWISE): 5.7,
-        (StepKind.FORWARD, OpKind.CLASSIFIER): 6.1, (StepKind.FORWARD, OpKind.ADD): 30.1,
-        (StepKind.FORWARD, OpKind.AVERAGE_POOL): 12.9, (StepKind.FORWARD, OpKind.MAX_POOL): 22.6,
-        (StepKind.INPUT, OpKind.CONV): 3.9, (StepKind.INPUT, OpKind.CLASSIFIER): 19.5,
-        (StepKind.INPUT, OpKind.DEPTHWISE): 14.3, (StepKind.INPUT, OpKind.AVERAGE_POOL): 8.8,
-        (StepKind.FORWARD, OpKind.GROUPED): 37.6, (StepKind.INPUT, OpKind.GROUPED): 85.0,
-        (StepKind.WEIGHT, OpKind.GROUPED): 34.3, (StepKind.FORWARD, OpKind.TRANSPOSED): 46.3,
-        (StepKind.INPUT, OpKind.TRANSPOSED): 51.7, (StepKind.WEIGHT, OpKind.TRANSPOSED): 57.0,
-        (StepKind.FORWARD, OpKind.TABLE): 10.7,
-        (StepKind.INPUT, OpKind.TABLE): 10.0, (StepKind.FORWARD, OpKind.CONCAT): 18.4,
-        (StepKind.INPUT, OpKind.CONCAT): 3.9, (StepKind.FORWARD, OpKind.UPSAMPLE): 16.7,
-        (StepKind.INPUT, OpKind.UPSAMPLE): 7.8, (StepKind.FORWARD, OpKind.MULTIPLY): 40.6,
-        (StepKind.INPUT, OpKind.MULTIPLY): 32.2, (StepKind.FORWARD, OpKind.SCALE): 41.2,
-        (StepKind.INPUT, OpKind.SCALE): 31.5, (StepKind.FORWARD, OpKind.GRU): 5.4,
-        (StepKind.INPUT, OpKind.GRU): 13.4, (StepKind.WEIGHT, OpKind.GRU): 16.7,
-        (StepKind.INPUT, OpKind.MAX_POOL): 23.9, (StepKind.WEIGHT, OpKind.CONV): 5.2,
-        (StepKind.WEIGHT, OpKind.CLASSIFIER): 66.3, (StepKind.WEIGHT, OpKind.DEPTHWISE): 23.1,
-        (StepKind.MASK, None): 8.1, (StepKind.BIAS, None): 6.8, (StepKind.COPY, None): 7.1, (StepKind.LOSS, None): 78.6,
-    },
-    {
-        (StepKind.FORWARD, OpKind.CONV, NARROW): 3.5, (StepKind.WEIGHT, OpKind.CONV, NARROW): 18.0,
-        (StepKind.INPUT, OpKind.DEPTHWISE, STRIDED): 29.5,
-        (StepKind.FORWARD, OpKind.GRU, GATED): 355.0, (StepKind.INPUT, OpKind.GRU, GATED): 421.0,
-    },
-)  # fmt: skip
+M4F = _counts(0)
 """Instructions per multiply-accumulate on the emulated Cortex-M4F with its DSP kernels, random weights.
 
 Counted on the camera network and MobileNetV2-w0.35. Max pooling is counted on the tests' network of every layer, and
@@ -97,34 +103,7 @@ groups to products on their network of joins, transposed convolutions on that of
 counted on layers of 8 to 32 values and 10 steps.
 """
 
-M0 = _counts(
-    {
-        (StepKind.FORWARD, OpKind.CONV): 15.2, (StepKind.FORWARD, OpKind.DEPTHWISE): 31.5,
-        (StepKind.FORWARD, OpKind.CLASSIFIER): 18.8, (StepKind.FORWARD, OpKind.ADD): 40.3,
-        (StepKind.FORWARD, OpKind.AVERAGE_POOL): 21.2, (StepKind.FORWARD, OpKind.MAX_POOL): 34.2,
-        (StepKind.INPUT, OpKind.CONV): 140.0, (StepKind.INPUT, OpKind.CLASSIFIER): 414.0,
-        (StepKind.INPUT, OpKind.DEPTHWISE): 165.6, (StepKind.INPUT, OpKind.AVERAGE_POOL): 169.9,
-        (StepKind.FORWARD, OpKind.GROUPED): 67.1, (StepKind.INPUT, OpKind.GROUPED): 281.9,
-        (StepKind.WEIGHT, OpKind.GROUPED): 263.9, (StepKind.FORWARD, OpKind.TRANSPOSED): 105.8,
-        (StepKind.INPUT, OpKind.TRANSPOSED): 286.6, (StepKind.WEIGHT, OpKind.TRANSPOSED): 271.3,
-        (StepKind.FORWARD, OpKind.TABLE): 13.4,
-        (StepKind.INPUT, OpKind.TABLE): 139.0, (StepKind.FORWARD, OpKind.CONCAT): 27.9,
-        (StepKind.INPUT, OpKind.CONCAT): 7.5, (StepKind.FORWARD, OpKind.UPSAMPLE): 24.3,
-        (StepKind.INPUT, OpKind.UPSAMPLE): 75.0, (StepKind.FORWARD, OpKind.MULTIPLY): 96.2,
-        (StepKind.INPUT, OpKind.MULTIPLY): 373.7, (StepKind.FORWARD, OpKind.SCALE): 114.9,
-        (StepKind.INPUT, OpKind.SCALE): 385.2, (StepKind.FORWARD, OpKind.GRU): 5.4,
-        (StepKind.INPUT, OpKind.GRU): 216.4, (StepKind.WEIGHT, OpKind.GRU): 280.0,
-        (StepKind.INPUT, OpKind.MAX_POOL): 44.3, (StepKind.WEIGHT, OpKind.CONV): 167.2,
-        (StepKind.WEIGHT, OpKind.CLASSIFIER): 757.0, (StepKind.WEIGHT, OpKind.DEPTHWISE): 170.3,
-        (StepKind.MASK, None): 10.8, (StepKind.BIAS, None): 105.8, (StepKind.COPY, None): 7.3,
-        (StepKind.LOSS, None): 2443.0,
-    },
-    {
-        (StepKind.FORWARD, OpKind.CONV, NARROW): 29.4, (StepKind.WEIGHT, OpKind.CONV, NARROW): 126.0,
-        (StepKind.INPUT, OpKind.DEPTHWISE, STRIDED): 255.9,
-        (StepKind.FORWARD, OpKind.GRU, GATED): 10282.0, (StepKind.INPUT, OpKind.GRU, GATED): 11808.0,
-    },
-)  # fmt: skip
+M0 = _counts(1)
 """Instructions per multiply-accumulate on the emulated Cortex-M0.
 
 Without an FPU, the backward part costs 30 times as much per multiply-accumulate as on an M4F. Counted on the digits

@@ -13,7 +13,7 @@ from port_planner.ir.graph import (
     ITEM_BYTES,
     Argument,
     GraphError,
-    Named,
+    NamedArgument,
     Op,
     Phase,
     Ref,
@@ -245,5 +245,5 @@ class _WeightDecoder:
 
 def _call(name: str, taken: tuple[int, ...], made: int, phase: Phase, writes: tuple[int, ...] = (), to: str = "") -> Op:
     """Return the call of an aten operator with one result, of data type `to` if that is given."""
-    kwargs: tuple[tuple[str, Argument], ...] = (("dtype", Named("dtype", to)),) if to else ()
+    kwargs: tuple[tuple[str, Argument], ...] = (("dtype", NamedArgument("dtype", to)),) if to else ()
     return Op(f"aten::{name}", tuple(map(Ref, taken)), kwargs, (made,), writes, phase)

@@ -13,7 +13,7 @@ from port_planner.ir.devices.transfers import all_bytes, transfer_op
 from port_planner.ir.graph import (
     Argument,
     GraphError,
-    Named,
+    NamedArgument,
     Op,
     Role,
     StepGraph,
@@ -124,7 +124,7 @@ def _made_there(op: Op, kind: str) -> Op:
     """Return an operator that creates its tensor on this kind of device, if it names a device at all."""
 
     def other(argument: Argument) -> Argument:
-        named = isinstance(argument, Named) and argument.kind == "device"
-        return Named("device", kind) if named else argument
+        named = isinstance(argument, NamedArgument) and argument.kind == "device"
+        return NamedArgument("device", kind) if named else argument
 
     return replace(op, args=tuple(map(other, op.args)), kwargs=tuple((name, other(a)) for name, a in op.kwargs))

@@ -20,7 +20,7 @@ _INDICES = frozenset({"int32", "int64"})
 _NEVER: Mapping[str, int] = {}
 
 
-class Remade:
+class RepeatedOperators:
     """The operators of one micro-batch that run again, and where."""
 
     def __init__(

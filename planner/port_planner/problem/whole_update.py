@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from port_planner.ir.device_kinds import CPU
 from port_planner.ir.graph import (
-    Named,
+    NamedArgument,
     Op,
     Phase,
     Ref,
@@ -28,7 +28,7 @@ from port_planner.ir.graph import (
 )
 from port_planner.ir.lowering.rematerialize import effective_operands, pure_arguments
 from port_planner.ir.operators import draws_by_shape
-from port_planner.problem.remade import Remade
+from port_planner.problem.remade import RepeatedOperators
 from port_planner.problem.reorder import dependencies
 
 _FREE_SHARE = 0.5
@@ -40,7 +40,7 @@ _SHARED = frozenset({Role.PARAMETER, Role.BUFFER, Role.STATE, Role.CONSTANT})
 _OWN = frozenset({Role.TEMPORARY, Role.BATCH})
 """Roles of storages that each micro-batch has separately."""
 
-_CONTIGUOUS = (("memory_format", Named("memory_format", "contiguous_format")),)
+_CONTIGUOUS = (("memory_format", NamedArgument("memory_format", "contiguous_format")),)
 
 _BATCH_NORM_BACKWARD, _RUNNING, _TRAINING = "aten::native_batch_norm_backward", slice(3, 5), 7
 """Positions of the arguments of batch norm's backward pass: its running statistics, which the next micro-batch has changed by then, and
@@ -90,7 +90,7 @@ def whole_update(graphs: Sequence[StepGraph], free_bytes: int, *, remake: bool) 
     again: list[Mapping[int, Sequence[int]]] = [{} for _ in graphs]
     if remake:
         updated = _updated_after(graphs[-1], ranks[-1])
-        again = [Remade(*found, updated).before() for found in zip(graphs, tile_of, ranks, strict=True)]
+        again = [RepeatedOperators(*found, updated).before() for found in zip(graphs, tile_of, ranks, strict=True)]
     update = _GraphMerger(graphs).merged(sequence, tile_of, again)
     return update if _reads_the_same(graphs, update) else None
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from port_planner.ir.graph import (
     Argument,
-    Named,
+    NamedArgument,
     Op,
     Phase,
     Ref,
@@ -22,7 +22,7 @@ from port_planner.ir.graph import (
     with_operands,
 )
 
-_CPU = (("device", Named("device", "cpu")), ("layout", Named("layout", "strided")))
+_CPU = (("device", NamedArgument("device", "cpu")), ("layout", NamedArgument("layout", "strided")))
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +103,7 @@ class GraphBuilder:
 
     def reserve(self, value: Value, phase: Phase) -> None:
         """Add an op that creates a value without contents, to be filled in parts."""
-        kwargs = (("dtype", Named("dtype", value.dtype)), *_CPU)
+        kwargs = (("dtype", NamedArgument("dtype", value.dtype)), *_CPU)
         made = Op("aten::empty_strided", (value.shape, value.stride), kwargs, (self.value(value),), (), phase)
         self.add(made)
 

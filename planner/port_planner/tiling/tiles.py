@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import TypeAlias
 
-from port_planner.ir.graph import ITEM_BYTES, Named, Op, Ref, StepGraph, Tile, Value, operands, with_operands
+from port_planner.ir.graph import ITEM_BYTES, NamedArgument, Op, Ref, StepGraph, Tile, Value, operands, with_operands
 from port_planner.operators import base_name
 from port_planner.tiling.algebra import leading
 from port_planner.tiling.chains import Chain, min_rows, units_of
@@ -266,7 +266,7 @@ class _TileRewriter:
         mask = self.masks[value.storage]
         d = next(k for k, n in enumerate(value.shape) if n > 1)
         taken = self.builder.value(self._cut(mask, d, tile))
-        kwargs = (("dtype", Named("dtype", value.dtype)),)
+        kwargs = (("dtype", NamedArgument("dtype", value.dtype)),)
         whole = value.storage not in self.split
         s = self.builder.storage(self._tile_bytes(value.storage, tile)) if whole else None
         made = self.builder.value(self._cut(value, d, tile, s))

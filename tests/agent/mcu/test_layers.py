@@ -98,7 +98,7 @@ def test_layers_of_other_layouts_and_names_come_back(build: Build, tmp_path: Pat
     assert parameter_image(again.quantized, again.memory, again.scheme) == parameters
 
 
-class Named(nn.Module):
+class NamedArgument(nn.Module):
     """Layers that have two names, and a weight that an unused layer has as well: one tensor each in PyTorch."""
 
     def __init__(self) -> None:
@@ -115,7 +115,7 @@ class Named(nn.Module):
 
 def test_a_tensor_of_several_names_is_exported_under_all_of_them(tmp_path: Path) -> None:
     torch.manual_seed(3)
-    module = Named()
+    module = NamedArgument()
     module(torch.from_numpy(DATA))
     given = module.state_dict(keep_vars=True)
     model = compile_model(module.eval(), DATA)

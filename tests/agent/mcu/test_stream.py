@@ -11,7 +11,7 @@ import pytest
 from port_agent.mcu.board.errors import DisconnectedError
 from port_agent.mcu.data import load_samples
 from port_agent.mcu.protocol.board_model import InputFormat, ModelDirectory, read_model, write_manifest
-from port_agent.mcu.stream import Recorded, open_stream, record
+from port_agent.mcu.stream import RecordingTotals, open_stream, record
 from port_planner.base.targets import targets_in
 from tests.agent.mcu.small_model import write_model
 
@@ -31,7 +31,7 @@ def lines(count: int) -> list[bytes]:
 def test_stream_becomes_files_of_an_inbox(floating: ModelDirectory, tmp_path: Path) -> None:
     reports: list[int] = []
 
-    def report(seen: Recorded) -> None:
+    def report(seen: RecordingTotals) -> None:
         reports.append(seen.samples)
 
     bad = [b"not json\n", b'{"x": [1], "y": 0}\n', json.dumps({"x": [0] * 24, "y": 4}).encode(), b"[]\n"]

@@ -12,7 +12,19 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from port_agent.training.state.finite import NonFiniteError
 from port_agent.training.step_values import GraphChangedError, StepValues, check_layout
 from port_planner.base.errors import PortError
-from port_planner.ir.graph import Argument, GraphError, Named, Op, Phase, Ref, Role, Scalar, StepGraph, Storage, Value
+from port_planner.ir.graph import (
+    Argument,
+    GraphError,
+    NamedArgument,
+    Op,
+    Phase,
+    Ref,
+    Role,
+    Scalar,
+    StepGraph,
+    Storage,
+    Value,
+)
 from tests.simulated_device import NAME, SimBackend
 
 GRAPH = StepGraph(
@@ -116,7 +128,7 @@ def test_an_operator_is_called_on_what_is_there_when_it_runs(values: StepValues)
         (None, None),
         ("mean", "mean"),
         (Scalar(1), 0.5),
-        (Named("dtype", "float64"), torch.float64),
+        (NamedArgument("dtype", "float64"), torch.float64),
         ((1, (2, 3)), [1, [2, 3]]),
         ((Scalar(0), (Scalar(1), 2)), [7, [0.5, 2]]),
     ],

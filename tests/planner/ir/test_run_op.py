@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from port_planner.ir.graph import Named, Op, Phase, Ref, Scalar, Value
+from port_planner.ir.graph import NamedArgument, Op, Phase, Ref, Scalar, Value
 from port_planner.ir.run_op import call, compiled, fetcher, fill, fill_all, flatten, view
 
 ADD = Op("aten::add.Tensor", (Ref(0), Ref(1)), (("alpha", Scalar(1)),), (2,), (), Phase.FORWARD)
@@ -15,8 +15,8 @@ NUMBERS = (3.0, 2.0)
 def test_arguments_are_filled_with_what_is_fetched() -> None:
     assert fill_all(ADD, VALUES.__getitem__, NUMBERS.__getitem__) == ([VALUES[0], VALUES[1]], {"alpha": 2.0})
     assert fill(Scalar(0), VALUES.__getitem__) == 0.5, "as it usually is"
-    assert fill((1, Named("dtype", "int64")), VALUES.__getitem__) == [1, torch.int64]
-    assert fill((Named("device", "cpu"), None), VALUES.__getitem__, constant=str)[1] == "None"
+    assert fill((1, NamedArgument("dtype", "int64")), VALUES.__getitem__) == [1, torch.int64]
+    assert fill((NamedArgument("device", "cpu"), None), VALUES.__getitem__, constant=str)[1] == "None"
 
 
 @pytest.mark.parametrize(("op", "expected"), [(ADD, [21.0, 42.0]), (CAT, [10.0, 20.0, 1.0, 2.0])])

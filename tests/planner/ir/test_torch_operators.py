@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from port_planner.ir.graph import Argument, GraphError, Named, Op, Phase, Ref, Role, StepGraph, Storage, Value
+from port_planner.ir.graph import Argument, GraphError, NamedArgument, Op, Phase, Ref, Role, StepGraph, Storage, Value
 from port_planner.ir.operators import OperatorError
 from port_planner.ir.torch_operators import COMPLEX, check_arguments, function_of, named, resolve
 
@@ -23,13 +23,19 @@ def test_an_operator_that_writes_into_a_given_tensor_is_refused(name: str) -> No
 
 @pytest.mark.parametrize("number", [1j, -0.0 + 2.5j, complex("inf"), complex(1e-300, -0.0)])
 def test_complex_numbers_are_spelled(number: complex) -> None:
-    assert repr(named(Named(COMPLEX, repr(number)))) == repr(number)
+    assert repr(named(NamedArgument(COMPLEX, repr(number)))) == repr(number)
 
 
 @pytest.mark.parametrize(
-    "argument", [Named(COMPLEX, "2 + 1j"), Named(COMPLEX, "x"), Named("dtype", "object"), Named("os", "1j")]
+    "argument",
+    [
+        NamedArgument(COMPLEX, "2 + 1j"),
+        NamedArgument(COMPLEX, "x"),
+        NamedArgument("dtype", "object"),
+        NamedArgument("os", "1j"),
+    ],
 )
-def test_an_object_that_is_not_torchs_is_refused(argument: Named) -> None:
+def test_an_object_that_is_not_torchs_is_refused(argument: NamedArgument) -> None:
     with pytest.raises(GraphError, match="not supported"):
         named(argument)
 

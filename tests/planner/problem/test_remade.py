@@ -7,7 +7,7 @@ from torch.nn import functional
 from port_planner.capture.step import capture_step
 from port_planner.ir.graph import Phase, Role, StepGraph
 from port_planner.ir.lowering.rematerialize import effective_operands
-from port_planner.problem.remade import Remade
+from port_planner.problem.remade import RepeatedOperators
 
 LAYERS, WIDTH, BATCH = 4, 16, 8
 
@@ -37,7 +37,7 @@ def layer_by_layer(graph: StepGraph) -> list[int]:
 def test_a_piece_has_all_that_it_reads_and_makes_nothing_twice() -> None:
     graph = recorded()
     tiles = layer_by_layer(graph)
-    before = Remade(graph, tiles, range(len(graph.ops))).before()
+    before = RepeatedOperators(graph, tiles, range(len(graph.ops))).before()
     assert before and max(tiles) == 2 * LAYERS - 2
     made: dict[int, set[int]] = {}
     for i, again in before.items():
@@ -57,4 +57,4 @@ def test_what_the_last_piece_made_itself_is_not_made_again() -> None:
     graph = recorded()
     tiles = layer_by_layer(graph)
     turning = LAYERS - 1
-    assert all(tiles[i] != turning for i in Remade(graph, tiles, range(len(graph.ops))).before())
+    assert all(tiles[i] != turning for i in RepeatedOperators(graph, tiles, range(len(graph.ops))).before())

@@ -22,7 +22,7 @@ from port_agent.mcu.protocol.board_model import read_model
 from port_agent.mcu.protocol.effects import INFER_MAX, Rule
 from port_agent.mcu.protocol.ports import simulator_folder
 from port_agent.mcu.snapshot import keep_weights_only
-from port_agent.mcu.stream import Recorded, open_stream, record
+from port_agent.mcu.stream import RecordingTotals, open_stream, record
 from port_agent.mcu.trainer import BoardTrainer
 from port_agent.system.checksum import bytes_checksum
 
@@ -157,7 +157,7 @@ def _show_outputs(index: int, outputs: tuple[float, ...], as_json: bool) -> None
 def run_record(arguments: argparse.Namespace) -> int:
     """Record a stream until it ends or Ctrl-C."""
 
-    def report(seen: Recorded) -> None:
+    def report(seen: RecordingTotals) -> None:
         if arguments.json:
             print(json.dumps(asdict(seen)), flush=True)
         else:

@@ -39,7 +39,7 @@ class _ShownWeight(torch.Tensor):
         return super().__torch_function__(func, types, args, kwargs or {})  # type: ignore[no-untyped-call]
 
 
-class _Widened(nn.Module):
+class _WidenedLayer(nn.Module):
     """A layer with a table: a weight as it is in its file."""
 
     table: torch.Tensor
@@ -51,7 +51,7 @@ class _Widened(nn.Module):
         self._shown = torch.empty(1).expand(table.shape).as_subclass(_ShownWeight)
 
 
-class WidenedLinear(_Widened, nn.Linear):
+class WidenedLinear(_WidenedLayer, nn.Linear):
     """A linear layer, or a head, over a frozen 16-bit weight, [out, in]."""
 
     def __init__(self, layer: nn.Linear, table: torch.Tensor) -> None:
@@ -76,7 +76,7 @@ class WidenedLinear(_Widened, nn.Linear):
         return product_in_blocks("grid_input_gradient", gradient, self.table, _NO_SCALES, None, STORED, torch.float32)
 
 
-class WidenedConv1D(_Widened, Conv1D):
+class WidenedConv1D(_WidenedLayer, Conv1D):
     """A layer of GPT-2's kind over a frozen 16-bit weight, [in, out]."""
 
     def __init__(self, layer: Any, table: torch.Tensor) -> None:
@@ -97,7 +97,7 @@ class WidenedConv1D(_Widened, Conv1D):
         return out.view(*x.shape[:-1], self.nf)
 
 
-class WidenedEmbedding(_Widened):
+class WidenedEmbedding(_WidenedLayer):
     """A table of embeddings in 16 bits; its class decides what happens to the rows that are looked up."""
 
     def __init__(self, layer: nn.Embedding, table: torch.Tensor) -> None:
@@ -144,13 +144,14 @@ def widen(model: Any, in_32_bits: Any) -> int:
             setattr(_below_widened(model, owner), key, buffer)
     model.config.dtype = torch.float32
     return sum(
-        table.nbytes for table in {id(m.table): m.table for m in model.modules() if isinstance(m, _Widened)}.values()
+        table.nbytes
+        for table in {id(m.table): m.table for m in model.modules() if isinstance(m, _WidenedLayer)}.values()
     )
 
 
 def stored_weight(layer: Any) -> torch.Tensor:
     """Return a layer's weight as it is stored, or the weight of a layer of another type."""
-    weight: torch.Tensor = layer.table if isinstance(layer, _Widened) else layer.weight
+    weight: torch.Tensor = layer.table if isinstance(layer, _WidenedLayer) else layer.weight
     return weight
 
 
@@ -184,7 +185,7 @@ def _take_rest_to_32_bits(model: Any) -> None:
 
 def _short_tensors(model: Any) -> Iterator[tuple[str, torch.Tensor]]:
     """Yield the remaining 16-bit tensors except tables, each once."""
-    seen = {id(module.table) for module in model.modules() if isinstance(module, _Widened)}
+    seen = {id(module.table) for module in model.modules() if isinstance(module, _WidenedLayer)}
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):
         if tensor.dtype in SHORT and id(tensor) not in seen:
             yield name, tensor

@@ -105,7 +105,7 @@ _LIMIT_BROKEN = StepTraffic(float("inf"), 0)
 
 
 @dataclass(slots=True)
-class Adopted:
+class AdoptedPlan:
     """A plan in force, the predicted and measured seconds of its step, and the traffic of steps before and with it."""
 
     segments: tuple[Trace, ...]
@@ -181,7 +181,7 @@ class StepPlanner:
         self._residency, self._process, self._budget_bytes = residency, process, budget_bytes
         self._limits, self._wear_joules_per_byte = limits, wear_joules_per_byte
         self.recording: StepRecording | None = None
-        self.adopted: Adopted | None = None
+        self.adopted: AdoptedPlan | None = None
         self._search: _Search | None = None
         self._tried: set[tuple[int, ...]] = set()
         self._foreseen = _FORESEEN
@@ -363,9 +363,9 @@ class StepPlanner:
         for trace, plan in zip(segments, kept.segment_plans(len(segments)), strict=True):
             trace.plan = plan
         after_s = time.perf_counter() - self._began_s
-        self.adopted = Adopted(segments, kept.strategy, kept.predicted_s, speeds, before, after_s)
+        self.adopted = AdoptedPlan(segments, kept.strategy, kept.predicted_s, speeds, before, after_s)
 
-    def _judge(self, adopted: Adopted) -> None:
+    def _judge(self, adopted: AdoptedPlan) -> None:
         """Measure the step that ended under the plan; drop a plan that costs more than the step before it."""
         count = len(adopted.segments)
         if len(self._spent) > count:

@@ -71,7 +71,7 @@ class SignalSafeLock:
                 handler(number, frame)
 
 
-class _Deferred:
+class _DeferredHandler:
     """The function that the interpreter calls instead of a program's handler."""
 
     def __init__(self, lock: SignalSafeLock, handler: Handler) -> None:
@@ -82,14 +82,14 @@ class _Deferred:
 
 
 def _own(handler: Any) -> Any:
-    return handler.handler if isinstance(handler, _Deferred) else handler
+    return handler.handler if isinstance(handler, _DeferredHandler) else handler
 
 
 def deferring_signal(original: Callable[..., Any], lock: SignalSafeLock) -> Callable[..., Any]:
     """Return a `signal.signal` whose handlers wait for `lock`."""
 
     def set_handler(signalnum: int, handler: Any) -> Any:
-        return _own(original(signalnum, _Deferred(lock, handler) if callable(handler) else handler))
+        return _own(original(signalnum, _DeferredHandler(lock, handler) if callable(handler) else handler))
 
     return set_handler
 

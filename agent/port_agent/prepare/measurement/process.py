@@ -1,6 +1,6 @@
 """The process that measures and compares operators: `python -m port_agent.prepare.measurement.process THREADS`.
 
-It answers each request with `Progressed` and finally `Answered`. At its first request it has loaded no more than a worker, so that the
+It answers each request with `MeasurementProgress` and finally `MeasurementAnswer`. At its first request it has loaded no more than a worker, so that the
 memory that it reports is a worker's.
 """
 
@@ -49,20 +49,20 @@ class Compare(msgspec.Struct, frozen=True, tag="compare"):
 Request = Measure | Compare
 
 
-class Progressed(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
+class MeasurementProgress(msgspec.Struct, frozen=True, tag_field="event", tag="progress"):
     """The number of operators measured so far."""
 
     done: int
     total: int
 
 
-class Answered(msgspec.Struct, frozen=True, tag_field="event", tag="answer"):
+class MeasurementAnswer(msgspec.Struct, frozen=True, tag_field="event", tag="answer"):
     """The answer is written; the process ends after the last request that it answers."""
 
     is_last: bool = False
 
 
-Event = Progressed | Answered
+Event = MeasurementProgress | MeasurementAnswer
 
 
 def main(arguments: list[str]) -> int:
@@ -75,7 +75,7 @@ def main(arguments: list[str]) -> int:
     decoder: msgspec.json.Decoder[Request] = msgspec.json.Decoder(Request)
     for request in requests(decoder):
         is_last = _answer(request)
-        send_event(Answered(is_last))
+        send_event(MeasurementAnswer(is_last))
         if is_last:
             break
     return 0
@@ -100,7 +100,7 @@ def _measure(request: Measure) -> None:
     measured = profile_operators(
         graphs,
         compute_watts=request.compute_watts,
-        progress=lambda done, total: send_event(Progressed(done, total)),
+        progress=lambda done, total: send_event(MeasurementProgress(done, total)),
         kept_in=kept_costs.operators_folder(),
         shared=shared,
         resident=request.resident,

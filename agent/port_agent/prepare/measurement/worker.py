@@ -14,7 +14,15 @@ import msgspec
 
 from port_agent.malloc import PreloadMode, preload_environment, preload_mode
 from port_agent.prepare.measurement.dry_run import DryRunError
-from port_agent.prepare.measurement.process import Answered, Compare, Event, Measure, Progressed, Request, read_measured
+from port_agent.prepare.measurement.process import (
+    Compare,
+    Event,
+    Measure,
+    MeasurementAnswer,
+    MeasurementProgress,
+    Request,
+    read_measured,
+)
 from port_agent.prepare.measurement.progress import Progress
 from port_agent.system.helper_process import Helper, HelperCommand, HelperError
 from port_agent.system.python_process import module_environment, threads_environment
@@ -118,13 +126,15 @@ class MeasurementWorker:
             self._request(threads, request, "comparing tiled operators", lambda _: None)
             return read_differing(target)
 
-    def _request(self, threads: int, request: Request, what: str, progress: Callable[[Progressed], None]) -> None:
+    def _request(
+        self, threads: int, request: Request, what: str, progress: Callable[[MeasurementProgress], None]
+    ) -> None:
         if self._threads != threads:
             self._close()
         self.load(threads)
         self._was_asked, answer = True, None
         for event in self._helper.ask(request) if self._helper is not None else ():
-            if isinstance(event, Answered):
+            if isinstance(event, MeasurementAnswer):
                 answer = event
                 break
             progress(event)

@@ -12,7 +12,7 @@ import torch
 from port_agent.backend.cpu_teams import CpuTeams
 from port_agent.backend.raw_bytes import whole_bytes
 from port_planner.ir.device_kinds import CPU
-from port_planner.ir.graph import Argument, Named, Op, Role, StepGraph
+from port_planner.ir.graph import Argument, NamedArgument, Op, Role, StepGraph
 from port_planner.ir.operators import GUARD
 from port_planner.ir.run_op import fill_all, flatten, view
 from port_planner.ir.torch_operators import function_of, literal
@@ -70,7 +70,7 @@ class EagerStep:
             return view(there[s], values[v])
 
         def constant(argument: Argument) -> Any:
-            is_device = isinstance(argument, Named) and argument.kind == "device"
+            is_device = isinstance(argument, NamedArgument) and argument.kind == "device"
             return torch.device(kind) if is_device else literal(argument)
 
         (args, kwargs), function = fill_all(op, fetch, scalars.__getitem__, constant), function_of(op)

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from port_agent.guard import guard_environment
-from port_agent.prepare.referee.process import Follow, Followed, RunAhead
+from port_agent.prepare.referee.process import Follow, RefereeResults, RunAhead
 from port_agent.system.helper_process import HelperCommand, HelperError, run_helper
 from port_agent.system.python_process import module_environment, threads_environment
 from port_agent.training.comparison import processor, tensor_checksum
@@ -155,7 +155,9 @@ def _known_updates(prepared: CapturedJob) -> int:
     return min([*known, *([recorded.updates] if recorded is not None and recorded.updates is not None else [])])
 
 
-def _followed(prepared: CapturedJob, script: Script, rows: tuple[int, ...], guarded: Mapping[str, str]) -> Followed:
+def _followed(
+    prepared: CapturedJob, script: Script, rows: tuple[int, ...], guarded: Mapping[str, str]
+) -> RefereeResults:
     """Run the script. Raises HelperError if it ends in an unexpected way."""
     with tempfile.TemporaryDirectory(dir=script.page_dir, prefix=".port-alone-") as folder:
         target = Path(folder).absolute() / "followed"
@@ -166,10 +168,10 @@ def _followed(prepared: CapturedJob, script: Script, rows: tuple[int, ...], guar
             schedule=spelled(prepared.job.optimizer, prepared.schedule),
         )  # fmt: skip
         _run(msgspec.json.encode(request), script.threads, guarded)
-        return msgspec.msgpack.decode(target.read_bytes(), type=Followed)
+        return msgspec.msgpack.decode(target.read_bytes(), type=RefereeResults)
 
 
-def _checked(prepared: CapturedJob, found: Followed, rows: tuple[int, ...]) -> PlainRun:
+def _checked(prepared: CapturedJob, found: RefereeResults, rows: tuple[int, ...]) -> PlainRun:
     """Return the run if it began with the bundle's initial state. Raises CaptureError as `run_alone` does."""
     job, recorded = prepared.job, prepared.layouts
     began = {key: tensor_checksum(tensor) for key, tensor in model_state(job)}

@@ -66,7 +66,7 @@ class RunAhead(msgspec.Struct, frozen=True, tag=True):
     schedule: SpelledSchedule = NO_SCHEDULE
 
 
-class Followed(msgspec.Struct, frozen=True):
+class RefereeResults(msgspec.Struct, frozen=True):
     """Results of a script's first updates, run alone: losses of its batches as hexadecimal floats, and XXH3-64 of the
     bytes of each tensor.
 
@@ -123,7 +123,7 @@ def _ahead(job: "TrainingJob", request: RunAhead) -> "KnownSteps | str":
         return str(error)
 
 
-def followed(job: "TrainingJob", request: Follow) -> Followed:
+def followed(job: "TrainingJob", request: Follow) -> RefereeResults:
     """Train a job as requested and return the results; the job has then advanced."""
     from port_agent.prepare.referee.unchanged_steps import ChangedStepError, unchanged_updates
     from port_agent.training.comparison import generator_checksums, tensor_checksum
@@ -148,7 +148,7 @@ def followed(job: "TrainingJob", request: Follow) -> Followed:
     ended = {
         key: tensor_checksum(tensor) for key, tensor in itertools.chain(dropped_optimizer_state(job), model_state(job))
     }
-    found = Followed(tuple(losses), began, ended, generator_checksums(request.device), changed=other)
+    found = RefereeResults(tuple(losses), began, ended, generator_checksums(request.device), changed=other)
     if other:
         return found
     made, columns = len(losses) // job.accumulate, [samples.columns for samples in buckets]

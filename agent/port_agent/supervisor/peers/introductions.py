@@ -20,7 +20,7 @@ _NOTHING = "0" * 64
 """Stands for the hash of a request that has only one possible answer."""
 
 
-class Introducing:
+class Introducer:
     """Asks this device's introducer, and answers devices that this device introduces; `audit` receives events."""
 
     def __init__(self, fleet: FleetKeeper, audit: Callable[[str], None]) -> None:
@@ -49,7 +49,7 @@ class Introducing:
         """Return the other devices that chose this one as their introducer. Asking is how a device chooses it. Raises NotAnsweredError,
         OSError.
         """
-        from port_agent.peers.introductions import INTRODUCTIONS, Introduced, Introductions
+        from port_agent.peers.introductions import INTRODUCTIONS, IntroducedDevice, Introductions
 
         if not self._options.introduces:
             raise NotAnsweredError("it introduces nobody (set introduces = true under [peers] there)")
@@ -57,7 +57,7 @@ class Introducing:
         if devices.choose(client.id):
             self._audit(f"{client.name} chose this device as its introducer")
         others = [one for one in devices.all() if one.chose_us and str(one.id) != client.id]
-        named = (Introduced(certificate=one.certificate, name=one.name, address=one.address) for one in others)
+        named = (IntroducedDevice(certificate=one.certificate, name=one.name, address=one.address) for one in others)
         return INTRODUCTIONS.encode(Introductions(tuple(named)))
 
     async def _ask_on(self, name: str) -> None:

@@ -18,7 +18,7 @@ from port_agent.policy.config import AgentOptions
 from port_agent.supervisor.peers.answers import FederatedContext, PeerAnswers
 from port_agent.supervisor.peers.discovery import PeerDiscovery, default_name
 from port_agent.supervisor.peers.fleet import FleetKeeper
-from port_agent.supervisor.peers.introductions import Introducing
+from port_agent.supervisor.peers.introductions import Introducer
 from port_agent.supervisor.peers.pairing import PairingDesk, PairingRefusedError
 from port_agent.system import VERSION
 from port_agent.system.clock import Clock
@@ -68,7 +68,7 @@ class Peers:
             self._on_identity,
             self.answers,
         )
-        self.introducing = Introducing(self.fleet, self.audit)
+        self.introducing = Introducer(self.fleet, self.audit)
         self.discovery.on_received = self.fleet.look
         self._pairing = PairingDesk(self._on_paired, self.audit)
         self._pairing.on_end = self._announce

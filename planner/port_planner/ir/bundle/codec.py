@@ -14,7 +14,7 @@ from port_planner.base.errors import ExitCode, PortError
 from port_planner.ir.costs import CostTable, DeviceCosts, Flash, OpCost, PackingCost
 from port_planner.ir.graph import (
     Argument,
-    Named,
+    NamedArgument,
     Op,
     Phase,
     Ref,
@@ -180,7 +180,7 @@ def _pack(argument: Argument) -> Any:
         return {"v": argument.value}
     if isinstance(argument, Scalar):
         return {"s": argument.index}
-    if isinstance(argument, Named):
+    if isinstance(argument, NamedArgument):
         return {"n": [argument.kind, argument.name]}
     if isinstance(argument, tuple):
         return [_pack(a) for a in argument]
@@ -201,7 +201,7 @@ def _unpack(data: Any, depth: int = 0) -> Argument:
         if special.s is not None:
             return Scalar(special.s)
         if special.n is not None:
-            return Named(*special.n)
+            return NamedArgument(*special.n)
     raise WireError(f"an argument is {str(data)[:60]!r}, which is not a valid number, tensor or list")
 
 

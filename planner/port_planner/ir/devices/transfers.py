@@ -6,7 +6,7 @@ often a storage is transferred.
 
 from dataclasses import dataclass
 
-from port_planner.ir.graph import Named, Op, Phase, Ref, StepGraph, Value
+from port_planner.ir.graph import NamedArgument, Op, Phase, Ref, StepGraph, Value
 
 _COPY = "aten::_to_copy"
 
@@ -26,7 +26,7 @@ def all_bytes(storage: int, nbytes: int) -> Value:
 
 def transfer_op(source: int, target: int, kind: str, phase: Phase) -> Op:
     """Return the transfer of the value `source`, all bytes of a storage, into the value `target` on a kind of device."""
-    return Op(_COPY, (Ref(source),), (("device", Named("device", kind)),), (target,), (), phase)
+    return Op(_COPY, (Ref(source),), (("device", NamedArgument("device", kind)),), (target,), (), phase)
 
 
 def transfer_of(graph: StepGraph, op: Op) -> StorageTransfer | None:
@@ -38,6 +38,10 @@ def transfer_of(graph: StepGraph, op: Op) -> StorageTransfer | None:
     whole = all(
         value == all_bytes(value.storage, end.nbytes) for value, end in zip((source, target), ends, strict=True)
     )
-    if not whole or ends[0].device == ends[1].device or dict(op.kwargs) != {"device": Named("device", ends[1].device)}:
+    if (
+        not whole
+        or ends[0].device == ends[1].device
+        or dict(op.kwargs) != {"device": NamedArgument("device", ends[1].device)}
+    ):
         return None
     return StorageTransfer(source.storage, target.storage)

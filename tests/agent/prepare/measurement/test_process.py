@@ -8,7 +8,7 @@ import msgpack
 import msgspec
 import pytest
 
-from port_agent.prepare.measurement.process import Answered, Event, Measure, Progressed, read_measured
+from port_agent.prepare.measurement.process import Event, Measure, MeasurementAnswer, MeasurementProgress, read_measured
 from port_agent.system.python_process import module_command
 from port_planner.ir.bundle.codec import pack_graph
 from tests.planner.steps import tiny_step
@@ -29,9 +29,9 @@ def test_each_request_is_answered_with_what_a_worker_holds_where_that_was_asked(
         input="".join(msgspec.json.encode(one).decode() + "\n" for one in request),
     ).stdout.splitlines()
     events: list[Event] = [msgspec.json.decode(line, type=Event) for line in on_line]
-    assert events.count(Answered()) == 2 and events[-1] == Answered()
-    last = events[events.index(Answered()) - 1]
-    assert isinstance(last, Progressed) and last.done == last.total
+    assert events.count(MeasurementAnswer()) == 2 and events[-1] == MeasurementAnswer()
+    last = events[events.index(MeasurementAnswer()) - 1]
+    assert isinstance(last, MeasurementProgress) and last.done == last.total
     bare, alone = (read_measured(Path(one.target)) for one in request)
     for measured in (bare, alone):
         assert len(measured.ops[0]) == len(graph.ops) and all(c.seconds > 0 and c.joules > 0 for c in measured.ops[0])

@@ -16,7 +16,7 @@ from port_agent.peers.pairing.protocol import NewPartner
 from port_agent.policy.config import AgentOptions
 from port_agent.supervisor.peers.discovery import PeerDiscovery
 from port_agent.supervisor.peers.fleet import FleetKeeper
-from port_agent.supervisor.peers.introductions import Introducing
+from port_agent.supervisor.peers.introductions import Introducer
 from port_agent.system.clock import SystemClock
 from tests.agent.live_daemon import until
 from tests.agent.peers.devices import HEARTBEAT, Contents, identity
@@ -35,7 +35,7 @@ def quickly(monkeypatch: pytest.MonkeyPatch) -> None:
 class Answers(Contents):
     """What a device answers: whom it introduces."""
 
-    introducing: Introducing
+    introducing: Introducer
 
     async def introduce(self, client: PeerClient) -> bytes:
         return self.introducing.answer(client)
@@ -52,7 +52,7 @@ class Home:
             root, health, clock, PeerDiscovery(root, health, clock), lambda: heartbeat, self.audits.append,
             lambda whole, short: None, answers,
         )  # fmt: skip
-        self.introducing = answers.introducing = Introducing(self.keeper, self.audits.append)
+        self.introducing = answers.introducing = Introducer(self.keeper, self.audits.append)
         self.introducing._options = options
         self.keeper.apply(AgentOptions(peer_port=self.port))
 

@@ -23,7 +23,7 @@ from port_planner.ir.bundle.codec import (
     unpack_plan,
 )
 from port_planner.ir.costs import Codec, CostTable, DeviceCosts, Flash, OpCost, PackingCost
-from port_planner.ir.graph import Named, Ref, Scalar, Tile
+from port_planner.ir.graph import NamedArgument, Ref, Scalar, Tile
 from port_planner.ir.plan import Action, Decision, Plan
 from tests.planner.steps import tiny_step
 
@@ -70,7 +70,7 @@ def test_draws_come_back_and_older_graphs_draw_in_their_own_order() -> None:
 
 def test_arguments_of_every_kind_come_back() -> None:
     graph = tiny_step("SGD").graphs["step"]
-    odd = (None, True, -3, 0.1, "mean", Named("dtype", "float32"), (Ref(0), (1, Scalar(0)), ()), float("inf"))
+    odd = (None, True, -3, 0.1, "mean", NamedArgument("dtype", "float32"), (Ref(0), (1, Scalar(0)), ()), float("inf"))
     first = replace(graph.ops[0], args=odd, kwargs=(("alpha", Scalar(0)), ("out", Ref(0))))
     changed = replace(graph, ops=(first, *graph.ops[1:]), scalars=1)
     assert unpack_graph(through(pack_graph(changed))).ops[0] == first

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from port_planner.ir.devices.transfers import StorageTransfer, all_bytes, transfer_of, transfer_op
-from port_planner.ir.graph import Named, Op, Phase, Ref, Role, StepGraph, Storage, Value
+from port_planner.ir.graph import NamedArgument, Op, Phase, Ref, Role, StepGraph, Storage, Value
 
 STEP = StepGraph(
     storages=(Storage(8, Role.BATCH, "batch0"), Storage(8, Role.TEMPORARY, "", "sim"), Storage(8, Role.TEMPORARY, "")),
@@ -28,7 +28,9 @@ def test_a_transfer_says_from_where_to_where() -> None:
         replace(TO_SIM, args=(Ref(2),)),  # as numbers
         replace(TO_SIM, args=(Ref(4),)),  # a part
         replace(TO_SIM, kwargs=()),
-        replace(TO_SIM, kwargs=(("device", Named("device", "sim")), ("dtype", Named("dtype", "float32")))),
+        replace(
+            TO_SIM, kwargs=(("device", NamedArgument("device", "sim")), ("dtype", NamedArgument("dtype", "float32")))
+        ),
         transfer_op(0, 3, "cpu", Phase.FORWARD),  # within one memory
         replace(TO_SIM, outputs=(None,)),
     ],

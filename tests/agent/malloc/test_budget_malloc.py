@@ -9,17 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from port_agent import malloc
 from port_agent.malloc import preload_environment, preload_path
+from tests.agent.native_programs import (
+    COMPILER,
+    FIXED_LAYOUT,
+    LIBRARY,
+    MALLOC,
+    WARNINGS,
+    compile_program,
+    compile_sanitized,
+)
 from tests.attack.outcome import AttackOutcome, Survived
 
 pytestmark = pytest.mark.process
 
 SOURCES = Path(__file__).parent / "c"
-PACKAGE = Path(malloc.__file__).parent
-CACHE = [*sorted(PACKAGE.glob("block_*.c")), PACKAGE / "huge_pages.c"]
-COMPILER = shutil.which("cc") or shutil.which("gcc")
-WARNINGS = ["-std=gnu11", "-g", "-O1", "-Wall", "-Wextra", "-Wshadow", "-Werror", "-pthread"]
+CACHE = [*sorted(MALLOC.glob("block_*.c")), MALLOC / "huge_pages.c"]
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C compiler")
 needs_preload = pytest.mark.skipif(
@@ -38,25 +43,6 @@ CASES = [
     "many",
     "reserving",
 ]
-
-
-def compile_program(target: Path, *arguments: str | Path) -> Path:
-    command = [str(COMPILER), *WARNINGS, "-o", str(target), *map(str, arguments)]
-    result = subprocess.run(command, capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    return target
-
-
-RENAMED = [
-    f"-D{name}=our_{name}" for name in (
-        "malloc", "free", "calloc", "realloc", "reallocarray", "posix_memalign", "aligned_alloc", "memalign", "valloc", "pvalloc",
-        "malloc_usable_size", "free_sized", "free_aligned_sized", "mmap", "mmap64",
-    )
-]  # fmt: skip
-"""The exported functions under other names: beside those of a sanitizer, which the small requests then go to."""
-SANITIZERS = ["-fsanitize=address,undefined", "-fno-sanitize-recover=all"]
-FIXED_LAYOUT = ["setarch", "-R"] if shutil.which("setarch") else []
-"""Sanitizers need their shadow at a fixed address, which random layouts of newer kernels can collide with."""
 
 
 def run_family(
@@ -114,12 +100,11 @@ def test_double_free_stops_the_process_with_a_message(family: Path) -> None:
 @pytest.mark.process
 @needs_compiler
 def test_the_allocator_compiles_without_warnings(tmp_path: Path) -> None:
-    sources = [PACKAGE / "budget_malloc.c", *CACHE]
-    compile_program(tmp_path / "allocator.so", "-shared", "-fPIC", *sources)
+    compile_program(tmp_path / "allocator.so", "-shared", "-fPIC", *LIBRARY)
 
 
 def run_stress(directory: Path, rounds: int, *flags: str) -> subprocess.CompletedProcess[str]:
-    program = compile_program(directory / "stress", *flags, f"-I{PACKAGE}", SOURCES / "stress.c", *CACHE)
+    program = compile_program(directory / "stress", *flags, f"-I{MALLOC}", SOURCES / "stress.c", *CACHE)
     command: list[str | Path] = [*(FIXED_LAYOUT if flags else []), program, str(rounds)]
     return subprocess.run(command, capture_output=True, text=True, timeout=600)
 
@@ -192,9 +177,7 @@ def test_threads_on_one_cache_under_a_sanitizer(tmp_path: Path, sanitizer: str, 
 @pytest.mark.long
 def test_malloc_family_under_sanitizers(tmp_path: Path, survived: Survived) -> None:
     """All C of the package: the family, the blocks, the reservations; what is no block has the sanitizer's red zones."""
-    libc = compile_program(tmp_path / "libc.o", *SANITIZERS, "-c", SOURCES / "libc.c")
-    sources = [SOURCES / "family.c", *sorted(PACKAGE.glob("*.c")), libc]
-    program = compile_program(tmp_path / "family", *SANITIZERS, *RENAMED, f"-I{PACKAGE}", "-rdynamic", *sources)
+    program = compile_sanitized(tmp_path / "family", SOURCES / "family.c")
     harmed = []
     # The sanitizer's own memory counts against the limit on data; an abort is what the case of a double free wants.
     tried = [
@@ -224,8 +207,7 @@ ARM_COMPILER, ARM_EMULATOR, ARM_ROOT = "aarch64-linux-gnu-gcc", "qemu-aarch64-st
 )
 def test_malloc_family_on_emulated_arm(tmp_path: Path) -> None:
     library, program = tmp_path / "allocator.so", tmp_path / "family"
-    sources = [PACKAGE / "budget_malloc.c", *CACHE]
-    for target, arguments in ((library, ["-shared", "-fPIC", *sources]), (program, [SOURCES / "family.c"])):
+    for target, arguments in ((library, ["-shared", "-fPIC", *LIBRARY]), (program, [SOURCES / "family.c"])):
         subprocess.run([ARM_COMPILER, *WARNINGS, "-o", target, *arguments], check=True)
     variables = ["-E", f"LD_PRELOAD={library}", "-E", "PORT_MALLOC_LIMIT=20000000"]
     # The emulator does not enforce RLIMIT_DATA, and reports an abort in its own way.

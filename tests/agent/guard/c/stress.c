@@ -1,14 +1,16 @@
-/* Threads read, write, hand to the kernel, move, allocate and free guarded memory under a limit of a tenth of it, while another changes
- * the limit, stops all and forks. Every word has a value that follows from its place and how often it was written; exit status 0: all
+/* Threads read, write, hand to the kernel, move, allocate and free guarded memory under a limit of a tenth of it, and pages of
+ * a file that each has mapped, while another changes the limit, stops all and forks. Every word has a value that follows from its place and how often it was written; exit status 0: all
  * had it, and at the end nothing is held and no address is left open. Linked with the library's sources, with and without a sanitizer. */
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
+#include <fcntl.h>
 #include <pthread.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -19,6 +21,7 @@
 #define WORKERS 4
 #define HELD 12
 #define SMALLEST ((size_t)64 << 10)
+#define FILE_BYTES ((size_t)3 << 20)
 #define MEBIBYTE ((size_t)1 << 20)
 #define CHECK(condition)                                                     \
     do {                                                                     \
@@ -30,6 +33,7 @@
 
 static atomic_int running;
 static int rounds;
+static int file_; /* of FILE_BYTES; each word is its place */
 static size_t largest; /* from 54 MiB on, guarded memory has blocks of a huge page */
 
 struct held {
@@ -139,17 +143,83 @@ static void advise(struct held *held, uint32_t random) {
         guard_write_back(within);
 }
 
+static void map_file(struct held *mapped) {
+    *mapped = (struct held){.bytes = FILE_BYTES, .writes = calloc(FILE_BYTES / 4096, sizeof *mapped->writes)};
+    mapped->words = mmap(NULL, FILE_BYTES, PROT_READ | PROT_WRITE, MAP_PRIVATE, file_, 0);
+    CHECK(mapped->words != MAP_FAILED && mapped->writes);
+}
+
+static void unmap_file(struct held *mapped) {
+    CHECK(!munmap(mapped->words, FILE_BYTES));
+    free(mapped->writes);
+}
+
+static uint64_t value_in_file(const struct held *mapped, size_t page, size_t word) { return page * 512 + word + mapped->writes[page]; }
+
+static void check_in_file(const struct held *mapped, const uint64_t *words, size_t page) {
+    for (size_t word = 0; word < 512; word++)
+        CHECK(words[word] == value_in_file(mapped, page, word));
+}
+
+/* Write past the protection of pages, as a debugger does. */
+static void write_as_debugger(struct held *mapped, size_t page) {
+    uint64_t there[512], *words = mapped->words + page * 512;
+    if (guard_watch(mapped->words, FILE_BYTES) != FILE_PAGES || !guard_pin(words, 4096, false))
+        return;
+    mapped->writes[page]++;
+    for (size_t word = 0; word < 512; word++)
+        there[word] = value_in_file(mapped, page, word);
+    int memory = open("/proc/self/mem", O_RDWR);
+    CHECK(memory >= 0 && pwrite(memory, there, 4096, (off_t)(uintptr_t)words) == 4096);
+    close(memory);
+    guard_unpin(words, 4096);
+}
+
+static void in_file(struct held *mapped, uint32_t *random, const int *ends) {
+    size_t page = next_random(random) % (FILE_BYTES / 4096);
+    uint64_t there[512], *words = mapped->words + page * 512;
+    check_in_file(mapped, words, page);
+    switch (next_random(random) % 8) {
+    case 0:
+        mapped->writes[page]++;
+        for (size_t word = 0; word < 512; word++)
+            words[word]++;
+        break;
+    case 1:
+        write_as_debugger(mapped, page);
+        break;
+    case 2:
+        CHECK(write(ends[1], words, 4096) == 4096 && read(ends[0], there, 4096) == 4096);
+        check_in_file(mapped, there, page);
+        break;
+    case 3:
+        CHECK(!mprotect(words, 4096, PROT_READ | PROT_WRITE));
+        break;
+    case 4:
+        guard_take_from_file(words);
+        break;
+    case 5:
+        unmap_file(mapped);
+        map_file(mapped);
+        break;
+    default:
+        guard_evict(words);
+    }
+    guard_watch(mapped->words, FILE_BYTES);
+}
+
 static void *work(void *seed) {
     uint32_t random = (uint32_t)(uintptr_t)seed;
-    struct held all[HELD];
+    struct held all[HELD], mapped;
     int ends[2];
     CHECK(!pipe(ends));
     for (int i = 0; i < HELD; i++)
         fill(&all[i], &random);
+    map_file(&mapped);
     for (int round = 0; round < rounds; round++) {
         struct held *held = &all[next_random(&random) % HELD];
         size_t page = next_random(&random) % (held->bytes / 4096);
-        switch (next_random(&random) % 8) {
+        switch (next_random(&random) % 9) {
         case 0:
             empty(held);
             fill(held, &random);
@@ -169,6 +239,9 @@ static void *work(void *seed) {
         case 5:
             write_page(held, page);
             break;
+        case 6:
+            in_file(&mapped, &random, ends);
+            break;
         default:
             check_page(held, held->words + page * 512, page);
         }
@@ -178,6 +251,9 @@ static void *work(void *seed) {
             check_page(&all[i], all[i].words + page * 512, page);
         empty(&all[i]);
     }
+    for (size_t page = 0; page < FILE_BYTES / 4096; page++)
+        check_in_file(&mapped, mapped.words + page * 512, page);
+    unmap_file(&mapped);
     close(ends[0]);
     close(ends[1]);
     atomic_fetch_sub(&running, 1);
@@ -214,10 +290,24 @@ static void check_all_closed(void) {
     fclose(maps);
 }
 
+static void make_file(const char *folder) {
+    char name[4096];
+    snprintf(name, sizeof name, "%s/mapped", folder);
+    CHECK((file_ = open(name, O_RDWR | O_CREAT | O_TRUNC, 0600)) >= 0);
+    uint64_t part[512];
+    for (uint64_t word = 0; word < FILE_BYTES / 8; word++) {
+        part[word % 512] = word;
+        if (word % 512 == 511)
+            CHECK(write(file_, part, sizeof part) == sizeof part);
+    }
+}
+
 int main(int count, char **words) {
     CHECK(count == 4 && (rounds = atoi(words[2])) > 0 && (largest = (size_t)atoi(words[3]) * MEBIBYTE) > 0);
     const size_t limit = WORKERS * HELD * largest / 2 / 10;
+    make_file(words[1]);
     CHECK(!guard_begin(words[1], limit, SMALLEST));
+    guard_set_process_limit(SIZE_MAX / 2); /* without one, files' pages are not counted, and stay */
     pthread_t threads[WORKERS];
     running = WORKERS;
     for (uintptr_t i = 0; i < WORKERS; i++)

@@ -3,13 +3,14 @@
 Prints context and library bytes; which processes see a gigabyte of device memory; whether eager twice, a program, and a program with
 pages under way are equal to the bit; planned against real peaks; the speed of each way between device, host and files; how
 much of a copy hides behind compute; what a launch costs; and which methods train inside a capped device memory (`benchmarks.gpu_jobs`:
-plain PyTorch, `save_on_cpu`, checkpointing, torch.compile's memory budget, a planned step). On a machine
+plain PyTorch, `save_on_cpu`, checkpointing, torch.compile's memory budget, a planned step). It says which of these ran. On a machine
 without a GPU it says so and exits with 0.
 """
 
 import argparse
 import contextlib
 import gc
+import math
 import os
 import resource
 import subprocess
@@ -60,6 +61,9 @@ def main(arguments: list[str]) -> int:
     """Print what is measured here; 0 also where there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--small", action="store_true", help="small models: minutes instead of an hour")
+    parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="begin nothing more after this time (make check-gpu: 60)"
+    )
     parser.add_argument("--child", choices=CHILDREN, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
     console = Console(width=118, highlight=False)
@@ -72,22 +76,38 @@ def main(arguments: list[str]) -> int:
     device = torch.cuda.get_device_properties(0)
     shared = ", shares the host's memory" if device.is_integrated else ""
     console.print(f"{device.name}, {format_bytes(device.total_memory)}{shared}; torch {torch.__version__}")
-    for child in CHILDREN:
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.gpu", "--child", child], capture_output=True, text=True, check=False
-        )
-        console.print((done.stdout or done.stderr[-800:]).rstrip())
-    backend = CudaBackend()
+    began, ran, left = time.monotonic(), 0, []
     with tempfile.TemporaryDirectory(dir=".") as folder:
-        links = speeds(backend, Path(folder), console)
-        page_ways(backend, Path(folder), console)
-        overlap(backend, console)
-        launches(backend, console)
-        for job in gpu_jobs(small=args.small):
+        for name, measure in _parts(Path(folder), console, small=args.small):
+            if time.monotonic() - began > args.seconds:
+                left.append(name)
+                continue
             gc.collect()
             with contextlib.suppress(torch.OutOfMemoryError):
-                check_job(job, backend, links, Path(folder), console)
+                measure()
+            ran += 1
+    console.print(f"{ran} parts ran in {time.monotonic() - began:.0f} s; not run: {', '.join(left) or 'none'}")
     return 0
+
+
+def _parts(folder: Path, console: Console, *, small: bool) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield the name of each part, and what measures it and prints what it found."""
+    for child in CHILDREN:
+        yield child, partial(_by_child, child, console)
+    backend = CudaBackend()
+    links: dict[str, tuple[float, float]] = {}
+    yield "speeds", lambda: links.update(speeds(backend, folder, console))
+    yield "pages in shared memory", partial(page_ways, backend, folder, console)
+    yield "overlap", partial(overlap, backend, console)
+    yield "launches", partial(launches, backend, console)
+    for job in gpu_jobs(small=small):
+        yield job.name, partial(check_job, job, backend, links, folder, console)
+
+
+def _by_child(child: str, console: Console) -> None:
+    words = [sys.executable, "-m", "benchmarks.gpu", "--child", child]
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    console.print((done.stdout or done.stderr[-800:]).rstrip())
 
 
 # -- memory: in processes of their own

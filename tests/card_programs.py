@@ -1,11 +1,14 @@
 """What runs in processes that have the simulated card (`tests/simulated_card.py`): functions for `tests.forked.run_forked`."""
 
+import _thread
+import contextlib
 import copy
 import ctypes
 import io
 import json
 import os
 import sys
+import threading
 import types
 from collections.abc import Callable
 from functools import partial
@@ -19,12 +22,15 @@ from port_agent.backend import choose
 from port_agent.backend.staging import DeviceSide, Staging, address
 from port_agent.backend.transfer_ring import TransferRing
 from port_agent.intercept.dispatch.device_pool import DevicePool
+from port_agent.intercept.dispatch.mode import Interceptor
+from port_agent.intercept.patches.function_guards import FunctionGuards
 from port_agent.intercept.residency import storages
 from port_agent.intercept.residency.device_memory import DeviceBudget
 from port_agent.intercept.residency.device_storages import DeviceMove, DeviceStorages, HostBlocks, ProgramStreams
 from port_agent.intercept.residency.pinned_pages import PIECE_BYTES, DirectCopy, PinnedPages
 from port_agent.intercept.residency.pools import MemoryPools
 from port_agent.intercept.residency.refusals import UnsupportedError
+from port_agent.intercept.residency.residency import Residency
 from tests.simulated_card import CONTEXT_BYTES, NAME, UNIFIED, CardBackend, card
 
 
@@ -188,12 +194,97 @@ def budgets_leave_the_bits(_: list[str]) -> int:
     return _say({"plain_peak": plain_peak, **found})
 
 
+def on_shared_memory(device: str) -> list[str]:
+    """Return bits of tensors that one stream made and another uses last, before their memory is given to others.
+
+    The program has recorded the other stream on the first kind, which is then used on its own; the second kind is used on both in turn.
+    """
+    torch.manual_seed(0)
+    side, own = torch.Stream(device=device), torch.accelerator.current_stream()
+    side.wait_event(own.record_event())
+    kept = []
+    for turn in range(4):
+        for kind in ("recorded", "in turn"):
+            x, others = torch.randn(100, 100).to(device), [torch.randn(100, 100).to(device) for _ in range(4)]
+            if kind == "recorded":
+                x.record_stream(side)
+            kept.append(others[0] + others[1] + others[2] + others[3])  # x may leave
+            if kind == "recorded":
+                kept.append(x * 2)
+            side.wait_event(own.record_event())
+            with side:
+                made = x @ x
+            made.record_stream(own)
+            if kind == "in turn":
+                own.wait_event(side.record_event())
+                kept.append(x * 3)
+            del x
+            with side if kind == "in turn" else contextlib.nullcontext():
+                after = torch.full((100, 100), float(turn), device=device)
+                after.record_stream(own)
+            own.wait_event(side.record_event())
+            kept += [made, after]
+    torch.accelerator.synchronize()
+    return [float(t.double().sum().item()).hex() for t in kept]
+
+
+def streams_share_memory(_: list[str]) -> int:
+    """Say whether memory that came back is given to others before every stream of the program is done with it."""
+    there = followed_card()
+    expected, found = on_shared_memory(NAME), dict[str, Any]()
+    peak, before = there.card_peak(), there.card_races()
+    for name, bounds in {
+        "operands": {"gpu_tensors": "4K"}, "half": {"gpu_tensors": peak // 2}, "process": {"gpu_ram": CONTEXT_BYTES + (5 << 18)},
+    }.items():  # fmt: skip
+        with budget(**bounds) as b:
+            same = on_shared_memory(NAME) == expected
+        assert b.report.device is not None
+        found[name] = [same, there.card_races() - before, b.report.device.written_bytes > 0]
+    return _say(found)
+
+
+def too_large_together(_: list[str]) -> int:
+    """Say what operators over numbers give whose operands and results do not fit together, and what is left of one that cannot be tiled."""
+    there = followed_card()
+    count, found = 3 << 20, dict[str, Any]()
+
+    def run() -> list[str]:
+        torch.manual_seed(0)
+        x, y = torch.randn(count).to(NAME), torch.randn(count).to(NAME)
+        made = torch.mul(x, y)
+        x.add_(made, alpha=0.5)
+        after = torch.addcmul(made, x, y, value=0.25).relu_()
+        return [float(t.cpu().double().sum().item()).hex() for t in (x, y, made, after)]
+
+    expected = run()
+    for name, bounds in {
+        "process": {"gpu_ram": CONTEXT_BYTES + (30 << 20)},
+        "tensors": {"gpu_tensors": 26 << 20},
+    }.items():
+        tiled: list[str] = []
+        run_tiles = DevicePool.run_tiles
+
+        def watched(
+            pool: DevicePool, func: Any, *args: Any, tiled: list[str] = tiled, run_tiles: Any = run_tiles
+        ) -> Any:
+            tiled.append(str(func))
+            return run_tiles(pool, func, *args)
+
+        with budget(**bounds) as b:
+            _put(DevicePool, run_tiles=watched)
+            same = run() == expected
+        _put(DevicePool, run_tiles=run_tiles)
+        device = b.report.device
+        found[name] = [same, there.card_races(), sorted(set(tiled)), 0 if device is None else device.peak_tensor_bytes]
+    return _say(found)
+
+
 def memory_runs_out(_: list[str]) -> int:
     """Say how operators end that the device refuses memory: one that fits alone, one that never does, one that writes in place."""
     there = followed_card()
     found: dict[str, Any] = {}
     _put(DeviceBudget, tensor_bytes=lambda bounds: 1 << 30)  # believed, until the device says otherwise
-    with budget(gpu_ram=CONTEXT_BYTES + (4 << 20)):
+    with budget(gpu_ram=CONTEXT_BYTES + (4 << 20)) as b:
         kept = [torch.full((1 << 17,), float(k), device=NAME) for k in range(12)]
         found["fits alone"] = [float((torch.cat(kept[:3]) + 1).sum().item()), [float(t[0].item()) for t in kept]]
         for name, call in {"never fits": _too_large, "in place": lambda: kept[0].resize_(1 << 21)}.items():
@@ -203,6 +294,7 @@ def memory_runs_out(_: list[str]) -> int:
             except torch.OutOfMemoryError as error:
                 found[name] = str(error)
         found["after"] = [float(t[0].item()) for t in kept]
+    found["ran again"] = 0 if b.report.device is None else b.report.device.ran_again
     return _say({**found, "races": there.card_races()})
 
 
@@ -211,8 +303,13 @@ def _too_large() -> torch.Tensor:
 
 
 def writes_past_operators(_: list[str]) -> int:
-    """Write a tensor that was read back as a kernel of the program's own would, let it leave again, and say what comes back."""
-    there = followed_card()
+    """Say what comes back of a tensor that something else than an operator wrote."""
+    followed_card()
+    return _say({"total": _written_past()})
+
+
+def _written_past() -> float:
+    """Write a tensor that was read back as a kernel of the program's own would, let it leave again, and return what comes back."""
     with budget(gpu_tensors="4K") as b:
         x, others = torch.ones(3000, device=NAME), [torch.ones(3000, device=NAME) for _ in range(2)]
         for _turn in range(2):
@@ -224,12 +321,11 @@ def writes_past_operators(_: list[str]) -> int:
             b.interceptor.pools.ensure_resident([held])
             memory = held.ref()
             assert memory is not None
-            address = there.card_memory(storages.data_ptr(memory))
+            address = card().card_memory(storages.data_ptr(memory))
             ctypes.c_float.from_address(address + 400).value = 6.0
             held.pins -= 1
             b.interceptor.device.residency.empty()
-        total = float(x.sum().item())
-    return _say({"total": total})
+        return float(x.sum().item())
 
 
 def refusals(_: list[str]) -> int:
@@ -276,6 +372,66 @@ class _Kernel:
         return places
 
 
+def _by_function(x: torch.Tensor) -> list[float]:
+    """Return sums of what a function of the program's own makes, whose kernels of C++ find the tensors by themselves."""
+
+    def kernel(source: torch.Tensor, target: torch.Tensor, factor: float) -> None:
+        places = [card().card_memory(storages.data_ptr(storages.untyped_storage(t))) for t in (source, target)]
+        read, written = (ctypes.cast(place, ctypes.POINTER(ctypes.c_float)) for place in places)
+        for k in range(source.numel()):
+            written[k] = read[k] * factor
+
+    class Own(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+            ctx.save_for_backward(x, y)
+            made = torch.zeros(4000, device=NAME)
+            kernel(x, made, 3.0)
+            kernel(y, made, 4.0)
+            return made
+
+        @staticmethod
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+            x, y = ctx.saved_tensors
+            made = torch.zeros_like(gradient), torch.zeros_like(gradient)
+            kernel(x, made[0], 2.0)
+            kernel(y, made[1], 5.0)
+            return made
+
+    given = [(x * k).requires_grad_() for k in (1, 2)]
+    made = Own.apply(*given)
+    made.sum().backward()  # type: ignore[attr-defined]
+    return [float(t.sum().item()) for t in (made, *(g.grad for g in given if g.grad is not None))]
+
+
+def illegal_address(_: list[str]) -> int:
+    """Let a thread that is older than the budget use what has left, and say how that ends."""
+    followed_card()
+    begin, ended = threading.Event(), threading.Event()
+    x, found = torch.ones(4000, device=NAME), list[str]()
+
+    def older() -> None:
+        begin.wait()
+        try:
+            x.add_(1)
+        except RuntimeError as error:
+            failed.append(error)
+        ended.set()
+
+    failed: list[RuntimeError] = []
+    threading.Thread(target=older).start()
+    try:
+        with budget(gpu_tensors="4K"):
+            float((x + 1).sum().item())
+            torch.ones(4000, device=NAME)
+            begin.set()
+            ended.wait()
+            raise failed[0]
+    except RuntimeError as error:
+        found += [str(error), *error.__notes__]
+    return _say({"said": found, "after": float(x.sum().item())})
+
+
 def doors(_: list[str]) -> int:
     """Say what comes to a device's memory past the operators, while everything leaves all the time."""
     followed_card()
@@ -296,6 +452,11 @@ def doors(_: list[str]) -> int:
             float((x * 2).sum().item())
             pins = [s.pins for t in (y, others) if (s := b.interceptor.table.known(t)) is not None]
             found["kernel"].append([float(others.sum().item()), pins])
+        found["function"] = _by_function(y)
+        done = threading.Event()
+        _thread.start_new_thread(lambda: (others.add_(y), done.set()), ())
+        done.wait()
+        found["bare thread"] = float(others.sum().item())
         found["printed"] = [repr(x[:2]), copy.deepcopy(y).sum().item(), y[:2].tolist()]
         saved = io.BytesIO()
         torch.save({"y": y}, saved)
@@ -430,6 +591,125 @@ def mutated(words: list[str]) -> int:
     return _say(
         {"noticed": f"{there.card_races()} races" if there.card_races() else "" if found == 4 * expected else "bits"}
     )
+
+
+BRIEF_MUTATIONS: dict[str, Callable[[], None]] = {}
+"""What else to leave out, for programs that do one thing each."""
+
+
+def _brief_mutation(name: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    return lambda apply: BRIEF_MUTATIONS.setdefault(name, apply)
+
+
+@_brief_mutation("memory is freed while it is copied")
+def _freed_early() -> None:
+    copied = DeviceStorages._copied
+
+    def copy(kept: DeviceStorages, page: Any, contents: torch.Tensor, *, write: bool) -> Any:
+        moving = copied(kept, page, contents, write=write)
+        if write:
+            storages.resize(storages.untyped_storage(contents), 0)
+        return moving
+
+    _put(DeviceStorages, _copied=copy)
+
+
+@_brief_mutation("memory that came back is one stream's alone")
+def _not_recorded() -> None:
+    _put(ProgramStreams, record=lambda self, contents: None)
+
+
+@_brief_mutation("random numbers are drawn twice where an operator runs once more")
+def _generator_goes_on() -> None:
+    _put(CardBackend, set_generator_state=lambda self, state: None)
+
+
+@_brief_mutation("nothing leaves before an operator runs once more")
+def _nothing_leaves() -> None:
+    _put(Residency, empty=lambda self: None)
+
+
+@_brief_mutation("operands leave while their operator runs")
+def _operands_leave() -> None:
+    stays = Residency._stays
+
+    def may_leave(residency: Residency, storage: storages.Storage) -> bool:
+        pins, storage.pins = storage.pins, 0
+        try:
+            return stays(residency, storage)
+        finally:
+            storage.pins = pins
+
+    _put(Residency, _stays=may_leave)
+
+
+@_brief_mutation("nobody looks for writes past the operators")
+def _not_looked_for() -> None:
+    _put(DeviceStorages, written_past=lambda self, storage, memory: False)
+
+
+@_brief_mutation("what has an address outside leaves")
+def _addresses_leave() -> None:
+    _put(Interceptor, escape=lambda self, storage: None)
+
+
+@_brief_mutation("what a program's own function is given leaves")
+def _functions_alone() -> None:
+    _put(FunctionGuards, _add=lambda self, storages: [])
+
+
+@_brief_mutation("what comes back at the end is not waited for")
+def _end_not_awaited() -> None:
+    restored = Residency.restore
+
+    def restore(residency: Residency) -> None:
+        vars(residency)["wait_read"] = lambda storage: None
+        restored(residency)
+
+    _put(Residency, restore=restore)
+
+
+def briefly() -> list[Any]:
+    """Return what programs that do one thing each give within budgets."""
+    found: list[Any] = []
+    with budget(gpu_ram=CONTEXT_BYTES + (5 << 18)):
+        found.append(on_shared_memory(NAME))
+    with budget(gpu_tensors="4K"):
+        x = torch.ones(4000, device=NAME)
+        kept = [x * k for k in range(1, 5)]
+        found.append(_by_function(x))
+        address = card().card_memory(kept[0].data_ptr())
+        found.append(float((kept[1] + kept[2]).sum().item()))
+        ctypes.c_float.from_address(address).value = 5.0
+        found.append(float(kept[0].sum().item()))
+    return [*found, *(float(t.sum().item()) for t in kept), _written_past(), *_run_again()]
+
+
+def _run_again() -> list[float]:
+    """Return what a random operator draws that does not fit at first, although the budget believes so."""
+    believed, DeviceBudget.tensor_bytes = DeviceBudget.tensor_bytes, lambda bounds: 1 << 30  # type: ignore[method-assign]
+    try:
+        torch.manual_seed(1)
+        with budget(gpu_ram=CONTEXT_BYTES + (4 << 20)):
+            kept = [torch.full((1 << 17,), float(k), device=NAME) for k in range(6)]
+            drawn = [torch.bernoulli(t / 6) for t in kept]
+            return [float(t.sum().item()) for t in (*drawn, *kept)]
+    finally:
+        DeviceBudget.tensor_bytes = believed  # type: ignore[method-assign]
+
+
+def mutated_briefly(words: list[str]) -> int:
+    """Say whether short programs notice what was left out."""
+    there = followed_card()
+    expected = briefly()
+    before = there.card_races()
+    BRIEF_MUTATIONS.get(words[0], bool)()
+    try:
+        found = briefly()
+    except Exception as error:  # of whatever kind: it was noticed
+        return _say({"noticed": repr(error)})
+    races = there.card_races() - before
+    return _say({"noticed": f"{races} races" if races else "" if found == expected else "bits", "plain": before})
 
 
 def measured(_: list[str]) -> int:

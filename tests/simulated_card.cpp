@@ -15,6 +15,7 @@
 // host's memory is touched: either may wait for Python's lock, whose holder may wait for the card's. Works with torch 2.13.
 
 #include <ATen/ATen.h>
+#include <ATen/autocast_mode.h>
 #include <ATen/detail/PrivateUse1HooksInterface.h>
 #include <ATen/native/Resize.h>
 #include <c10/core/Allocator.h>
@@ -185,9 +186,14 @@ void wait_for(int64_t stream) {
 void give_back(void* address) {
   std::lock_guard<std::recursive_mutex> held(card().mutex);
   auto found = card().blocks.find(static_cast<const char*>(address));
-  for (int64_t stream : found->second.recorded) synchronize(stream);
+  auto run_all = [](int64_t stream) { card().streams[stream].run_until(card().streams[stream].number); };
+  run_all(found->second.stream);  // whoever has this memory next comes after what that stream was given
   Clock known = card().streams[found->second.stream].clock;
   merge(known, card().host);
+  for (int64_t stream : found->second.recorded) {  // it is given to nobody before they have passed here
+    run_all(stream);
+    merge(known, card().streams[stream].clock);
+  }
   if (unseen(found->second.uses, found->second.stream, known)) card().race("memory is freed while another stream uses it");
   const size_t nbytes = (found->second.nbytes + kAlign - 1) / kAlign * kAlign;
   size_t start = static_cast<char*>(address) - card().shown, length = nbytes;
@@ -371,12 +377,18 @@ struct CardGuard final : c10::impl::DeviceGuardImplInterface {
 
 // -- operators: the CPU's kernel runs on tensors of the host that lie over the card's memory
 
+Tensor lazily_like(Tensor made, const Tensor& like) {
+  if (like.is_conj()) made._set_conj(true);
+  if (like.is_neg()) made._set_neg(true);
+  return made;
+}
+
 bool on_card(const Tensor& t) { return t.defined() && t.device().type() == kCard; }
 
 Tensor tensor_over(c10::Storage storage, c10::DispatchKey key, const Tensor& like) {
   Tensor made = at::detail::make_tensor<c10::TensorImpl>(std::move(storage), c10::DispatchKeySet(key), like.dtype());
   made.unsafeGetTensorImpl()->set_sizes_and_strides(like.sizes(), like.strides(), like.storage_offset());
-  return made;
+  return lazily_like(std::move(made), like);
 }
 
 c10::Storage new_storage(size_t nbytes) {
@@ -393,6 +405,8 @@ class Call {
 
   Tensor enter(const Tensor& t, bool reads, bool writes) {
     if (!on_card(t)) return t;
+    TORCH_CHECK(!reads || t.numel() == 0 || t.storage().data() != nullptr || t._is_zerotensor(),
+        "card error: an illegal memory access was encountered");
     auto* key = t.storage().unsafeGetStorageImpl();
     {
       std::lock_guard<std::recursive_mutex> held(card().mutex);
@@ -406,6 +420,7 @@ class Call {
           c10::StorageImpl::use_byte_size_t(), t.storage().nbytes(), std::move(data), c10::GetCPUAllocator(), true));
       found = hosts_.emplace(key, over).first;
       cards_.emplace(over.unsafeGetStorageImpl(), t.storage());
+      views_of_.emplace(over.unsafeGetStorageImpl(), t);
     }
     Tensor made = tensor_over(found->second, c10::DispatchKey::CPU, t);
     if (t.unsafeGetTensorImpl()->is_wrapped_number()) made.unsafeGetTensorImpl()->set_wrapped_number(true);
@@ -419,6 +434,14 @@ class Call {
       if (made.is_same(t)) return original;
     auto* key = t.storage().unsafeGetStorageImpl();
     auto found = cards_.find(key);
+    if (found == cards_.end() && t.storage().data() == nullptr && t.numel() > 0) {  // a tensor of zeros without memory
+      Tensor made = at::detail::make_tensor<c10::TensorImpl>(
+          c10::Storage(c10::make_intrusive<c10::StorageImpl>(
+              c10::StorageImpl::use_byte_size_t(), t.storage().nbytes(), c10::DataPtr(nullptr, kDevice), &card_allocator, true)),
+          c10::DispatchKeySet({c10::DispatchKey::PrivateUse1, c10::DispatchKey::ZeroTensor}), t.dtype());
+      made.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
+      return made;
+    }
     if (found == cards_.end()) {
       c10::Storage fresh = new_storage(t.storage().nbytes());
       {
@@ -430,7 +453,14 @@ class Call {
       found = cards_.emplace(key, fresh).first;
       kept_.push_back(t);  // or its storage's address comes again
     }
-    return tensor_over(found->second, c10::DispatchKey::PrivateUse1, t);
+    auto of = views_of_.find(key);
+    if (of == views_of_.end()) return tensor_over(found->second, c10::DispatchKey::PrivateUse1, t);
+    Tensor view = at::detail::make_tensor<c10::TensorImpl>(  // as its operand: not of inference mode if that is not
+        c10::TensorImpl::VIEW, c10::Storage(found->second), of->second.key_set(), t.dtype());
+    view.unsafeGetTensorImpl()->set_sizes_and_strides(t.sizes(), t.strides(), t.storage_offset());
+    view._set_conj(t.is_conj());
+    view._set_neg(t.is_neg());
+    return view;
   }
 
   // what an operator made longer, given as `out=`, lies in the host's memory now
@@ -459,6 +489,7 @@ class Call {
   Clock known_;
   bool good_ = true;
   std::unordered_map<c10::StorageImpl*, c10::Storage> hosts_, cards_;
+  std::unordered_map<c10::StorageImpl*, Tensor> views_of_;
   std::vector<Operand> operands_;
   std::vector<Tensor> kept_;
 };
@@ -582,7 +613,8 @@ Tensor copy_from(const Tensor& source, const Tensor& target, bool non_blocking) 
   const bool across = on_card(source) != on_card(target);
   if (across) card().copied += target.nbytes();
   const bool plain = source.is_contiguous() && target.is_contiguous() && source.dtype() == target.dtype() &&
-      source.sizes() == target.sizes() && source.nbytes() > 0;
+      source.sizes() == target.sizes() && source.nbytes() > 0 && source.is_conj() == target.is_conj() &&
+      source.is_neg() == target.is_neg();
   if (!(across && non_blocking && plain && is_pinned(host.storage().data()))) {
     Call call("copy_");
     Tensor into = call.enter(target, false, true), out_of = call.enter(source, true, false);
@@ -674,6 +706,30 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   }
 }
 
+// as for copy_, which asks for it
+TORCH_LIBRARY_IMPL(aten, Conjugate, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+TORCH_LIBRARY_IMPL(aten, Negative, m) { m.impl("_copy_from", torch::CppFunction::makeFallthrough()); }
+
+// the rules of CUDA: products in the lower precision, sums and powers in 32 bits
+TORCH_LIBRARY_IMPL(_, AutocastPrivateUse1, m) { m.fallback(torch::CppFunction::makeFallthrough()); }
+
+TORCH_LIBRARY_IMPL(aten, AutocastPrivateUse1, m) {
+  KERNEL_PRIVATEUSEONE(addmm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(bmm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(baddbmm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(conv2d, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(linear, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(matmul, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(mm, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(scaled_dot_product_attention, lower_precision_fp)
+  KERNEL_PRIVATEUSEONE(exp, fp32)
+  KERNEL_PRIVATEUSEONE(layer_norm, fp32)
+  KERNEL_PRIVATEUSEONE(pow, Tensor_Scalar, fp32)
+  KERNEL_PRIVATEUSEONE(nll_loss, fp32)
+  KERNEL_PRIVATEUSEONE(softmax, int, fp32_set_opt_dtype)
+  KERNEL_PRIVATEUSEONE(log_softmax, int, fp32_set_opt_dtype)
+}
+
 C10_REGISTER_GUARD_IMPL(PrivateUse1, CardGuard)
 
 extern "C" {
@@ -683,6 +739,12 @@ void card_register() {
 }
 void card_cap(size_t nbytes) { card().cap = std::min(nbytes, kTotal); }
 size_t card_allocated() { return card().allocated; }
+size_t card_reserved() {  // up to the end of the last block, as nothing is moved together
+  std::lock_guard<std::recursive_mutex> held(card().mutex);
+  auto& blocks = card().blocks;
+  if (blocks.empty()) return 0;
+  return blocks.rbegin()->first - card().shown + (blocks.rbegin()->second.nbytes + kAlign - 1) / kAlign * kAlign;
+}
 size_t card_peak() { return card().peak; }
 void card_reset_peak() { card().peak = card().allocated; }
 size_t card_copied() { return card().copied; }

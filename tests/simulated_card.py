@@ -3,6 +3,7 @@
 A process has one private backend, so programs on this device run in processes of their own; see `tests/agent/intercept/card_program.py`.
 """
 
+import contextlib
 import ctypes
 import fcntl
 import hashlib
@@ -63,7 +64,7 @@ def library() -> Path:
 def card() -> Any:
     """Make the device known to torch, and return the C functions that say what happened on it."""
     loaded = ctypes.CDLL(str(library()))
-    for name in ("allocated", "peak", "copied"):
+    for name in ("allocated", "reserved", "peak", "copied"):
         getattr(loaded, f"card_{name}").restype = ctypes.c_size_t
     loaded.card_races.restype = ctypes.c_uint64
     loaded.card_last_race.restype = ctypes.c_char_p
@@ -88,6 +89,7 @@ def _module(loaded: Any) -> types.ModuleType:
     made.is_initialized = lambda: loaded.card_peak() > 0
     made.device_count = lambda: 1
     made.current_device = lambda: 0
+    made.device = lambda device: contextlib.nullcontext()
     made.synchronize = lambda device=None: torch.accelerator.synchronize()
     made.memory_allocated = lambda device=None: loaded.card_allocated()
     made.max_memory_allocated = lambda device=None: loaded.card_peak()
@@ -164,6 +166,9 @@ class CardBackend:
 
     def allocated_bytes(self) -> int:
         return int(self._card.card_allocated())
+
+    def reserved_bytes(self) -> int:
+        return int(self._card.card_reserved())
 
     def outside_bytes(self) -> int:
         return CONTEXT_BYTES

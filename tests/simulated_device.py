@@ -568,6 +568,9 @@ class SimBackend:
     def allocated_bytes(self) -> int:
         return _DEVICE.allocated
 
+    def reserved_bytes(self) -> int:
+        return self.allocated_bytes()
+
     def outside_bytes(self) -> int:
         return CONTEXT_BYTES
 

@@ -73,6 +73,9 @@ class Backend(Protocol):
     def allocated_bytes(self) -> int:
         """Return the bytes of the device's memory that tensors hold now; 0 on the CPU, whose allocator counts itself."""
 
+    def reserved_bytes(self) -> int:
+        """Return the bytes that the device's allocator has for tensors, gaps between them included; 0 on the CPU."""
+
     def outside_bytes(self) -> int:
         """Return the bytes of the device's memory that this process holds besides tensors (context, libraries); 0 on the CPU.
 

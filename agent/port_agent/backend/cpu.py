@@ -63,6 +63,9 @@ class CpuBackend:
     def allocated_bytes(self) -> int:
         return 0
 
+    def reserved_bytes(self) -> int:
+        return 0
+
     def outside_bytes(self) -> int:
         return 0
 

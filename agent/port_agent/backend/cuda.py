@@ -13,7 +13,7 @@ import torch
 from port_agent.backend.base import DeviceAbsentError, Event
 from port_agent.backend.shared_memory import SharedMemory
 from port_planner.ir.device_kinds import CUDA
-from port_planner.torch_compat.devices import set_allocator
+from port_planner.torch_compat.devices import allocator_settings, set_allocator
 
 _INTEGRATED_CONTEXT_BYTES = 667 << 20
 """Memory in bytes of the context on a GPU that shares the host's memory and whose driver does not report a process's share. This is the
@@ -24,6 +24,8 @@ _PINNED_AS_ASKED = "pinned_max_cached_size_mb:0"
 """Setting that makes torch's allocator of pinned memory allocate what is asked. By default it rounds up to the next power of two and
 keeps freed memory, which is twice what a plan counts.
 """
+
+_GROWING = "expandable_segments"
 
 _DRIVER_PATIENCE_S = 5.0
 
@@ -91,6 +93,9 @@ class CudaBackend:
     def allocated_bytes(self) -> int:
         return self._counted("current") + self._shared.live_bytes
 
+    def reserved_bytes(self) -> int:
+        return self._counted("current", "reserved_bytes") + self._shared.live_bytes
+
     def outside_bytes(self) -> int:
         free, total = torch.cuda.mem_get_info(self._device)
         held = held_by(os.getpid(), card_name())
@@ -104,11 +109,11 @@ class CudaBackend:
     def peak_bytes(self) -> int:
         return self._counted("peak") + self._shared.peak_bytes
 
-    def _counted(self, which: str) -> int:
-        """Return the bytes that tensors hold. `torch.cuda.memory_allocated` creates 300 names for each call, which takes half a
+    def _counted(self, which: str, what: str = "allocated_bytes") -> int:
+        """Return a count of the allocator in bytes. `torch.cuda.memory_allocated` creates 300 names for each call, which takes half a
         millisecond.
         """
-        return int(torch.cuda.memory_stats_as_nested_dict(self._device)["allocated_bytes"]["all"][which])
+        return int(torch.cuda.memory_stats_as_nested_dict(self._device)[what]["all"][which])
 
     def reset_peak(self) -> None:
         torch.cuda.reset_peak_memory_stats(self._device)
@@ -139,6 +144,18 @@ def pin_as_asked(kind: str) -> None:
     """
     if kind == CUDA:
         set_allocator(_PINNED_AS_ASKED)
+
+
+def grow_segments(kind: str) -> None:
+    """Let torch's allocator of a CUDA device grow its segments, so that free memory is not in pieces; nothing for others.
+
+    What is set already stays, this setting included. Never call it for a GPU that shares the host's memory: the driver of a Tegra
+    ends the process.
+    """
+    if kind != CUDA or _GROWING in (asked := allocator_settings()):
+        return
+    with contextlib.suppress(RuntimeError):  # a build of torch, or a driver, without them
+        set_allocator(",".join(filter(None, (asked, f"{_GROWING}:True"))))  # what is left out may return to its default
 
 
 def card_name() -> str:

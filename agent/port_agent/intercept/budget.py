@@ -27,6 +27,7 @@ from port_agent.intercept.consumption import EnergyUse, wear_joules_per_byte, we
 from port_agent.intercept.decisions.step_planner import StepBounds, StepPlanner
 from port_agent.intercept.dispatch.device_pool import DevicePool
 from port_agent.intercept.dispatch.mode import Interceptor
+from port_agent.intercept.patches.function_guards import FunctionGuards
 from port_agent.intercept.patches.pointer_guards import PointerGuards
 from port_agent.intercept.patches.program import ProgramHooks
 from port_agent.intercept.residency.backing import Backing, GuardedStorages, ResizedStorages
@@ -74,6 +75,10 @@ class DeviceMemoryReport:
     written_bytes: int
     stall_seconds: float
     over_bytes: int
+    pieces_bytes: int
+    """The most that the device's allocator had reserved without a tensor in it, at ends of segments."""
+    ran_again: int
+    """Operators that the device refused memory at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,7 +226,14 @@ class Budget:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         if self._running is not None:
+            if error is not None:
+                self.explain(error)
             self.stop()
+
+    def explain(self, error: BaseException) -> None:
+        """Add a note to the error that ends a program if a tensor was used that had left a device within this budget."""
+        if self._running is not None and self._running.interceptor.device is not None:
+            self._running.interceptor.device.explain(error)
 
 
 class BudgetOptions(TypedDict, total=False):
@@ -402,10 +414,13 @@ class _Running:
         self._energy = EnergyUse()
         self.interceptor = Interceptor(self.table, self._residency, self._process, self._planner, self._energy.keep_up)
         self._guards = PointerGuards(self.interceptor) if guard is None or device is not None else None
+        self._functions = None if device is None else FunctionGuards(self.interceptor)
         self._hooks = ProgramHooks(self.interceptor, guarded=guard is not None)
         _Running._of_this_process = self
         if self._guards is not None:
             self._guards.install()
+        if self._functions is not None:
+            self._functions.install()
         self._hooks.install()
         if guard is not None:
             if ram_bytes is not None:
@@ -464,6 +479,8 @@ class _Running:
             self.interceptor.device.storages.close()
         self.interceptor.leave()
         self._hooks.remove()
+        if self._functions is not None:
+            self._functions.remove()
         if self._guards is not None:
             self._guards.remove()
         _Running._of_this_process = None
@@ -579,6 +596,8 @@ def _device_report(device: DevicePool) -> DeviceMemoryReport:
         written_bytes=moved.written_bytes,
         stall_seconds=moved.stall_seconds,
         over_bytes=device.residency.counters.over_bytes,
+        pieces_bytes=device.pieces_bytes,
+        ran_again=device.ran_again,
     )
 
 

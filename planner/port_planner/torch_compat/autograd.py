@@ -35,6 +35,20 @@ unwrap_if_dead: Callable[[Tensor], Tensor] = torch._C._functorch.unwrap_if_dead
 whose level has ended."""
 
 
+SAVED_TENSORS = "saved_tensors"
+"""Attribute by which the backward pass of a program's own function asks for what its forward pass saved."""
+
+
+@uses(
+    "torch._C._FunctionBase.saved_tensors",
+    "kernels in C++ of a program's own functions find nothing of a GPU's that was evicted",
+)
+def saved_tensors(context: Any) -> tuple[Tensor, ...]:
+    """Return what the context of a program's own function saved."""
+    found: tuple[Tensor, ...] = torch._C._FunctionBase.saved_tensors.__get__(context)  # type: ignore[attr-defined]
+    return found
+
+
 def differs_under_modes(node: Node, saved: Sequence[Tensor], gradients: Iterable[Tensor | None]) -> bool:
     """Return whether a node of `NODES_THAT_ASK_FOR_MODES` uses another formula under a mode than without one.
 

@@ -23,3 +23,12 @@ def host_alias(storage: torch.UntypedStorage) -> Any:
 def set_allocator(settings: str) -> None:
     """Set options of torch's accelerator allocator, in the syntax of its environment variable."""
     torch._C._accelerator_setAllocatorSettings(settings)
+
+
+@uses(
+    "torch._C._accelerator_getAllocatorSettings",
+    "settings of torch's allocator are lost where segments are made to grow",
+)
+def allocator_settings() -> str:
+    """Return the options that torch's accelerator allocator was given, in the syntax of its environment variable."""
+    return str(torch._C._accelerator_getAllocatorSettings() or "")

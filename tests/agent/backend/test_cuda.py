@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from port_agent.backend.base import DeviceAbsentError
-from port_agent.backend.cuda import CudaBackend, held_by, pin_as_asked
+from port_agent.backend.cuda import CudaBackend, grow_segments, held_by, pin_as_asked
 from port_planner.ir.device_kinds import CUDA
 
 absent = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a CUDA GPU")
@@ -42,6 +42,19 @@ def test_pinned_memory_is_taken_as_it_is_asked_for_and_given_back(capfd: pytest.
     torch._C._accelerator_setAllocatorSettings(f"pinned_max_round_threshold_mb:7,{asked}")
     output = capfd.readouterr().err
     assert "(7) > pinned_max_cached_size_mb (0)" in output and "never rounded up" in output
+
+
+def test_segments_grow_beside_what_is_set_already_unless_that_says_otherwise() -> None:
+    before = torch._C._accelerator_getAllocatorSettings()
+    try:
+        torch._C._accelerator_setAllocatorSettings("max_split_size_mb:128")
+        grow_segments(CUDA)
+        assert torch._C._accelerator_getAllocatorSettings() == "max_split_size_mb:128,expandable_segments:True"
+        torch._C._accelerator_setAllocatorSettings("expandable_segments:False")
+        grow_segments(CUDA)
+        assert torch._C._accelerator_getAllocatorSettings() == "expandable_segments:False"
+    finally:
+        torch._C._accelerator_setAllocatorSettings(before or "expandable_segments:False")
 
 
 SAYS = """#!/bin/sh

@@ -2,6 +2,7 @@
 once more.
 """
 
+import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,25 +10,30 @@ import torch
 
 from port_agent.backend.base import Backend
 from port_agent.backend.choose import backend_of
+from port_agent.backend.cuda import grow_segments
 from port_agent.intercept.dispatch.operator_memory import OperatorMemory
 from port_agent.intercept.dispatch.tiling_choice import MappedTiling, call_whole
-from port_agent.intercept.dispatch.traits import OperatorTraits
+from port_agent.intercept.dispatch.traits import OperatorTraits, traits_of
 from port_agent.intercept.residency.device_memory import DeviceBudget, DeviceMeter, outside_within
 from port_agent.intercept.residency.device_storages import DeviceStorages, plain_operators
-from port_agent.intercept.residency.operands import tensors_in
+from port_agent.intercept.residency.operands import makes_storage, tensors_in
 from port_agent.intercept.residency.pools import MemoryPools
 from port_agent.intercept.residency.refusals import refuse_collective, unsupported
 from port_agent.intercept.residency.residency import Residency
 from port_agent.intercept.residency.storages import Storage, resize
 from port_agent.intercept.residency.trace import Entry
-from port_agent.intercept.tiles.elementwise import OperatorTiling
-from port_agent.intercept.tiles.list_bits import SAMPLE_BYTES, ListBits
+from port_agent.intercept.tiles.elementwise import OperatorTiling, run_tiled, tiling_of
+from port_agent.intercept.tiles.list_bits import SAMPLE_BYTES, ListBits, TileBits
 from port_agent.intercept.tiles.lists import runs_by_element
 from port_planner.base.errors import program_line
 from port_planner.base.units import format_bytes
 from port_planner.ir.device_kinds import MPS
 
 _NO_LIMIT = 1 << 62
+_TILED_FROM = 4
+"""Operands that together take less than this fraction of the limit fit beside what an operator over numbers makes."""
+_OF_ILLEGAL_ADDRESSES = ("illegal memory access", "its data is not allocated yet")
+"""What CUDA and torch say about an address that is not one, in errors whose place is often a later operator."""
 
 
 class DeviceFullError(torch.OutOfMemoryError):
@@ -51,6 +57,7 @@ class DevicePool:
             )
         self.device, self._pools = device, pools
         self.backend = _resizing_backend(device)
+        grow_segments(device.type)
         outside_bytes = 0 if ram_bytes is None else outside_within(ram_bytes, self.backend)
         size = ram_bytes if ram_bytes is not None else tensor_bytes or 0
         host = pools.host.table
@@ -59,7 +66,11 @@ class DevicePool:
         self.storages = DeviceStorages(device, self.backend, pools.host, ram_bytes)
         limit = self.budget.tensor_bytes() if self.budget is not None else size
         self.residency = Residency(table, self.storages, limit)
-        self._lists = ListBits()
+        self._lists, self._tile_bits = ListBits(), TileBits()
+        self.pieces_bytes = 0
+        """The most bytes that the allocator had reserved without a tensor in them, at ends of segments and where an operator did not fit."""
+        self.ran_again = 0
+        """Operators that did not fit at first."""
         self.meter = DeviceMeter(self.backend)
         self.op_memory = OperatorMemory(self.residency, self.budget, self.meter)
         pools.add(self.residency)
@@ -83,24 +94,37 @@ class DevicePool:
         self.residency.try_make_free(SAMPLE_BYTES)
         return self._lists.has_bits_of_whole(func, args, kwargs)
 
-    # -- as `TilingChoice`: nothing runs in pieces here
+    # -- as `TilingChoice`: numbers alone run in tiles here
 
     def tiled_call(
         self, traits: OperatorTraits, func: Any, args: Sequence[Any], kwargs: dict[str, Any], input_bytes: int
     ) -> tuple[OperatorTiling | None, MappedTiling | None]:
-        """Return None, because an operator runs whole here. Raises UnsupportedError for one that moves tensors between processes."""
+        """Return the tiling of an operator over numbers that do not fit together, if its bits are the same in tiles.
+
+        Raises UnsupportedError for one that moves tensors between processes.
+        """
         refuse_collective(func)
-        return None, None
+        limit_bytes = self.residency.limit_bytes
+        if not traits.tiled or traits.takes_lists or input_bytes <= limit_bytes / _TILED_FROM:
+            return None, None
+        given = [t for t in tensors_in((*args, *kwargs.values())) if t.numel() > 1]
+        if any(t.device != self.device for t in given) or not self._is_named(kwargs.get("device") or self.device):
+            return None, None
+        tiling = tiling_of(func, args, kwargs, limit_bytes)
+        if tiling is None or tiling.row or tiling.runs or not self._tile_bits.has_bits_of_whole(func, args, kwargs):
+            return None, None
+        return tiling, None
 
     def ensure_resident(
         self, traits: OperatorTraits, inputs: list[Storage], mapped: MappedTiling | None, *, whole: bool
     ) -> tuple[list[Storage], MappedTiling | None]:
-        """Make operands resident. Raises DeviceFullError if they do not fit together."""
+        """Make operands resident, or let those stay away that are read in tiles. Raises DeviceFullError if they do not fit together."""
+        held = inputs if whole else [s for s in inputs if s.resident]
         try:
-            self._pools.ensure_resident(inputs)
+            self._pools.ensure_resident(held)
         except torch.OutOfMemoryError as error:
             raise self._full(traits, inputs) from error
-        return inputs, None
+        return held, None
 
     def make_free(
         self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage],
@@ -121,13 +145,33 @@ class DevicePool:
         except torch.OutOfMemoryError as error:
             raise self._full(traits, inputs) from error
 
-    def run_tiles(self, *_: Any) -> Any:
-        """Raise RuntimeError: operators of a device are not tiled."""
-        raise RuntimeError("operators of a device run whole; report this")
+    def run_tiles(
+        self, func: Any, args: Sequence[Any], kwargs: dict[str, Any], tiling: OperatorTiling, inputs: list[Storage],
+        written: list[Storage],
+    ) -> Any:  # fmt: skip
+        """Run an operator in tiles; what it makes begins whole, and leaves at once where it does not fit. Raises DeviceFullError."""
+        self.storages.streams.note()
+        try:
+            for storage in inputs:
+                storage.pins -= 1
+            try:
+                made_bytes = tiling.made_bytes if makes_storage(func) else 0
+                self.residency.make_free(tiling.buffers_bytes + made_bytes)
+            finally:
+                for storage in inputs:
+                    storage.pins += 1
+            return run_tiled(func, args, kwargs, tiling, written, self.residency, self._pools.host.table)
+        except torch.OutOfMemoryError as error:
+            raise self._full(traits_of(func), inputs) from error
+        finally:
+            for storage in written:
+                storage.clean = not storage.resident
 
     def call(self, traits: OperatorTraits, args: Sequence[Any], kwargs: dict[str, Any], inputs: list[Storage]) -> Any:
         """Call an operator; if the device lacks memory, call it once more with all other tensors evicted. Raises DeviceFullError."""
         self.storages.streams.note()
+        for stream in (one for one in args if isinstance(one, torch.Stream)):  # of record_stream
+            self.storages.streams.note(stream)
         random = torch.Tag.nondeterministic_seeded in traits.func.tags
         state = self.backend.generator_state() if random else None
         try:
@@ -135,14 +179,17 @@ class DevicePool:
         except torch.OutOfMemoryError as error:
             if traits.writes or kwargs.get("generator") is not None:  # it may have begun
                 raise self._full(traits, inputs) from error
+        self._note_pieces()
         self.residency.empty()
         self.storages.release()
         if state is not None:
             self.backend.set_generator_state(state)
         try:
-            return call_whole(traits, args, kwargs)
+            result = call_whole(traits, args, kwargs)
         except torch.OutOfMemoryError as error:
             raise self._full(traits, inputs) from error
+        self._say_ran_again(traits)
+        return result
 
     def ran(self) -> None:
         """Compare resident bytes with the limit after each operator; the limit is measured again from time to time."""
@@ -153,6 +200,7 @@ class DevicePool:
 
     def end_segment(self) -> None:
         """Handle the end of a segment of the program."""
+        self._note_pieces()
         if self.budget is not None:
             self.budget.end_segment()
 
@@ -167,14 +215,41 @@ class DevicePool:
         if self.budget is not None:
             self.budget.enforce()
 
+    def _note_pieces(self) -> None:
+        self.pieces_bytes = max(self.pieces_bytes, self.backend.reserved_bytes() - self.backend.allocated_bytes())
+
+    def _say_ran_again(self, traits: OperatorTraits) -> None:
+        self.ran_again += 1
+        if self.ran_again == 1:
+            place = program_line()
+            sys.stderr.write(
+                f"port-agent: {place + ': ' if place else ''}{traits.name} did not fit on {self.device} at first ({format_bytes(self.pieces_bytes)} "
+                "were reserved without a tensor). It ran after everything else had left and unused memory was given back. More memory than "
+                f"{self._bound} avoids that\n"
+            )
+
+    def explain(self, error: BaseException) -> None:
+        """Add a note to an error about an illegal address: the budget may be its cause."""
+        if isinstance(error, RuntimeError) and any(said in str(error) for said in _OF_ILLEGAL_ADDRESSES):
+            error.add_note(
+                f"port-agent: the memory of {self.device} has a budget ({self._bound}), and something other than an operator may have used a "
+                "tensor that had left it: a kernel in C++, or a thread that is older than the budget. Ask for the tensor's data_ptr() before: it "
+                "then stays until the step ends. Or run without a budget of this memory."
+            )
+
+    @property
+    def _bound(self) -> str:
+        if self.budget is None:
+            return f"--gpu-tensors {format_bytes(self.residency.limit_bytes)}"
+        return f"--gpu-ram {format_bytes(self.budget.ram_bytes)}"
+
     def _full(self, traits: OperatorTraits, inputs: Sequence[Storage]) -> DeviceFullError:
         own = {s for s in inputs if s.table is self.residency.table}
-        bound = "no budget" if self.budget is None else format_bytes(self.budget.ram_bytes)
         place = program_line()
         return DeviceFullError(
             f"{place + ': ' if place else ''}{traits.name} is out of memory on {self.device}: its operands take "
-            f"{format_bytes(sum(s.nbytes for s in own))}, {format_bytes(self.backend.allocated_bytes())} are in use of --gpu-ram "
-            f"{bound}, and nothing else can leave; give more, or smaller batches"
+            f"{format_bytes(sum(s.nbytes for s in own))}, {format_bytes(self.backend.allocated_bytes())} are in use of {self._bound}, "
+            f"and nothing else can leave; give more, or smaller batches"
         )
 
 

@@ -98,6 +98,8 @@ class Interceptor:
         self._held = False
         self.when_interrupted: Callable[[], None] = lambda: None
         """Function that is called when a signal handler ends the waiting of a paused program."""
+        self.when_made: Callable[[Sequence[Storage]], object] = lambda made: None
+        """Function that is called with the storages that an operator made, before anything is evicted for them."""
         self.waits = self.guarded
         """Whether no operator is intercepted yet; see `begin`."""
         self._near = False
@@ -245,6 +247,7 @@ class Interceptor:
                 if not book.resting:
                     storage.birth = (book.segment, book.position, len(made))
                 made.append(storage)
+        self.when_made(made)
         touched = (*inputs, *made)
         pressed = self.pools.pressed
         if pressed and entry is not None and len(entry.next_uses) == len(touched):
@@ -468,6 +471,8 @@ class Interceptor:
         """
         with self.lock:
             self._wait_while_held()
+            if self.device is not None:
+                self.device.storages.streams.note()
             if storage.in_file:
                 self.residency.watch(storage)
                 return
@@ -525,6 +530,8 @@ class Interceptor:
     def _resident(self, storages: Sequence[Storage]) -> Iterator[None]:
         with self.lock:
             self._wait_while_held()
+            if self.device is not None:
+                self.device.storages.streams.note()
             for storage in storages:
                 storage.pins += 1
             try:

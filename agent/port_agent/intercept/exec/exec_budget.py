@@ -203,6 +203,12 @@ class ExecBudget:
         attached.start()
         self._attached = attached
 
+    def fail(self, error: BaseException) -> None:
+        """Record the exception with which the program ends."""
+        self.failure = error
+        if self._budget is not None:
+            self._budget.explain(error)
+
     def finish(self) -> None:
         """Print the program's figures on standard error, and write them to the file of `--report`."""
         self._widen(_FOR_LOADING_BYTES)  # the program is over: reporting its limits must not fail because of them
@@ -312,9 +318,10 @@ def _on_device(device: "DeviceMemoryReport | None", options: ExecOptions) -> str
         return "; no tensor was on a GPU, whose memory had a budget"
     outside = "" if device.outside_bytes is None else f", {format_bytes(device.outside_bytes)} of context and libraries"
     over = f", {format_bytes(device.over_bytes)} more than fits at once" if device.over_bytes else ""
+    pieces = f", up to {format_bytes(device.pieces_bytes)} reserved between tensors" if device.ran_again else ""
     return (
         f"; {device.name}: peak {format_bytes(device.peak_tensor_bytes + (device.outside_bytes or 0))} of "
-        f"{format_bytes(bound)}{outside}{over}, {format_bytes(device.written_bytes)} left and {format_bytes(device.read_bytes)} came back"
+        f"{format_bytes(bound)}{outside}{over}{pieces}, {format_bytes(device.written_bytes)} left and {format_bytes(device.read_bytes)} came back"
     )
 
 

@@ -88,7 +88,7 @@ def main() -> None:
     try:
         run()
     except BaseException as error:
-        budget.failure = error
+        budget.fail(error)
         _show_only_theirs()
         raise
 

@@ -1,5 +1,6 @@
 """Watch the user's program outside its operators: ends of steps, threads, forks, and refused features."""
 
+import _thread
 import contextlib
 import functools
 import inspect
@@ -8,7 +9,7 @@ import signal
 import sys
 import threading
 import types
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures.thread import _WorkItem
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
@@ -69,6 +70,7 @@ class ProgramHooks:
         self._undo.append(register_optimizer_step_post_hook(self._optimizer_stepped).remove)
         self._replace(torch.autograd, ENGINE, self._around_backward)
         self._replace(threading.Thread, "start", self._start_followed)
+        self._replace(_thread, "start_new_thread", self._start_bare_followed)
         self._replace(_WorkItem, "run", self._work_followed)
         if self._guarded:
             self._replace(torch, "compile", self._compile_aside)
@@ -205,6 +207,16 @@ class ProgramHooks:
         def start(thread: threading.Thread) -> None:
             thread.run = functools.partial(self._followed, thread.run)  # type: ignore[method-assign]
             original(thread)
+
+        return start
+
+    def _start_bare_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        """Intercept a thread of Python's own module below `threading`, too."""
+
+        def start(run: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> int:
+            if not callable(run):
+                return int(original(run, args))  # which says what is wrong
+            return int(original(self._followed, (functools.partial(run, *args, **(kwargs or {})),)))
 
         return start
 

@@ -21,7 +21,7 @@ from port_agent.backend.base import Backend, Event
 from port_agent.backend.transfer_ring import RingCopy, TransferRing
 from port_agent.intercept.residency.backing import NAN_BYTE
 from port_agent.intercept.residency.checksums import Checksums
-from port_agent.intercept.residency.pinned_pages import DirectCopy, PinnedPage, PinnedPages
+from port_agent.intercept.residency.pinned_pages import PIECE_BYTES, DirectCopy, PinnedPage, PinnedPages
 from port_agent.intercept.residency.residency import Residency
 from port_agent.intercept.residency.storages import HostPage, Moving, Storage, StorageTable, resize
 from port_agent.paging.pager import PageError, PagerStats
@@ -50,12 +50,22 @@ class ProgramStreams:
         self._device = device
         self._seen: list[torch.Stream] = []
 
-    def note(self) -> None:
-        """Remember the stream that an operator is about to run on."""
-        current = torch.accelerator.current_stream(self._device)
-        if current not in self._seen:
-            self._seen.append(current)
+    def note(self, stream: torch.Stream | None = None) -> None:
+        """Remember the stream that an operator is about to run on, or one that the program has named."""
+        noted = torch.accelerator.current_stream(self._device) if stream is None else stream
+        if noted not in self._seen:
+            self._seen.append(noted)
             self.join()
+
+    def record(self, contents: torch.Tensor) -> None:
+        """Make the allocator keep fresh memory, once it is freed, until every other stream has passed that point.
+
+        The memory is the current stream's, and the program may have asked for the tensor on another one, or have recorded others on it.
+        """
+        current = torch.accelerator.current_stream(self._device)
+        for other in self._seen:
+            if other != current:
+                contents.record_stream(other)
 
     def join(self) -> None:
         """Let all later work of each stream wait for all earlier work of every stream; nothing where there is one."""
@@ -89,6 +99,21 @@ class DeviceMove:
                 self.wait_on_device(landed)
         finally:
             self.end()
+
+
+@dataclass(frozen=True, slots=True)
+class PartMoved:
+    """A part of a page that was copied already."""
+
+    write: bool
+    nbytes: int
+
+    def done(self) -> bool:
+        """Return True."""
+        return True
+
+    def join(self) -> None:
+        """Return at once."""
 
 
 class HostBlocks:
@@ -210,7 +235,9 @@ class DeviceStorages:
             with plain_operators():
                 self.streams.join()
                 resize(memory, storage.nbytes)
-                copy = self._copied(page, self._bytes(memory), write=False)
+                contents = self._bytes(memory)
+                self.streams.record(contents)
+                copy = self._copied(page, contents, write=False)
         except torch.OutOfMemoryError:
             end()
             raise
@@ -243,7 +270,7 @@ class DeviceStorages:
         with plain_operators():
             moving.join()
         self.stats.stall_seconds += time.perf_counter() - begin
-        if isinstance(moving, DeviceMove):
+        if isinstance(moving, DeviceMove | PartMoved):
             self.stats.read_bytes += 0 if moving.write else moving.nbytes
             self.stats.written_bytes += moving.nbytes if moving.write else 0
 
@@ -263,7 +290,9 @@ class DeviceStorages:
         before = _page(storage).checksum
         with plain_operators():
             self.streams.join()
-            if before is None or bool(self._sum(self._bytes(memory)) == before):
+            if before is None:  # of a page that was written in parts
+                return True
+            if bool(self._sum(self._bytes(memory)) == before):
                 return False
         self._say_written(storage)
         return True
@@ -315,12 +344,33 @@ class DeviceStorages:
     def read_part(
         self, storage: Storage, memory: torch.UntypedStorage, into: torch.Tensor, start: int, nbytes: int
     ) -> Moving:
-        raise _only_on_the_host(storage)
+        return self._part(storage, into, start, nbytes, write=False)
 
     def write_part(
         self, storage: Storage, memory: torch.UntypedStorage, source: torch.Tensor, start: int, nbytes: int
     ) -> Moving:
-        raise _only_on_the_host(storage)
+        page = _page(storage)
+        page.checksum = None
+        return self._part(storage, source, start, nbytes, write=True)
+
+    def _part(self, storage: Storage, there: torch.Tensor, start: int, nbytes: int, *, write: bool) -> Moving:
+        """Copy part of a page from or to the first bytes of a tensor of the device, and wait for it."""
+        page = _page(storage)
+        end = self._blocks.hold(page.block, write=write) if isinstance(page, HostPage) else _nothing_held
+        try:
+            with plain_operators():
+                self.streams.join()
+                contents, place = there.view(-1).view(torch.uint8), 0
+                for host in _host_parts(page, start, nbytes):
+                    part = contents[place : place + len(host)]
+                    if write:
+                        host.copy_(part)
+                    else:
+                        part.copy_(host)
+                    place += len(host)
+        finally:
+            end()
+        return PartMoved(write, nbytes)
 
     def release(self) -> None:
         self._blocks.release()
@@ -376,6 +426,18 @@ class DeviceStorages:
 
 def _host_bytes(block: torch.UntypedStorage) -> torch.Tensor:
     return torch.empty(0, dtype=torch.uint8, device="cpu").set_(block, 0, (block.nbytes(),), (1,))
+
+
+def _host_parts(page: HostPage | PinnedPage, start: int, nbytes: int) -> Iterator[torch.Tensor]:
+    """Yield the bytes of a page from `start` on, as they lie in the host's memory."""
+    if isinstance(page, HostPage):
+        yield _host_bytes(page.block)[start : start + nbytes]
+        return
+    for number, piece in enumerate(page.pieces):
+        begin = number * PIECE_BYTES
+        first, last = max(start, begin), min(start + nbytes, begin + PIECE_BYTES)
+        if first < last:
+            yield piece[first - begin : last - begin]
 
 
 def _nothing_held() -> None:

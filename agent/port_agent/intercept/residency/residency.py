@@ -450,7 +450,7 @@ class Residency:
     def bear_away(self, make: Callable[[], torch.Tensor]) -> torch.Tensor:
         """Return a new tensor that starts in the page file: its contents are written there. Raises PageError."""
         made = self.backing.bear_away(make)
-        storage = self.table.of(made)
+        storage = self.table.host.of(made)
         if storage is not None:
             self.backing.take_page(storage)
             self._free(storage)

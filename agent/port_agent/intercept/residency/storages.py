@@ -270,6 +270,11 @@ class StorageTable:
         return sum(1 for _ in self)
 
     @property
+    def host(self) -> "StorageTable":
+        """The host's table, which meets all storages."""
+        return self._host
+
+    @property
     def met(self) -> int:
         """Storages met so far in all pools: the number that the next one gets."""
         return self._host._met

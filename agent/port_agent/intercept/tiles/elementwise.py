@@ -220,7 +220,7 @@ def run_tiled(
     away = {
         s.key: s for s in (table.known(t) for t in tensors) if s is not None and not s.resident and s.page is not None
     }
-    buffers = TileBuffers(residency, away)
+    buffers = TileBuffers(residency, away, tiling.large[0].device)
     if tiling.runs:
         return _run_copies(tiling, buffers, residency, table)
     numbers = {id(t): _number(t, buffers) for t in tensors if t.numel() == 1}
@@ -278,7 +278,7 @@ class _Result:
 
     def __init__(self, dtype: torch.dtype, tiling: OperatorTiling, residency: Residency, table: StorageTable) -> None:
         need_bytes = tiling.made_bytes + tiling.buffers_bytes
-        make = partial(torch.empty, tiling.shape, dtype=dtype)
+        make = partial(torch.empty, tiling.shape, dtype=dtype, device=tiling.large[0].device)
         if residency.could_fit(need_bytes):
             residency.make_free(need_bytes)
             self.tensor = make()

@@ -1,6 +1,6 @@
-"""Whether an operator over lists has, on a device, the bits of the same operator on one element after another.
+"""Whether an operator has the same bits on a device in parts: one over lists element by element, one over numbers in tiles.
 
-On the CPU it is a loop. A GPU has special kernels for lists, so there it is tested once for each operator and data type.
+A GPU has special kernels for lists, and for tensors of some sizes, so there it is tested once for each operator and data type.
 """
 
 from collections.abc import Sequence
@@ -21,8 +21,51 @@ _ELEMENTS = 4099
 SAMPLE_BYTES = 768 << 10
 """Approximate bytes of a test: twice four lists of 32 bits, and the results."""
 
+_TILES = 3
+
 _GOLDEN = 0.6180339887498949
 """Golden ratio: the fractions of its multiples fill the range from 0 to 1 evenly."""
+
+
+class TileBits:
+    """Tries elementwise operators whole and in three tiles, and remembers what came of it."""
+
+    def __init__(self) -> None:
+        self._exact: dict[tuple[Any, ...], bool] = {}
+
+    def has_bits_of_whole(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+        """Return whether a call may run in tiles."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return False
+        key = (func, *((t.dtype, t.dim() > 0) for t in tensors_in((*args, *kwargs.values()))), *sorted(kwargs))
+        if key not in self._exact:
+            try:
+                with plain_operators():
+                    self._exact[key] = _same_in_tiles(func, args, kwargs)
+            except torch.OutOfMemoryError:  # the next call tries again
+                return False
+        return self._exact[key]
+
+
+def _same_in_tiles(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+    def sample(stop: int) -> tuple[list[Any], dict[str, Any]]:
+        return [_alike(a, stop) for a in args], {k: _alike(v, stop) for k, v in kwargs.items()}
+
+    def cut(value: Any, start: int) -> Any:
+        cut_here = isinstance(value, torch.Tensor) and value.dim() == 1 and value.numel() > 1
+        return value[start : start + _ELEMENTS].clone() if cut_here else value
+
+    whole, source = sample(_TILES * _ELEMENTS), sample(_TILES * _ELEMENTS)
+    at_once = _all(func(*whole[0], **whole[1]), whole)
+    for start in range(0, _TILES * _ELEMENTS, _ELEMENTS):
+        tile = [cut(a, start) for a in source[0]], {k: cut(v, start) for k, v in source[1].items()}
+        made = _all(func(*tile[0], **tile[1]), tile)
+        if not all(
+            torch.equal(cut(a, start).view(torch.uint8), b.view(torch.uint8))
+            for a, b in zip(at_once, made, strict=True)
+        ):
+            return False
+    return True
 
 
 class ListBits:

@@ -13,14 +13,14 @@ MAX_PENDING_WRITES = 2
 
 
 class TileBuffers:
-    """The tiles of a call's large operands: views if they are resident, buffers if they are paged out."""
+    """The tiles of a call's large operands: views if they are resident, buffers on their `device` (None: the host) if they are paged out."""
 
-    def __init__(self, residency: Residency, away: dict[int, Storage]) -> None:
-        self._residency, self._away = residency, away
+    def __init__(self, residency: Residency, away: dict[int, Storage], device: torch.device | None = None) -> None:
+        self._residency, self._away, self._device = residency, away, device
         self._writes: deque[Moving] = deque()
         self._read_ends: dict[int, tuple[int, torch.Tensor]] = {}
         """For each storage, the chunk in which the last tile ended, and its offset, because the next tile also begins in it."""
-        self._unwritten = torch.empty(0, dtype=torch.uint8)
+        self._unwritten = torch.empty(0, dtype=torch.uint8, device=device)
         """The end of the last appended tile, which is less than a chunk."""
 
     def load(self, tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
@@ -37,7 +37,7 @@ class TileBuffers:
         first, last = start * item_bytes, stop * item_bytes
         begin = first // CHUNK * CHUNK
         end = min(-(-last // CHUNK) * CHUNK, storage.nbytes)  # a tensor may end before its storage
-        buffer = torch.empty(end - begin, dtype=torch.uint8)
+        buffer = torch.empty(end - begin, dtype=torch.uint8, device=self._device)
         place, read = self._read_ends.pop(key, (None, buffer[:0]))
         known = len(read) if place == begin else 0
         buffer[:known] = read[:known]

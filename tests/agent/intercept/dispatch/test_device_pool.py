@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.card_programs import MUTATIONS
+from tests.card_programs import BRIEF_MUTATIONS, MUTATIONS
 from tests.forked import run_forked
 from tests.simulated_card import library, missing
 
@@ -35,8 +35,38 @@ def test_training_within_a_budget_leaves_the_bits_of_training_without() -> None:
     assert facts["both"]["over"] > facts["half"]["over"]
 
 
+def test_memory_that_came_back_is_given_to_others_after_every_stream_of_the_program() -> None:
+    """What a program recorded on the memory before it left, and the stream that it was asked for on, count for what came back, too."""
+    facts, _ = _said("streams_share_memory")
+    assert facts == {bounds: [True, 0, True] for bounds in ("operands", "half", "process")}
+
+
+def test_operators_over_numbers_that_do_not_fit_together_run_in_tiles_with_the_bits_of_the_whole() -> None:
+    facts, _ = _said("too_large_together")
+    for name, most in {"process": 30 << 20, "tensors": 30 << 20}.items():
+        same, races, tiled, peak_bytes = facts[name]
+        assert same and races == 0 and peak_bytes <= most, name
+        assert {"aten.mul.Tensor", "aten.addcmul.default"} <= set(tiled), name
+
+
+def test_an_illegal_address_ends_with_the_budget_and_the_remedy() -> None:
+    facts, _ = _said("illegal_address")
+    said, note = facts["said"]
+    assert "illegal memory access" in said and facts["after"] == 4000.0
+    assert (
+        "card:0 has a budget (--gpu-tensors 4.0 KiB)" in note
+        and "data_ptr()" in note
+        and "older than the budget" in note
+    )
+
+
 def test_what_the_device_refuses_runs_once_more_with_all_else_away_or_is_named() -> None:
-    facts, _ = _said("memory_runs_out")
+    facts, said = _said("memory_runs_out")
+    assert (
+        said.count("did not fit on card:0") == 1
+        and facts["ran again"] >= 1
+        and "were reserved without a tensor" in said
+    )
     held = [float(k) for k in range(12)]
     assert facts["fits alone"] == [2.0 * 3 * (1 << 17), held] and facts["after"] == held and facts["races"] == 0
     for name, operator in {"never fits": "aten::mul", "in place": "aten::resize_"}.items():
@@ -65,6 +95,15 @@ def test_each_wait_copy_and_note_that_is_left_out_is_noticed(left_out: str) -> N
     )
 
 
+@pytest.mark.parametrize("left_out", BRIEF_MUTATIONS)
+def test_what_one_program_is_enough_for_is_noticed(left_out: str) -> None:
+    done = run_forked("tests.card_programs", "mutated_briefly", left_out)
+    assert done.returncode in (0, -signal.SIGSEGV), done.stderr
+    assert done.returncode or json.loads(done.stdout)["noticed"], left_out
+
+
 def test_nothing_is_noticed_where_nothing_is_left_out() -> None:
     facts, said = _said("mutated", "nothing")
     assert not facts["noticed"] and not said
+    facts, _ = _said("mutated_briefly", "nothing")
+    assert not facts["noticed"] and facts["plain"] == 0

@@ -149,5 +149,9 @@ def test_what_comes_to_a_gpus_memory_past_the_operators_finds_it_or_is_refused_b
     found = json.loads(done.stdout)
     assert found["size"] == [16_000, 16_000] and found["stays"] == [True, 1.0]
     assert found["kernel"][1:] == 2 * [[12_000.0, [0, 0]]], "a kernel's operands leave after its launch"
+    assert found["function"] == [64_000.0, 16_000.0, 80_000.0], (
+        "what a function's own kernels in C++ are given stays for it"
+    )
+    assert found["bare thread"] == 20_000.0
     assert found["printed"] == ["tensor([1., 1.], device='card:0')", 8_000.0, [2.0, 2.0]] and found["saved"] == 8_000.0
     assert "a CUDA graph replays kernels" in found["graph"] and "handed to another process" in found["shared"]

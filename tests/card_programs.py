@@ -244,7 +244,7 @@ def streams_share_memory(_: list[str]) -> int:
 
 
 def too_large_together(_: list[str]) -> int:
-    """Say what operators over numbers give whose operands and results do not fit together, and what is left of one that cannot be tiled."""
+    """Say what operators over numbers give whose operands and results do not fit together."""
     there = followed_card()
     count, found = 3 << 20, dict[str, Any]()
 
@@ -257,10 +257,11 @@ def too_large_together(_: list[str]) -> int:
         return [float(t.cpu().double().sum().item()).hex() for t in (x, y, made, after)]
 
     expected = run()
-    for name, bounds in {
+    settings: dict[str, dict[str, Any]] = {
         "process": {"gpu_ram": CONTEXT_BYTES + (30 << 20)},
         "tensors": {"gpu_tensors": 26 << 20},
-    }.items():
+    }
+    for name, bounds in settings.items():
         tiled: list[str] = []
         run_tiles = DevicePool.run_tiles
 
@@ -391,7 +392,7 @@ def _by_function(x: torch.Tensor) -> list[float]:
             return made
 
         @staticmethod
-        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:  # type: ignore[override]
+        def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             x, y = ctx.saved_tensors
             made = torch.zeros_like(gradient), torch.zeros_like(gradient)
             kernel(x, made[0], 2.0)
@@ -400,7 +401,7 @@ def _by_function(x: torch.Tensor) -> list[float]:
 
     given = [(x * k).requires_grad_() for k in (1, 2)]
     made = Own.apply(*given)
-    made.sum().backward()  # type: ignore[attr-defined]
+    made.sum().backward()
     return [float(t.sum().item()) for t in (made, *(g.grad for g in given if g.grad is not None))]
 
 
@@ -687,7 +688,8 @@ def briefly() -> list[Any]:
 
 def _run_again() -> list[float]:
     """Return what a random operator draws that does not fit at first, although the budget believes so."""
-    believed, DeviceBudget.tensor_bytes = DeviceBudget.tensor_bytes, lambda bounds: 1 << 30  # type: ignore[method-assign]
+    believed = DeviceBudget.tensor_bytes
+    _put(DeviceBudget, tensor_bytes=lambda bounds: 1 << 30)
     try:
         torch.manual_seed(1)
         with budget(gpu_ram=CONTEXT_BYTES + (4 << 20)):
@@ -695,7 +697,7 @@ def _run_again() -> list[float]:
             drawn = [torch.bernoulli(t / 6) for t in kept]
             return [float(t.sum().item()) for t in (*drawn, *kept)]
     finally:
-        DeviceBudget.tensor_bytes = believed  # type: ignore[method-assign]
+        _put(DeviceBudget, tensor_bytes=believed)
 
 
 def mutated_briefly(words: list[str]) -> int:

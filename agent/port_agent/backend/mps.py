@@ -48,9 +48,6 @@ class HighWater:
         self.outside_bytes()
         self._known = self.counts.current_allocated_memory()
 
-    def reserved_bytes(self) -> int:
-        return torch.mps.driver_allocated_memory()
-
     def outside_bytes(self) -> int:
         """Return the bytes that Metal allocated for anything but tensors and memory kept for them."""
         self._known = self.peak_bytes()  # which is no longer visible once freed memory is released
@@ -122,6 +119,9 @@ class MpsBackend:
 
     def allocated_bytes(self) -> int:
         return torch.mps.current_allocated_memory()
+
+    def reserved_bytes(self) -> int:
+        return torch.mps.driver_allocated_memory()
 
     def outside_bytes(self) -> int:
         return self._high_water.outside_bytes()

@@ -27,7 +27,6 @@ from port_agent.intercept.consumption import EnergyUse, wear_joules_per_byte, we
 from port_agent.intercept.decisions.step_planner import StepBounds, StepPlanner
 from port_agent.intercept.dispatch.device_pool import DevicePool
 from port_agent.intercept.dispatch.mode import Interceptor
-from port_agent.intercept.patches.function_guards import FunctionGuards
 from port_agent.intercept.patches.pointer_guards import PointerGuards
 from port_agent.intercept.patches.program import ProgramHooks
 from port_agent.intercept.residency.backing import Backing, GuardedStorages, ResizedStorages
@@ -414,13 +413,10 @@ class _Running:
         self._energy = EnergyUse()
         self.interceptor = Interceptor(self.table, self._residency, self._process, self._planner, self._energy.keep_up)
         self._guards = PointerGuards(self.interceptor) if guard is None or device is not None else None
-        self._functions = None if device is None else FunctionGuards(self.interceptor)
         self._hooks = ProgramHooks(self.interceptor, guarded=guard is not None)
         _Running._of_this_process = self
         if self._guards is not None:
             self._guards.install()
-        if self._functions is not None:
-            self._functions.install()
         self._hooks.install()
         if guard is not None:
             if ram_bytes is not None:
@@ -479,8 +475,6 @@ class _Running:
             self.interceptor.device.storages.close()
         self.interceptor.leave()
         self._hooks.remove()
-        if self._functions is not None:
-            self._functions.remove()
         if self._guards is not None:
             self._guards.remove()
         _Running._of_this_process = None

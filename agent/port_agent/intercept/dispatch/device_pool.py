@@ -33,7 +33,7 @@ _NO_LIMIT = 1 << 62
 _TILED_FROM = 4
 """Operands that together take less than this fraction of the limit fit beside what an operator over numbers makes."""
 _OF_ILLEGAL_ADDRESSES = ("illegal memory access", "its data is not allocated yet")
-"""What CUDA and torch say about an address that is not one, in errors whose place is often a later operator."""
+"""Texts of the errors of CUDA and torch for an illegal address; the operator that raises one is often a later one."""
 
 
 class DeviceFullError(torch.OutOfMemoryError):
@@ -232,9 +232,9 @@ class DevicePool:
         """Add a note to an error about an illegal address: the budget may be its cause."""
         if isinstance(error, RuntimeError) and any(said in str(error) for said in _OF_ILLEGAL_ADDRESSES):
             error.add_note(
-                f"port-agent: the memory of {self.device} has a budget ({self._bound}), and something other than an operator may have used a "
-                "tensor that had left it: a kernel in C++, or a thread that is older than the budget. Ask for the tensor's data_ptr() before: it "
-                "then stays until the step ends. Or run without a budget of this memory."
+                f"port-agent: the memory of {self.device} has a budget ({self._bound}). Something other than an operator may have used an "
+                "evicted tensor: a kernel in C++, or a thread that is older than the budget. Call the tensor's data_ptr() before, so that it "
+                "stays until the step ends, or run without a budget for this memory"
             )
 
     @property

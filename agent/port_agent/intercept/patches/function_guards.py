@@ -1,8 +1,8 @@
 """Keep on a GPU what the program's own autograd functions are given and make: their kernels may be C++ that no operator announces.
 
-Those of flash-attention, bitsandbytes, liger-kernel and unsloth are such functions. What is given, what is made inside, and what the backward
-pass asks its context for stays until the function returns, as long as that is at most half of the memory. A kernel of C++ that touches what
-is away after all ends with an illegal address (`DevicePool.explain`).
+Functions of flash-attention, bitsandbytes, liger-kernel and unsloth are of this kind. Their operands stay until the function returns, and so do
+tensors that are made inside or asked for by the backward pass, together at most half of the memory. A kernel in C++ that uses any other
+evicted tensor ends with an illegal address (`DevicePool.explain`).
 """
 
 import contextlib

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from port_agent.intercept.dispatch.mode import Interceptor
+from port_agent.intercept.patches.function_guards import FunctionGuards
 from port_agent.intercept.patches.safetensors_saving import (
     SafetensorsSaving,
     asked_by_safetensors,
@@ -79,6 +80,7 @@ class PointerGuards:
         self._table: StorageTable = interceptor.table
         self._saved: list[tuple[Any, str, Any]] = []
         self._safetensors = SafetensorsSaving(interceptor)
+        self._functions = FunctionGuards(interceptor)
         self._launches = threading.local()
         """State of each thread: `under_way` is set while a Triton kernel asks for the addresses of its arguments."""
 
@@ -92,6 +94,7 @@ class PointerGuards:
         self._guard(torch.UntypedStorage, ("_share_cuda_",), self._shared_on_device)
         self._guard(torch.cuda.CUDAGraph, ("capture_begin",), self._captured)
         self._guard_array_interface()
+        self._functions.install()
         if not self._interceptor.guarded:
             self._safetensors.install()
             self._guard(torch.Tensor, ("numpy",), self._tensor_array)
@@ -113,6 +116,7 @@ class PointerGuards:
 
     def remove(self) -> None:
         """Restore the original methods."""
+        self._functions.remove()
         if not self._interceptor.guarded:
             self._safetensors.remove()
         for owner, name, method in reversed(self._saved):

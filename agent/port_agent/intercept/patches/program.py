@@ -211,7 +211,7 @@ class ProgramHooks:
         return start
 
     def _start_bare_followed(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        """Intercept a thread of Python's own module below `threading`, too."""
+        """Intercept a thread that is started by `_thread`, below `threading`, too."""
 
         def start(run: Callable[..., object], args: tuple[Any, ...], kwargs: Mapping[str, Any] | None = None) -> int:
             if not callable(run):

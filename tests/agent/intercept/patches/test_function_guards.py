@@ -18,7 +18,7 @@ class _Square(torch.autograd.Function):
         return x * x
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:  # type: ignore[override]
+    def backward(ctx: Any, gradient: torch.Tensor) -> torch.Tensor:
         (x,) = ctx.saved_tensors
         return 2 * x * gradient
 
@@ -28,7 +28,7 @@ def test_functions_of_a_program_on_the_host_run_as_they_are_and_are_put_back() -
     x = torch.arange(4000.0, requires_grad=True)
     with budget(gpu_tensors="4K"):
         assert vars(Function)["apply"] is not before[0]
-        _Square.apply(x).sum().backward()  # type: ignore[no-untyped-call]
+        _Square.apply(x).sum().backward()
     assert x.grad is not None and torch.equal(x.grad, 2 * x.detach())
     assert (vars(Function)["apply"], vars(BackwardCFunction)["apply"]) == before
     assert SAVED_TENSORS not in vars(BackwardCFunction)

@@ -21,7 +21,7 @@ KINDS = ("plain", "stored", "float32")
 AVX2_ALONE = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2", "OMP_NUM_THREADS": "1"}
 HIDDEN, LAYERS, WORDS, TOKENS, UPDATES = 1024, 6, 16_000, 64, 3
 RAM = "8G"
-"""More than any of them needs: `exec` counts, and pages nothing."""
+"""More than any of them needs: `exec` counts memory, and pages nothing."""
 
 
 def make(family: str, folder: Path) -> None:
@@ -71,7 +71,7 @@ def run(kind: str, folder: Path) -> None:
 
 
 def measured(kind: str, folder: Path) -> dict[str, Any]:
-    """Return what a way gave and took; the second run counts, which compares no products first."""
+    """Return what a run gave and took; the second run is counted, because it compares no products first."""
     report = folder / "report.json"
     command = [sys.executable, "-W", "ignore", "-m", "port_agent.cli", "exec", "--ram", RAM, "--page-dir", str(folder)]
     command += ["--report", str(report), "--", __file__, "--run", kind, str(folder)]

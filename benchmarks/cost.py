@@ -1,10 +1,9 @@
 """What a step costs against plain PyTorch, and how well memory is predicted: `python -m benchmarks.cost [MODEL...]`.
 
-Planned as `port-agent plan` does by default. Per model two budgets: `ample` (nothing needs to be recomputed) and the target
-of `benchmarks.fit`, the latter enforced by the kernel (RLIMIT_DATA, which does not count code; the plan is for what is resident). CPU seconds, all
-threads, are the median of the steps after the first, and so are wall seconds; plain PyTorch, with its default malloc and no
-limit, and ours take turns, and the smaller median of each counts. Peaks are of resident memory. `--threads 2`: both compute
-with two threads.
+Planned as `port-agent plan` does by default. Each model has two budgets: `ample` (nothing needs to be recomputed) and the target of
+`benchmarks.fit`. The latter is enforced by the kernel (RLIMIT_DATA, which does not count code; the plan is for what is resident). CPU
+seconds (of all threads) and wall seconds are medians of the steps after the first. Plain PyTorch, with its default malloc and no limit, and
+ours take turns; the smaller median of each counts. Peaks are of resident memory. `--threads 2`: both compute with two threads.
 """
 
 import argparse
@@ -27,7 +26,7 @@ from port_planner.ir.lowering.lower import lower
 from port_planner.ir.plan import Plan
 
 LIMITS_MIB = {DEMO: 420, **TARGETS_MIB}
-"""The demo's: its own budget of 380 MiB, and what RLIMIT_DATA counts besides."""
+"""Those of the demo: its own budget of 380 MiB, and what RLIMIT_DATA counts besides."""
 
 STEPS = 5
 TURNS = 2
@@ -35,7 +34,7 @@ TURNS = 2
 
 @dataclass
 class Row:
-    """One model under one budget. `equal`: the losses are eager's, to the bit."""
+    """One model under one budget. `equal`: the losses are those of plain PyTorch, to the bit."""
 
     model: str
     budget: str
@@ -91,7 +90,7 @@ def main() -> int:
 
 
 def measure(model: str, folder: Path, threads: int, ram_mib: int | None = None) -> list[Row]:
-    """Return a row per budget; one for `ram_mib` of resident memory where that is given."""
+    """Return a row for each budget, or one for `ram_mib` of resident memory if that is given."""
     ours = Ours(model, folder, *case_of(model), steps=STEPS, threads=threads)
     graph = next(iter(ours.prepared.graphs.values()))
     whole = lower(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes

@@ -1,4 +1,4 @@
-"""What does the daemon cost while it has nothing to do?
+"""What the daemon costs while it has nothing to do.
 
     python benchmarks/daemon.py [--seconds 600] [--discover] [--json]
 
@@ -109,7 +109,7 @@ def running_agent(root: Path, *, discover: bool) -> Iterator[tuple[int, float]]:
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
-    """End a process; one that does not go in a minute is killed and named, and the figures stay."""
+    """End a process; one that does not end within a minute is killed and named, and the figures stay."""
     process.terminate()
     try:
         process.wait(60.0)
@@ -132,7 +132,7 @@ def running_boinc(program: str, root: Path) -> Iterator[int]:
 
 
 def measure(seconds: float, *, discover: bool) -> list[Cost]:
-    """Return the costs of the daemon, and of boinc-client where it is installed."""
+    """Return the costs of the daemon, and those of boinc-client if it is installed."""
     costs = []
     with tempfile.TemporaryDirectory(prefix="port-agent-idle-") as directory:
         with running_agent(Path(directory), discover=discover) as (pid, ready_s):

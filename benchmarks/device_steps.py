@@ -1,4 +1,4 @@
-"""Steps of a model on a device: plain PyTorch's, and a planned program's, with what each took of the device's memory."""
+"""Steps of a model on a device, by plain PyTorch and by a planned program, with the device memory that each took."""
 
 import contextlib
 import itertools
@@ -41,17 +41,17 @@ class Job:
 
 @dataclass(slots=True)
 class DeviceRun:
-    """What a few steps gave: digests of losses and of all that lasts, seconds of the last step, the most bytes held."""
+    """Results of a few steps: digests of losses and of all that lasts, seconds of the last step, the most bytes held."""
 
     losses: list[str] = field(default_factory=list)
     contents: dict[str, str] = field(default_factory=dict)
     seconds: float = 0.0
     peak_bytes: int = 0
     reserved_bytes: int = 0
-    """The most that torch's allocator took of the device for all tensors, gaps between them included; 0 where it has none."""
+    """The most that torch's allocator took of the device for all tensors, including gaps between them; 0 if it has none."""
 
     def difference(self, other: "DeviceRun") -> str:
-        """Return what differs first, "" where every bit is the same."""
+        """Return what differs first, or "" if every bit is the same."""
         for i, (a, b) in enumerate(zip(self.losses, other.losses, strict=True)):
             if a != b:
                 return f"the loss of step {i + 1}"
@@ -77,7 +77,7 @@ def plain_steps(
     around: Context = contextlib.nullcontext,
     adapt: Callable[[Workload], Workload] = lambda made: made,
 ) -> DeviceRun:
-    """Train with plain PyTorch on the device, each step's forward pass inside `around()`; `adapt`: what becomes of the model first."""
+    """Train with plain PyTorch on the device, with each step's forward pass inside `around()`; `adapt` changes the model first."""
     w, run = job.make(), DeviceRun()
     before = backend.allocated_bytes()
     w = adapt(replace(w, model=w.model.to(backend.kind)))
@@ -110,13 +110,13 @@ def trained_by(job: Job, model: torch.nn.Module) -> torch.optim.Optimizer:
 
 
 def reserved_peak(backend: Backend) -> int:
-    """Return the most bytes that the device's caching allocator took since the peak was reset; 0 where there is none."""
+    """Return the most bytes that the device's caching allocator took since the peak was reset; 0 if it has none."""
     count = getattr(torch.get_device_module(backend.kind), "max_memory_reserved", None)
     return 0 if count is None else int(count())
 
 
 def captured(job: Job, kind: str) -> Capture:
-    """Return the job's step, captured on the device; constants and weights are the host's then, and the device is free."""
+    """Return the job's step, captured on the device. Afterwards constants and weights are on the host, and the device is free."""
     w = job.make()
     model = w.model.to(kind)
     capture = capture_step(model, w.loss_fn, trained_by(job, model), on_device(w.batch(0), kind))

@@ -52,7 +52,7 @@ class Limits:
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model on one board at one budget under one strategy; joules and seconds are None where there is no plan."""
+    """One model on one board at one budget under one strategy; joules and seconds are None if there is no plan."""
 
     model: str
     board: str

@@ -1,8 +1,7 @@
 """What codecarbon and jetson-stats report, run on sensor trees that die on the way. Prints JSON.
 
-Run by the interpreter of an environment of its own that has both installed:
-`python -m venv other && other/bin/pip install codecarbon jetson-stats && other/bin/python benchmarks/energy_others.py`.
-Their own reading code runs unchanged; only the place of the files is another one.
+Run it with the interpreter of a separate environment that has both installed: `python -m venv other && other/bin/pip install codecarbon
+jetson-stats && other/bin/python benchmarks/energy_others.py`. Their own reading code runs unchanged; only the place of the files differs.
 """
 
 import importlib.metadata
@@ -15,12 +14,12 @@ from pathlib import Path
 
 SECONDS = 12
 DEAD = range(5, 9)
-"""Seconds in which the sensor's file is gone."""
+"""Seconds during which the sensor's file is missing."""
 WATTS = 10.0
 
 
 def codecarbon_rapl(folder: Path) -> dict[str, object]:
-    """Return what its RAPL reader makes of a steady 10 W whose counter vanishes for four of twelve seconds."""
+    """Return what its RAPL reader reports of a steady 10 W whose counter vanishes for four of twelve seconds."""
     from codecarbon.core.cpu import IntelRAPL
     from codecarbon.core.units import Time
 

@@ -2,10 +2,9 @@
 
     python -m benchmarks.energy_report [--json] [--steps N] [--others PYTHON]
 
-The run is planned, bundled and trained by the worker as the agent does it, with the plan of least memory, which
-recomputes and pages. Where this machine has a sensor its figures are given next to the estimate; where it has none the table
-says so. `--others` names the interpreter of an environment with codecarbon and jetson-stats, to run their reading code
-again; without it the recorded results are shown.
+The run is planned, bundled and trained by the worker as the agent does it, with the plan of least memory, which recomputes and pages. If
+this machine has a sensor, its figures are given next to the estimate; if not, the table says so. `--others` names the interpreter of an
+environment with codecarbon and jetson-stats, to run their reading code again; without it the recorded results are shown.
 """
 
 import argparse
@@ -186,11 +185,11 @@ def _meter(folder: Path, source: PowerSource) -> EnergyMeter:
 
 
 Calls = list[tuple[float, Event | None]]
-"""When the meter was called, and with which event; None is a tick alone."""
+"""When the meter was called, and with which event; None is only a tick."""
 
 
 def _train(meters: list[EnergyMeter], bundle: Path, state_dir: Path, steps: int) -> Calls:
-    """Train under all meters; return the calls each of them got."""
+    """Train under all meters; return the calls that each of them got."""
     state_dir.mkdir()
     plans = read_manifest(bundle).plans
     command = torch_worker(TorchOptions(bundle=bundle, state_dir=state_dir, steps=steps, plan=len(plans) - 1))
@@ -233,8 +232,7 @@ def _call(meter: EnergyMeter, at_s: float, event: Event | None) -> None:
 def _replay(meter: EnergyMeter, calls: Calls) -> float:
     """Return the CPU seconds that metering takes for these calls.
 
-    They are made again without the run between them: a look at the thread's clock around each would cost more than
-    the call itself.
+    The calls are repeated without the run between them: a look at the thread's clock around each would cost more than the call itself.
     """
     start_s = time.thread_time()
     meter.on_worker_start("job", calls[0][0])
@@ -246,7 +244,7 @@ def _replay(meter: EnergyMeter, calls: Calls) -> float:
 
 
 def _phase_rows(sums: list[dict[str, float]]) -> tuple[PhaseRow, ...]:
-    """Return every phase, those that took nothing included."""
+    """Return every phase, including those that took nothing."""
     return tuple(
         PhaseRow(phase.value, sums[0].get(phase, 0.0), sums[1].get(phase, 0.0) if len(sums) > 1 else None)
         for phase in EnergyPhase
@@ -258,7 +256,7 @@ def _phase_rows(sums: list[dict[str, float]]) -> tuple[PhaseRow, ...]:
 
 
 def overhead() -> dict[str, float]:
-    """Return the CPU time and the ledger's writes of an hour at 20 steps a second, wound through in seconds."""
+    """Return the CPU time and the ledger's writes of an hour at 20 steps a second, simulated in seconds."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "sys/class/powercap/intel-rapl:0").mkdir(parents=True)
@@ -321,7 +319,7 @@ _STEP = StepDone(
 
 
 class _Hour:
-    """A clock that the benchmark winds."""
+    """A clock that the benchmark advances."""
 
     def __init__(self) -> None:
         self.now_s = 1000.0
@@ -335,7 +333,7 @@ class _Hour:
 
 
 def dying_sensors(folder: Path) -> dict[str, Any]:
-    """Return what our sources make of the trees that `energy_others.py` shows the others."""
+    """Return what our sources report about the trees that `energy_others.py` shows the others."""
     from benchmarks.energy_others import DEAD, SECONDS, WATTS
 
     tree = folder / "dying"

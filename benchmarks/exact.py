@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def measure(model: str, folder: Path, steps: int, share: float, small: bool) -> Row:
-    """Plan one model for a share of its memory, train it, and train it plainly."""
+    """Plan one model for a share of its memory, train it, and train it with plain PyTorch."""
     from port_planner.ir.costs import CostTable
     from port_planner.ir.lowering.lower import lower
     from port_planner.ir.plan import Plan

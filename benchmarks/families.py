@@ -1,4 +1,4 @@
-"""Families of language models with `finetune` inside a budget, beside the same recipe in plain PyTorch: `python -m benchmarks.families [FAMILY ...]`.
+"""Families of language models with `finetune` inside a budget, and with plain PyTorch: `python -m benchmarks.families [FAMILY ...]`.
 
 A model of each family with random bfloat16 weights (6 layers of 384) trains adapters of rank 8 in three updates of 128 tokens,
 from the same data: in plain PyTorch, and by `port-agent finetune` within `--budget`. Equal are the losses to the bit and the
@@ -84,7 +84,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "modernbert": {**_DECODER, "local_attention": 32},
     "deberta-v2": {**_DECODER, "pos_att_type": ["p2c", "c2p"], "relative_attention": True},
 }  # fmt: skip
-"""What each kind of model's configuration sets; the rest is transformers' default."""
+"""Settings of the configuration of each kind of model; the rest is transformers' default."""
 
 _ENCODERS = ("bert", "electra", "albert", "roberta", "distilbert", "modernbert", "deberta-v2")
 _WITH_BOTH = ("t5", "bart")
@@ -92,7 +92,7 @@ _WITH_BOTH = ("t5", "bart")
 
 @dataclass(frozen=True)
 class Row:
-    """A family's two runs. `equal`: losses and adapters; `why`: the last line of a run that failed."""
+    """A family's two runs. `equal`: whether losses and adapters are equal; `why`: the last line of a run that failed."""
 
     family: str
     plain_mib: int | None = None

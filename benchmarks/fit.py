@@ -39,9 +39,9 @@ from port_planner.search.solve import relative_gap
 STEPS = 3
 RESOLUTION_MIB = 8
 GOALS_MIB = {"resnet18": 235, "resnet50": 250, "bert": 270, "gpt2": 400}
-"""Where the search for the smallest limit of a bundle begins."""
+"""Where the search for a bundle's smallest limit begins."""
 TARGETS_MIB = {"resnet18": 380, "resnet50": 400, "bert": 700, "gpt2": 750}
-"""What ours is to fit in, the 233 MiB of an imported torch included; ResNet-18: 60 MiB above that, weights and momentum."""
+"""What ours should fit in, including the 233 MiB of an imported torch; ResNet-18: 60 MiB above that, weights and momentum."""
 FOLLOW_TARGETS_MIB = {"resnet18": 300, "resnet50": 330, "bert": 420, "gpt2": 620}
 FOLLOW_BESIDE = 64 << 20
 """What RLIMIT_DATA counts beyond a followed process's resident memory: 32 MiB are numpy's BLAS buffer, never touched, 25 are
@@ -49,10 +49,10 @@ mkldnn's generated code, most of it reserved only. A plain run has the same."""
 GROUP_BESIDE = 16 << 20
 """What a memory cgroup counts beyond that: page tables, pages of files that pass through."""
 OTHERS = ("eager", "checkpoint", "compile 0.5", "compile 0.25")
-"""What is compared without a limit, by default on `OTHERS_MODELS`."""
+"""Methods that are compared without a limit, by default on `OTHERS_MODELS`."""
 OTHERS_MODELS = ("gpt2", RESNET101)
 SHARES = (1.0, 0.5)
-"""Of the least peak among the others: what bundles are planned for next to them."""
+"""Shares of the others' least peak, for which bundles are planned next to them."""
 PLANNING_S = 20.0
 """Seconds of CPU time for the solver, each time it is asked."""
 NOT_COMPARED = (
@@ -77,7 +77,7 @@ class Row:
 
 @dataclass
 class Unlimited:
-    """What one method takes where nothing limits it; `planning_s`, `gap`: of a bundle."""
+    """What one method takes if nothing limits it; `planning_s` and `gap` belong to a bundle."""
 
     model: str
     method: str
@@ -174,7 +174,7 @@ def run_child(
     threads: int = 1,
     small: bool = False,
 ) -> dict[str, Any] | None:
-    """Run one of torch's methods under a limit; None if it does not finish.
+    """Run one of torch's methods under a limit; return None if it does not finish.
 
     `thrifty`: glibc returns freed memory at once, which lets every method finish in less, at some cost in time.
     """
@@ -195,7 +195,7 @@ def run_child(
 
 
 def _run_ours(ours: Ours, limit_mib: int) -> dict[str, Any] | None:
-    """Plan for a limit and train under it; None if there is no plan or the kernel objects."""
+    """Plan for a limit and train under it; return None if there is no plan or the kernel refuses."""
     for beside in (BESIDE_RESIDENT_LEAST, BESIDE_RESIDENT):
         path = ours.plan((limit_mib << 20) - beside)
         run = ours.train(path, data_limit_bytes=limit_mib << 20) if path else None
@@ -205,7 +205,7 @@ def _run_ours(ours: Ours, limit_mib: int) -> dict[str, Any] | None:
 
 
 def as_result(run: Run | None) -> dict[str, Any] | None:
-    """Return what a run of a bundle took, as `child` says it."""
+    """Return what a run of a bundle took, in the form of `child`."""
     if run is None:
         return None
     return {
@@ -282,7 +282,7 @@ def _follow_in_group(model: str, limit_mib: int) -> dict[str, Any] | None:
 
 
 def smallest(run: Callable[[int], dict[str, Any] | None], guess: int) -> tuple[int, dict[str, Any]] | None:
-    """Return the smallest limit in MiB at which `run` succeeds, and its result there; None if none up to 1.5x `guess`.
+    """Return the smallest limit in MiB at which `run` succeeds, and its result there; None if there is none up to 1.5x `guess`.
 
     From `guess` in steps of a tenth to the first that differs, then by halves to 8 MiB or 1 %, whichever is more.
     """
@@ -310,7 +310,7 @@ def smallest(run: Callable[[int], dict[str, Any] | None], guess: int) -> tuple[i
 def within(
     run: Callable[[int], dict[str, Any] | None], guess: int, limit: int | None
 ) -> tuple[int, dict[str, Any]] | None:
-    """Return `limit` and the result there, None if there is none; without a limit the smallest."""
+    """Return `limit` and the result there, or None; without a limit, return the smallest limit and its result."""
     if limit is None:
         return smallest(run, guess)
     result = run(limit)

@@ -29,7 +29,7 @@ from port_agent.paging.pager import CHUNK
 
 STEPS = 6
 BEFORE_PLAN = 3
-"""Steps after the first that no plan of the same run decides: a step is recorded when it came twice, and then searched for."""
+"""Steps after the first that no plan of the same run decides: a step is recorded when it came twice, and then a plan is searched for."""
 PLANNED_STEPS = 14
 """Steps of the run whose plan is kept."""
 TURNS = 2
@@ -158,7 +158,7 @@ def _checksum_bytes_per_s() -> float:
 
 
 def _bundle_wall_s(model: str, ram_mib: int, rates: tuple[int, int] | None) -> float | None:
-    """Return the wall seconds of a step of the bundle that is planned for this budget and medium."""
+    """Return the wall seconds of a step of the bundle planned for this budget and medium."""
     from benchmarks.ours import Ours
 
     with tempfile.TemporaryDirectory(prefix="port-follow-cost-", dir="/var/tmp") as folder:

@@ -1,4 +1,4 @@
-"""What a GPU does to our promises, measured on the one that is here: `make check-gpu`, or `python -m benchmarks.gpu`.
+"""Check our promises on the GPU of this machine: `make check-gpu`, or `python -m benchmarks.gpu`.
 
 Prints context and library bytes; which processes see a gigabyte of device memory; whether eager twice, a program, and a program with
 pages under way are equal to the bit; planned against real peaks; the speed of each way between device, host and files; how
@@ -58,7 +58,7 @@ LAUNCHES = 2000
 
 
 def main(arguments: list[str]) -> int:
-    """Print what is measured here; 0 also where there is no GPU."""
+    """Print what is measured here; return 0 even if there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu", description=__doc__.partition("\n")[0])
     parser.add_argument("--small", action="store_true", help="small models: minutes instead of an hour")
     parser.add_argument(
@@ -114,7 +114,7 @@ def _by_child(child: str, console: Console) -> None:
 
 
 def used_on_device() -> int | None:
-    """Return the bytes in use on the first device by the driver's count; None where nvidia-smi does not report it."""
+    """Return the bytes in use on the first device by the driver's count; None if nvidia-smi does not report them."""
     with contextlib.suppress(OSError, ValueError, subprocess.CalledProcessError):
         words = ["nvidia-smi", "--query-gpu=memory.used", "--format=csv,noheader,nounits", "-i", "0"]
         return int(subprocess.run(words, capture_output=True, text=True, check=True).stdout) << 20
@@ -273,7 +273,7 @@ def _copy(backend: Backend, target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def launches(backend: Backend, console: Console, count: int = LAUNCHES) -> float:
-    """Print and return the host's seconds for one small operator that it does not wait for."""
+    """Return the seconds that the host takes for one small operator without waiting for it."""
     x = torch.ones(8, device=backend.kind)
     seconds = _seconds(backend, lambda: [x.add_(1) for _ in range(count)]) / count
     console.print(f"a small operator: {seconds * 1e6:.1f} us")
@@ -294,13 +294,13 @@ def costs_of(capture: Capture, links: dict[str, tuple[float, float]], host_bytes
 
 
 def first_difference(job: Job, backend: Backend) -> str:
-    """Return the first operator whose result differs between two plain steps, "" for none."""
+    """Return the first operator whose result differs between two plain steps, or ""."""
     traces = [plain_trace(job, backend) for _ in range(2)]
     return next((name for (name, a), (_, b) in zip(*traces, strict=False) if a != b), "")
 
 
 def plain_trace(job: Job, backend: Backend) -> list[tuple[str, str]]:
-    """Return name and digest of what each operator of a plain step gave, the update left out."""
+    """Return name and digest of each operator's result in a plain step, without the update."""
     w = job.make()
     model = w.model.to(backend.kind)
     torch.manual_seed(0)
@@ -312,7 +312,7 @@ def plain_trace(job: Job, backend: Backend) -> list[tuple[str, str]]:
 
 
 def first_unequal(job: Job, capture: Capture, plan: Plan, costs: CostTable, backend: Backend, folder: Path) -> str:
-    """Return the first operator of the first step whose result is another in a plan's program than in plain PyTorch; "" for none."""
+    """Return the first operator of the first step whose result in a plan's program differs from plain PyTorch's, or ""."""
     graph = capture.graphs["step"]
     program = lower(graph, costs, plan)
     order = plan.order or tuple(range(len(graph.ops)))
@@ -336,7 +336,7 @@ def first_unequal(job: Job, capture: Capture, plan: Plan, costs: CostTable, back
 def check_job(
     job: Job, backend: Backend, links: dict[str, tuple[float, float]], folder: Path, console: Console
 ) -> None:
-    """Print whether one job's numbers are plain PyTorch's on this device, what peaks are, and what fits below them."""
+    """Print whether one job's numbers are plain PyTorch's on this device, what the peaks are, and what fits below them."""
     repeat_kernels(backend.kind)  # as `plan` and `train` do, before the first step that others are compared with
     eager, again = (plain_steps(job, backend, STEPS) for _ in range(2))
     unequal = eager.difference(again)
@@ -389,7 +389,7 @@ def check_job(
 
 @contextlib.contextmanager
 def capped(backend: Backend, nbytes: int) -> Iterator[None]:
-    """Let the device's tensors hold no more than `nbytes` in the meantime."""
+    """Limit the memory of the device's tensors to `nbytes` in the block."""
     backend.limit(nbytes)
     try:
         yield
@@ -401,7 +401,7 @@ _NO_ROOM = "out of memory"
 
 
 def _tried(run: Callable[[], DeviceRun], expected: DeviceRun) -> tuple[str, str, str, str]:
-    """Return whether a run gave the expected numbers, its seconds, its peak and what was reserved; why not, where it did not end."""
+    """Return whether a run gave the expected numbers, its seconds, its peak and what was reserved; or why it did not end."""
     try:
         done = run()
     except torch.OutOfMemoryError:

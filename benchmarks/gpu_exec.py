@@ -1,4 +1,4 @@
-"""What a budget of a GPU's memory does to programs, on the GPU that is here: `make check-gpu`, or `python -m benchmarks.gpu_exec`.
+"""What a budget for GPU memory does to programs, on this machine's GPU: `make check-gpu`, or `python -m benchmarks.gpu_exec`.
 
 A transformer trains plainly, then within shares of what it took: bits, peaks, time; alongside `save_on_cpu` and checkpointing. Two streams of
 the program's own, an operator that does not fit, a kernel of Triton's, and how much of copies hides behind compute. Managed memory is not
@@ -29,12 +29,12 @@ TIME_S = 240.0
 """No row begins later than this; `make check-gpu` runs this module and `benchmarks.gpu` within eight minutes."""
 STEPS = 6
 SHARES = (0.8, 0.5, 0.3)
-"""Shares of the tensors' memory that a budget leaves them."""
+"""Shares of the tensors' memory that a budget allows them."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """Of the transformer that trains."""
+    """Size of the transformer that trains."""
 
     width: int
     layers: int
@@ -47,7 +47,7 @@ LARGE, SMALL = Size(1024, 12, 8, 512), Size(64, 5, 4, 16)
 
 @dataclass(frozen=True)
 class Trained:
-    """What training left, and what it took."""
+    """Results of training, and what it took."""
 
     bits: list[str]
     seconds: float
@@ -94,7 +94,7 @@ def trained(device: str, size: Size, backend: Backend, *, checkpointed: bool = F
 
 
 def rows(device: str, size: Size, backend: Backend) -> Iterator[tuple[str, Callable[[], str]]]:
-    """Yield the name of each row, and what measures it and says what it found."""
+    """Yield the name of each row with the function that measures it and returns the finding."""
     plain: list[Trained] = []
 
     def alone() -> str:
@@ -162,7 +162,7 @@ def two_streams(device: str, size: Size) -> str:
 
 
 def does_not_fit(device: str, backend: Backend) -> str:
-    """Say how an operator ends that takes more than the budget."""
+    """Report how an operator ends that takes more than the budget."""
     with budget(gpu_ram=backend.outside_bytes() + (64 << 20)):
         column = torch.ones(1 << 13, 1, device=device)
         try:
@@ -194,7 +194,7 @@ def by_triton(device: str) -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Print a row at a time; return 0 also where there is no GPU."""
+    """Print one row at a time; return 0 even if there is no GPU."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.gpu_exec", description=__doc__.partition("\n")[0])
     parser.add_argument("--small", action="store_true", help="a tiny model, for a look")
     args = parser.parse_args(arguments)

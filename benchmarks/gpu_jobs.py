@@ -16,7 +16,7 @@ TOKENS = 128
 
 
 def gpu_jobs(*, small: bool) -> tuple[Job, ...]:
-    """Return the jobs, or `small` ones of their kinds."""
+    """Return the jobs, or `small` ones of the same kinds."""
     return (
         Job("gpt2 medium", partial(_gpt2_medium, small=small), "adamw"),
         Job("resnet50 b64", partial(workload, "resnet50", small=small, batch_size=None if small else 64), "sgd"),

@@ -1,4 +1,4 @@
-"""A kernel of Triton's, for `benchmarks.gpu_exec`."""
+"""A Triton kernel for `benchmarks.gpu_exec`."""
 
 import torch
 import triton
@@ -17,6 +17,6 @@ _KERNEL = triton.jit(_add_one)
 
 
 def add_one(source: torch.Tensor, target: torch.Tensor) -> None:
-    """Write each number of `source`, and one more, into `target`."""
+    """Write each number of `source`, plus one, into `target`."""
     count = source.numel()
     _KERNEL[(triton.cdiv(count, _BLOCK),)](source, target, count, block=_BLOCK)

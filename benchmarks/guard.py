@@ -1,8 +1,8 @@
-"""What guarded memory costs, followed and alone: `python -m benchmarks.guard [MODEL=MIB ...]`.
+"""What guarded memory costs, with operators followed and by itself: `python -m benchmarks.guard [MODEL=MIB ...]`.
 
-The same unchanged script (`benchmarks.loop`), plain and through `port-agent exec --ram`: with operators followed, with nothing made
-again (`--no-recompute`), and with `--guard-only`, where the processor's protection alone decides. Seconds are medians of the steps after the first; bytes and
-faults are of the whole run.
+The same unchanged script (`benchmarks.loop`), plain and through `port-agent exec --ram`: with operators followed, without recomputation
+(`--no-recompute`), and with `--guard-only`, where the processor's protection alone decides. Seconds are medians of the steps after the
+first; bytes and faults are of the whole run.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> int:
 
 
 def measure(model: str, ram_mib: int, steps: int) -> list[Row]:
-    """Return a row per way. Raises SystemExit where one does not finish."""
+    """Return a row for each way. Raises SystemExit if one does not finish."""
     plain = run_child("eager", model, None, steps=steps, thrifty=False)
     if plain is None:
         raise SystemExit(f"{model} does not run without a budget")

@@ -1,4 +1,4 @@
-"""How soon a program on guarded memory stops on command, inside long operators too, and how soon its RAM is back.
+"""How soon a program on guarded memory stops on command, even inside long operators, and how soon its RAM is free.
 
     python -m benchmarks.guard_pauses [--pauses 200] [--width 1200]
 
@@ -57,7 +57,7 @@ def main() -> None:
 
 
 def _paused(program: "subprocess.Popen[str]", pauses: int) -> tuple[str, list[float], list[float], list[int]]:
-    """Pause a program at moments that are drawn; return its output, how long each took, and what was left of tensors."""
+    """Pause a program at random moments; return its output, how long each pause took, and how much of the tensors was left."""
     draw, held_s, released_s, left_bytes = random.Random(0), [], [], []
     assert program.stdout is not None
     output = program.stdout.readline()

@@ -61,7 +61,7 @@ SHAPES: dict[str, dict[str, Any]] = {
         "num_attention_heads": 32, "num_key_value_heads": 8, "vocab_size": 128256, "tie_word_embeddings": False,
     },
 }  # fmt: skip
-"""As their `config.json` has them."""
+"""The shapes in their `config.json`."""
 
 PUBLISHED = {
     "qwen2.5-0.5b": (
@@ -74,7 +74,7 @@ PUBLISHED = {
 
 @dataclass(frozen=True)
 class Row:
-    """One way to train one model. Bytes are per update; None where it did not finish."""
+    """One way to train one model. Bytes are per update, or None if it did not finish."""
 
     model: str
     way: str
@@ -227,7 +227,7 @@ def _filled(row: Row, updates: list[dict[str, Any]], told: dict[str, Any]) -> Ro
 
 
 def make_model(folder: Path, shape: dict[str, Any]) -> None:
-    """Write a model of random weights to `folder`/model, in a separate process: a child's peak begins with its parent's."""
+    """Write a model of random weights to `folder`/model, in a separate process: a child's peak begins with that of its parent."""
     making = multiprocessing.get_context("spawn").Process(target=_write_model, args=(folder / "model", shape))
     making.start()
     making.join()

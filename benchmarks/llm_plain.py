@@ -17,7 +17,7 @@ from port_agent.finetuning.inputs.options import FinetuneOptions
 
 
 def main() -> None:
-    """Train; see the module's text."""
+    """Train; see the module's docstring."""
     options = msgspec.json.decode(sys.argv[1], type=FinetuneOptions)
     if sys.argv[2:] == ["checkpointing"]:
 

@@ -15,7 +15,7 @@ from port_planner.ir.bundle.data_order import batch_rows
 
 
 def main() -> None:
-    """Train; see the module's text."""
+    """Train; see the module's docstring."""
     name, steps = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(1)
     optimizer_name, batch_size = CASES[name]

@@ -63,7 +63,7 @@ def main() -> int:
 
 
 def measure(folder: Path, budgets_mib: list[int]) -> list[Row]:
-    """Return plain PyTorch's row and one for each budget in which the script finishes."""
+    """Return the row of plain PyTorch, and one for each budget in which the script finishes."""
     rows: list[Row] = []
     expected: list[str] = []
     for mib in (None, *budgets_mib):
@@ -111,9 +111,9 @@ def measure(folder: Path, budgets_mib: list[int]) -> list[Row]:
 
 
 def make_model(folder: Path, shape: str = TINYLLAMA, layers: int | None = None) -> None:
-    """Write a TinyLlama-1.1B, or a Qwen2.5-0.5B, with random bfloat16 weights to `folder`; with fewer `layers`, where they are given.
+    """Write a TinyLlama-1.1B, or a Qwen2.5-0.5B, with random bfloat16 weights to `folder`; `layers` may make it smaller.
 
-    In a process of its own: a child's `ru_maxrss` begins with its parent's.
+    This happens in a separate process: a child's `ru_maxrss` begins with that of its parent.
     """
     making = multiprocessing.get_context("spawn").Process(target=_write_model, args=(folder, shape, layers))
     making.start()

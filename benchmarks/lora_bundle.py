@@ -50,12 +50,12 @@ class Row:
     read_mib: float
     written_mib: float
     state_mib: float
-    """What the job's state takes on flash."""
+    """The job's state on flash."""
     equal: bool
 
     @property
     def ratio(self) -> float:
-        """CPU seconds of a step, of plain PyTorch's."""
+        """CPU seconds of a step, as a multiple of those of plain PyTorch."""
         return self.cpu_s / self.plain_cpu_s
 
 
@@ -81,7 +81,7 @@ def main() -> int:
 
 
 def measure(folder: Path, layers: int | None, ram_mib: int, steps: int) -> Row:
-    """Plan and train the adapters of the model in `folder`; raise SystemExit with the command's words where it fails."""
+    """Plan and train the adapters of the model in `folder`; raise SystemExit with the command's message if it fails."""
     script, bundle, state = folder / "job.py", folder / "job.port", folder / "state"
     script.write_text(_SCRIPT.format(folder=str(folder), tokens=TOKENS))
     port = ["-m", "port_agent.cli"]
@@ -105,7 +105,7 @@ def measure(folder: Path, layers: int | None, ram_mib: int, steps: int) -> Row:
 
 
 def _run(words: list[str]) -> list[dict[str, Any]]:
-    """Run a command of Python with one thread of compute; return the JSON lines that it prints."""
+    """Run a Python command with one thread of compute; return the JSON lines that it prints."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run([sys.executable, "-W", "ignore", *words], env=environment, capture_output=True, text=True)
     if done.returncode:

@@ -19,7 +19,7 @@ TOKENS = 128
 
 
 def with_adapters(folder: str) -> tuple[Any, torch.optim.Optimizer]:
-    """Return the model in `folder` with adapters, and what trains them."""
+    """Return the model in `folder` with adapters, and their optimizer."""
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     adapted = get_peft_model(
@@ -30,7 +30,7 @@ def with_adapters(folder: str) -> tuple[Any, torch.optim.Optimizer]:
 
 
 def main() -> None:
-    """Train; see the module's text."""
+    """Train; see the module's docstring."""
     folder, steps = sys.argv[1], int(sys.argv[2])
     torch.set_num_threads(1)
     model, optimizer = with_adapters(folder)

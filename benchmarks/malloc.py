@@ -36,12 +36,12 @@ if TYPE_CHECKING:  # the process that only starts others does without
 
 @dataclass(frozen=True, slots=True)
 class Measurement:
-    """What one training process reports about itself."""
+    """Report of one training process about itself."""
 
     peak_bytes: int
     left_bytes: int
     trimmed_bytes: int
-    """Left after asking for all free memory back: our `trim()`, or malloc_trim where the C library's malloc runs."""
+    """Bytes left after asking for all free memory back: by our `trim()`, or by malloc_trim with the C library's malloc."""
     cpu_s_per_step: float
     system_s_per_step: float
     faults_per_step: int
@@ -79,7 +79,7 @@ def main() -> None:
 
 
 def run_all(model: str, steps: int) -> Iterator[Row]:
-    """Yield one row per allocator that is present here."""
+    """Yield one row for each allocator on this machine."""
     digest = None
     for name, variables in peers():
         measurement = run_one(model, steps, variables)
@@ -109,7 +109,7 @@ def peers() -> Iterator[tuple[str, dict[str, str]]]:
 
 
 def run_one(model: str, steps: int, variables: dict[str, str]) -> Measurement:
-    """Return what a process with these variables measures."""
+    """Return the measurement of a process with these variables."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **variables}
     command = [sys.executable, __file__, "--measure", "--model", model, "--steps", str(steps)]
     result = subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE)

@@ -48,7 +48,7 @@ from port_planner.mcu.zoo import CameraNet, DigitsNet, MobileNetV2, StreamNet
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One model on one core, with its trained part and the limit it is held to."""
+    """One model on one core, with the part that is trained and its limits."""
 
     name: str
     core: Core
@@ -56,7 +56,7 @@ class Case:
     shape: tuple[int, int, int]
     ram_limit_bytes: int
     speed_limits: tuple[float, float] | None = None
-    """Instructions per multiply-accumulate, forward and backward; None where nothing is promised."""
+    """Instructions per multiply-accumulate, forward and backward; None if nothing is promised."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class TensorRow:
 
 @dataclass(frozen=True, slots=True)
 class MeasuredCosts:
-    """One case measured; sizes in bytes, speeds in instructions per multiply-accumulate."""
+    """Measurement of one case: sizes in bytes, speeds in instructions per multiply-accumulate."""
 
     model: str
     core: str

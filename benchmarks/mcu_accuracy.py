@@ -59,13 +59,13 @@ from port_planner.mcu.schemes.fit import fit_scheme
 from port_planner.mcu.schemes.rate import choose_rate
 
 FRESH_SEED = 50
-"""The first that nothing was chosen by."""
+"""The first seed by which nothing was chosen."""
 TUNING_SEEDS = (100, 101, 102, 103, 104)
 SCHEME_RATE = 0.01
 FOUND, KNAPSACK, LAST_K = "found", "knapsack alone", "last k layers"
 SCALED_RATES = (0.01, 0.03, 0.05, 0.08)
 LOW_RATES = (0.003, *SCALED_RATES)
-"""For the update of everything, which fp32 and int8 alike diverge from at the higher ones."""
+"""For the update of everything: at higher rates, both fp32 and int8 diverge."""
 UNSCALED_RATES = (100.0, 300.0, 1000.0)
 
 
@@ -77,13 +77,13 @@ class Method:
     rule: UpdateRounding | None = None
     scaling: bool = True
     rate_of_float: bool = False
-    """Trained at the learning rate that was best for fp32."""
+    """Whether it trains at the learning rate that was best for fp32."""
     everything: bool = False
-    """Trains all layers, not the sparse set."""
+    """Whether it trains all layers, not only the sparse set."""
     chosen: float | None = None
     """The share of the channels that a step trains, those with the largest gradients; None: all."""
     narrow: frozenset[str] = frozenset()
-    """Layers without low bytes, which the Q8.8 rule rounds stochastically."""
+    """Layers without low bytes, whose weights the Q8.8 rule rounds stochastically."""
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -114,11 +114,11 @@ EVERYTHING = (
     Method("int8 stochastic, QAS, a quarter of the channels", UpdateRounding.STOCHASTIC, everything=True, chosen=0.25),
     Method(STOCHASTIC_SPARSE, UpdateRounding.STOCHASTIC),
 )
-"""What recomputation and paging make room for, alongside the sparse set."""
+"""Methods that recomputation and paging make room for, alongside the sparse set."""
 
 
 AT_CHOSEN_RATE = tuple(method for method in EVERYTHING if method.everything and method.chosen is None)
-"""All layers in fp32 and by both int8 rules, at the rate that the product chooses."""
+"""Methods that train all layers, in fp32 and by both int8 rules, at the rate that the product chooses."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -1,4 +1,4 @@
-"""Networks of every kind through the compiler: right, or refused by name; another network is a defect.
+"""Run networks of every kind through the compiler: each must be right, or refused by name. Anything else is a defect.
 
     python -m benchmarks.mcu_kinds [--only written|random] [--randoms 60] [--json]
 
@@ -34,17 +34,17 @@ from port_planner.mcu.quantize import logits_error, rounded_logits, run_float
 SAMPLES, FRESH, TRAINED = 96, 32, 8
 FLOAT_ERROR = 1e-3
 ENGINE_ERROR = 0.1
-"""Root of the mean squared difference of the logits, of what they differ among samples: a rounding that falls the other way now and then."""
+"""Root of the mean squared difference of the logits, relative to their spread among samples: rounding goes the other way now and then."""
 LEAST_COSINE = 0.75
-"""Between what a step moves and the module's gradients, layer by layer; int8 activations take the rest."""
+"""Least cosine between a step's changes and the module's gradients, by layer; int8 activations explain the rest."""
 LOST = 0.5
-"""With a larger error int8 holds another network than the module, and its gradients are not the module's."""
+"""With a larger error, the int8 network is not the module's, and neither are its gradients."""
 RATES = (0.01, 1.0, 100.0)
 """Weights move in 1/256 and no further than 127: at one of these rates what a layer moves shows its gradient."""
 
 
 class Verdict(StrEnum):
-    """What became of a network."""
+    """The result for a network."""
 
     RIGHT = "right"
     REFUSED = "refused"
@@ -104,7 +104,7 @@ def _is_same_with_dsp(model: CompiledModel, engine: HostEngine, fresh: NDArray[n
 
 
 def settled_module(kind: NetworkKind) -> tuple[nn.Module, NDArray[np.float32]]:
-    """Return the module in eval mode, with weights and batch norms that are the same each time, and samples."""
+    """Return the module in eval mode, with reproducible weights and batch norms, and samples."""
     torch.manual_seed(0)
     module = kind.make()
     for layer in module.modules():
@@ -120,7 +120,7 @@ def settled_module(kind: NetworkKind) -> tuple[nn.Module, NDArray[np.float32]]:
 def _least_cosine(
     model: CompiledModel, engine: HostEngine, module: nn.Module, samples: NDArray[np.float32]
 ) -> float | None:
-    """Return the least cosine, over the layers, of what steps from the same weights move and the module's gradients."""
+    """Return the least cosine, over the layers, of the changes by steps from the same weights and the module's gradients."""
     layers = [op for op in model.quantized.graph.weighted() if op.trains_weight and op.origin and not op.origin.norm]
     rows = model.quantize_input(samples)
     labels = np.arange(len(rows)) % model.quantized.graph.classes
@@ -148,7 +148,7 @@ def _weights(model: CompiledModel, op: KernelCall, image: bytes) -> NDArray[np.f
 
 
 def _cosine(model: CompiledModel, op: KernelCall, module: nn.Module, moved: NDArray[np.float64]) -> float | None:
-    """Return the cosine of one layer; None where nothing moves, or the layer is used again."""
+    """Return the cosine of one layer; None if nothing moves, or if the layer is used again."""
     assert op.origin is not None and op.weight is not None
     gradient = module.get_parameter(op.origin.weight).grad
     quantized = next(each for each in model.quantized.ops if each.op is op)

@@ -31,7 +31,7 @@ DATA = Path(__file__).resolve().parents[1] / "../shared/data"
 
 
 class DataMissingError(PortError):
-    """A data set that is not next to the checkout."""
+    """Raised when a data set is not next to the checkout."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(f"{path} does not exist; put the reference data beside the checkout as shared/data")
@@ -47,7 +47,7 @@ class Samples:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """One seed's data: what the model learned before, what the device sees, and what it is judged by."""
+    """One seed's data: what the model learned before, what the device sees, and what judges it."""
 
     before: Samples
     train: Samples

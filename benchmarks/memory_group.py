@@ -14,7 +14,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 def obstacle() -> str:
-    """Return why swap cannot be measured here, or nothing."""
+    """Return why swap cannot be measured here, or ""."""
     if os.geteuid() != 0:
         return "needs root (cgroup, swapon)"
     if any(shutil.which(tool) is None for tool in ("mkswap", "swapon", "swapoff")):
@@ -25,7 +25,7 @@ def obstacle() -> str:
 
 
 def group_obstacle() -> str:
-    """Return why no memory cgroup can be made here, or nothing."""
+    """Return why no memory cgroup can be made here, or ""."""
     try:
         with memory_group(1 << 30):
             return ""
@@ -67,7 +67,7 @@ def swap_file(folder: Path, size_bytes: int) -> Iterator[None]:
 
 
 def zram_obstacle() -> str:
-    """Return why the kernel cannot swap to compressed RAM here, or nothing."""
+    """Return why the kernel cannot swap to compressed RAM here, or ""."""
     return "" if _ZRAM.is_dir() and Path("/dev/zram0").exists() else "no zram device"
 
 

@@ -18,12 +18,12 @@ from port_planner.job_sources import load_job
 Batch = tuple[torch.Tensor, ...]
 
 CASES = {"resnet18": ("sgd", 32), "resnet50": ("sgd", 8), "bert": ("adamw", 8), "gpt2": ("adamw", 2)}
-"""Model -> optimizer and batch size of the targets."""
+"""Optimizer and batch size of each model, as in the targets."""
 
 DEMO = "demo"
 """The shipped example, of one size."""
 RESNET101 = "resnet101"
-"""What other planners report, deeper than ResNet-50 and no other architecture."""
+"""A model that other planners report: deeper than ResNet-50, with the same architecture."""
 DEMO_SCRIPT = Path(__file__).resolve().parents[1] / "examples/shakespeare/train.py"
 
 
@@ -116,7 +116,7 @@ def _shortcut(inplanes: int, planes: int, stride: int) -> nn.Module | None:
 
 
 class ResNet(nn.Module):
-    """He et al. 2015, as torchvision writes it; `cifar` uses the 3x3 stem without pooling."""
+    """The network of He et al. 2015, as torchvision writes it; `cifar` uses the 3x3 stem without pooling."""
 
     def __init__(self, block: type, layers: list[int], width: int, classes: int, *, cifar: bool) -> None:
         super().__init__()
@@ -159,7 +159,7 @@ def _resnet101(small: bool, n: int | None, size: int | None) -> Workload:
 
 
 def _vgg16bn(small: bool, n: int | None, size: int | None) -> Workload:
-    """Simonyan and Zisserman 2014, configuration D with batch norm, the CIFAR head."""
+    """Return the network of Simonyan and Zisserman 2014, configuration D with batch norm, with a CIFAR head."""
     layers: list[nn.Module] = []
     channels = 3
     for c in (64, 64, 0, 128, 128, 0, 256, 256, 256, 0, 512, 512, 512, 0, 512, 512, 512, 0):
@@ -194,7 +194,7 @@ class _Inverted(nn.Module):
 
 
 def _mobilenetv2(small: bool, n: int | None, size: int | None) -> Workload:
-    """Sandler et al. 2018."""
+    """Return the network of Sandler et al. 2018."""
     settings = [
         (1, 16, 1, 1),
         (6, 24, 2, 2),
@@ -377,7 +377,7 @@ def _unet2dcondition(small: bool, n: int | None, size: int | None) -> Workload:
 
 
 def _demo(small: bool, batch_size: int | None, size: int | None) -> Workload:
-    """The shipped example: a character model on Shakespeare, its own batches in their order."""
+    """Return the shipped example: a character model on Shakespeare, with its own batches in their order."""
     job = load_job(DEMO_SCRIPT)
     rows = batch_size or job.batch_size
     return Workload(

@@ -33,13 +33,13 @@ BESIDE_RESIDENT = -24 << 20
 count (38 MiB in a GPT-2, 62 in a ResNet-50). A plan that is to run under such a limit is made for that many bytes less.
 """
 BESIDE_RESIDENT_LEAST = -40 << 20
-"""The same of models with much code: tried first where the smallest limit is looked for."""
+"""The same for models with much code: it is tried first in a search for the smallest limit."""
 BESIDE_RESIDENT_PER_THREAD = 16 << 20
 """The same for each thread after the first: its stack of 8 MiB, and what its allocator keeps ready."""
 
 
 COMPARING_BYTES = 8 << 30
-"""More than comparing operators in pieces takes, whatever the budget that a benchmark is about."""
+"""More than a comparison of operators in pieces takes, whatever the benchmark's budget."""
 
 
 @dataclass
@@ -54,7 +54,7 @@ class Run:
 
 
 class Ours:
-    """One model, captured and profiled once, planned for one budget after the other."""
+    """One model, captured and profiled once, and planned for several budgets."""
 
     def __init__(
         self,
@@ -156,5 +156,5 @@ class Ours:
 
 
 def throttle(limits: tuple[float, float] | None) -> Throttle | None:
-    """Return what holds a worker to flash of this speed."""
+    """Return the options that limit a worker to flash of this speed."""
     return None if limits is None else Throttle(int(limits[0]), int(limits[1]))

@@ -136,7 +136,7 @@ def measure(name: str, kind: Codec, array: NDArray[np.generic]) -> list[Row]:
 
 
 def loop_row(name: str, array: NDArray[np.generic]) -> list[Row]:
-    """Return the row of BitTrain's own loop, compiled here; none where there is no C++ compiler."""
+    """Return the row of BitTrain's own loop, compiled here; none without a C++ compiler."""
     compiler = shutil.which("c++") or shutil.which("g++")
     if compiler is None:
         return []
@@ -159,7 +159,7 @@ def loop_row(name: str, array: NDArray[np.generic]) -> list[Row]:
 
 
 def compressor_rows(name: str, array: NDArray[np.generic]) -> list[Row]:
-    """Return the rows of lz4 and zstd at level 1; none where they are not installed."""
+    """Return the rows of lz4 and zstd at level 1; none if they are not installed."""
     found, content = [], array.tobytes()
     for module, pack_name, unpack_name in (
         ("lz4.frame", "compress", "decompress"),

@@ -1,4 +1,4 @@
-"""Measure how much less activation memory a step takes whose idle tensors are packed, all other fates off.
+"""Measure how much less activation memory a step takes if idle tensors are packed and nothing else is done with them.
 
     python -m benchmarks.packing_footprint [resnet18 vgg16bn] [--batch 32] [--steps 3] [--pruned 0.9] [--pruning-steps 300] [--json]
 
@@ -40,7 +40,7 @@ from port_planner.problem.coarsen import coarsen
 from port_planner.search.heuristics import pack_everything
 
 ROOM = 1 << 40
-"""More than any machine has: nothing is packed for want of room."""
+"""More memory than any machine has: nothing is packed for lack of room."""
 BITTRAIN_PERCENT, BITTRAIN_PRUNED_PERCENT = 34, 56
 """Less memory, as BitTrain reports it: up to that much at the activations' own sparsity, and where pruning made them sparser."""
 LEARNING_RATE = 0.02
@@ -59,7 +59,7 @@ class Row:
     """Of what is packed as a bitmap, weighted by bytes."""
     inputs_kept_bytes: int
     inputs_packed_bytes: int
-    """Of what convolutions and linear layers keep of their inputs: what BitTrain packs."""
+    """Packed bytes of what convolutions and linear layers keep of their inputs, which is what BitTrain packs."""
     waiting_kept_bytes: int
     waiting_packed_bytes: int
     kept_bytes: int
@@ -99,7 +99,7 @@ def main() -> None:
 
 
 def measure(model: str, folder: Path, batch: int, steps: int, pruning: Pruning | None = None) -> Row:
-    """Return the row of one model, pruned before where a schedule says so."""
+    """Return the row of one model; it is pruned before if a schedule says so."""
     ours = on_images(model, folder, batch, steps, pruning)
     graph, name = ours.prepared.graphs["step"], f"{model}-kept.port"
     kept = CostTable(ours.device, ours.measured.ops[0])
@@ -155,7 +155,7 @@ def layer_inputs(graph: StepGraph) -> frozenset[int]:
 
 
 def waiting(graph: StepGraph, costs: CostTable, plan: Plan, among: frozenset[int] | None = None) -> int:
-    """Return the bytes of activations between the passes: what was made before the loss is done and is read after it.
+    """Return the bytes of activations between the passes: made before the loss is done, and read after it.
 
     `among`: these storages alone.
     """

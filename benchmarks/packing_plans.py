@@ -29,16 +29,16 @@ from port_planner.search.wear import SPARING_TIME
 SHARES = (0.3, 0.5, 0.7)
 CARD_READ, CARD_WRITE = 45e6, 25e6
 CARD_WEAR_JOULES_PER_BYTE = 5e-6
-"""Of a card's price and life, as FORMULATION.md derives it."""
+"""Derived from a card's price and life, as in FORMULATION.md."""
 IMAGES = ("resnet18", "resnet50", "vgg16bn", "mobilenetv2")
 MODELS = (*IMAGES, "gpt2", "demo")
 _ROUNDING = 1e-9
-"""Of a figure: sums in another order."""
+"""Relative, for sums in another order."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model in one budget; of each pair the first is without packing. None: no plan fits."""
+    """One model in one budget; of each pair, the first is without packing. None: no plan fits."""
 
     model: str
     share: float
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def costlier(self) -> tuple[str, ...]:
-        """What the plan with packing takes more of than the one without."""
+        """What the plan with packing takes more of than the plan without."""
         bare, packed = self.written_bytes
         slower = SPARING_TIME if self.on_card and _more(packed, bare) else 1.0
         pairs = {

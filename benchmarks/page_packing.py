@@ -1,4 +1,4 @@
-"""What packed pages gain: seconds of a step and bytes moved, with pages as they are and with packed ones.
+"""What packed pages gain: seconds of a step and bytes moved, with and without packing.
 
     python -m benchmarks.page_packing [gpt2] [--mib 700] [--steps 2] [--read 45e6] [--write 25e6] [--json]
 
@@ -23,7 +23,7 @@ from port_planner import make_bundle
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One model and budget; of each pair the first is without packing."""
+    """One model and budget; of each pair, the first is without packing."""
 
     model: str
     budget_mib: int

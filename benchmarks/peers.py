@@ -1,4 +1,4 @@
-"""What do paired devices cost an agent that has nothing to do?
+"""What paired devices cost an agent that has nothing to do.
 
     python -m benchmarks.peers [--agents 2] [--seconds 60] [--json]
 
@@ -28,7 +28,7 @@ from port_agent.peers.fleet.paired import PairedDevices, device_of
 from port_agent.peers.identity.keys import Identity, own_identity
 
 MEET_S = 600.0
-"""Until all have met all: 50 that start at the same time share two cores here, with whatever else runs."""
+"""Seconds until all agents have met: 50 that start at the same time share two cores here, with all other work."""
 _ASK_AGAIN_S = 1.0
 _STATE, _INODE, _ESTABLISHED = 3, 9, "01"
 """Columns and a state of /proc/PID/net/tcp (proc_net_tcp.txt of the kernel), which is that of the process's own network."""
@@ -36,7 +36,7 @@ _STATE, _INODE, _ESTABLISHED = 3, 9, "01"
 
 @dataclass(frozen=True)
 class Share:
-    """What one agent cost over a span of time."""
+    """The cost of one agent over a span of time."""
 
     connections: int
     rss_bytes: int
@@ -47,7 +47,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Place:
-    """Where an agent is to run: what others reach it at, and the words that start a program there."""
+    """Where an agent runs: the address at which others reach it, and the command that starts a program there."""
 
     address: str
     port: int
@@ -56,7 +56,7 @@ class Place:
 
 @dataclass(frozen=True)
 class Device:
-    """An agent to be started."""
+    """An agent that will be started."""
 
     root: Path
     own: Identity
@@ -106,7 +106,7 @@ def running(started: list[Device]) -> Iterator[list["subprocess.Popen[bytes]"]]:
 
 
 def connections(process: "subprocess.Popen[bytes]") -> int:
-    """Return how many connections an agent holds, as the kernel counts them: a question to the agent would cost memory."""
+    """Return the number of an agent's connections, as the kernel counts them: a question to the agent would cost memory."""
     own = set()
     for descriptor in Path(f"/proc/{process.pid}/fd").iterdir():
         with contextlib.suppress(OSError):
@@ -120,7 +120,7 @@ def connections(process: "subprocess.Popen[bytes]") -> int:
 
 
 def meet(processes: list["subprocess.Popen[bytes]"]) -> None:
-    """Wait until each is connected to all others; ends the program where that does not happen."""
+    """Wait until each agent is connected to all others; end the program if that does not happen."""
     end_s = time.monotonic() + MEET_S
     while any(connections(process) != len(processes) - 1 for process in processes):
         if time.monotonic() > end_s:
@@ -129,7 +129,7 @@ def meet(processes: list["subprocess.Popen[bytes]"]) -> None:
 
 
 def measure(places: Sequence[Place], seconds: float, more: str = "") -> list[Share]:
-    """Return what the agent at each place costs, all paired with all; `more` is added to `[peers]` of their configuration."""
+    """Return the cost of the agent at each place, all paired with all; `more` is added to `[peers]` of their configuration."""
     with tempfile.TemporaryDirectory(prefix="port-agent-peers-") as directory:
         started = devices(Path(directory), places, more)
         with running(started) as processes:

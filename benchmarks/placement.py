@@ -54,9 +54,9 @@ CASES_DIVIDED = ("resnet18", "gpt2")
 START_S = 20e-6
 """Seconds to start an operator on the GPU, the host's time included: launches cost 5 to 50 microseconds."""
 DENSE, BY_MEMORY = 30.0, 6.0
-"""Times as fast as the CPU: about what separates an Orin's GPU from its eight cores."""
+"""Speed as a multiple of the CPU's: about the ratio between an Orin's GPU and its eight cores."""
 GPU_WATTS = 12.0
-"""While it computes, besides what the board takes at rest."""
+"""Watts while it computes, besides what the board takes at rest."""
 COPY = DeviceLink(15e-6, 1 / 6e9, 1e-10)
 SYNCHRONISE = DeviceLink(10e-6)
 TOLERANCE = 1e-6
@@ -88,16 +88,16 @@ def is_worse(problem: DeviceProblem, found: DeviceChoice, goal: Goal) -> bool:
 
 
 STEPS = 5
-"""Of each way to run: the first ones load kernels and make room."""
+"""Steps of each way to run: the first ones load kernels and allocate memory."""
 WATTS = 1.0
-"""On either device: nobody measures a device's, and the goal is time."""
+"""Of either device: nobody measures a device's watts, and the goal is time."""
 _NOWHERE = Flash("nowhere", 1.0, 1.0, 0.0, 0.0, 0.0)
 """No plan here pages."""
 
 
 @dataclass(frozen=True, slots=True)
 class Executed:
-    """A step divided by measured costs: what was predicted and taken, in seconds, by how it ran, and whether the bits were the reference's."""
+    """A step divided by measured costs: predicted and taken seconds by how it ran, and whether the bits were the reference's."""
 
     devices: tuple[int, ...]
     moved_bytes: int

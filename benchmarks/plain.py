@@ -1,4 +1,4 @@
-"""Train a job with plain PyTorch and say what it took: the peer of `port-agent train` in demo and benchmarks.
+"""Train a job with plain PyTorch and print what it took: the counterpart of `port-agent train` in the demo and benchmarks.
 
 `python -m benchmarks.plain SCRIPT BUNDLE STEPS` prints a JSON line for each step, CPU seconds so far among it, and one at the end: losses, peak resident memory, CPU seconds, and a
 checksum over the same tensors as `port-agent train --digest`.
@@ -34,7 +34,7 @@ def digest(job: TrainingJob, keys: list[str]) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """Run; see the module's text."""
+    """Run; see the module's docstring."""
     script, bundle, steps = Path(arguments[0]), Path(arguments[1]), int(arguments[2])
     manifest = read_manifest(bundle)
     torch.set_num_threads(manifest.threads)

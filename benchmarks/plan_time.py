@@ -1,4 +1,4 @@
-"""How long `port-agent plan` takes, by stages, and in how much memory: `python -m benchmarks.plan_time [JOB ...]`.
+"""How long `port-agent plan` takes, by stage, and in how much memory: `python -m benchmarks.plan_time [JOB ...]`.
 
 The command itself is run on a script of its own for each job, as a user would. CPU seconds are those of all processes that
 planning starts, which other work on the machine disturbs less than the clock; the peak is that of its largest process, as the
@@ -69,7 +69,7 @@ def main() -> int:
 
 
 def measure(job: str, ram_mib: int, folder: Path) -> Row:
-    """Plan one job with one thread of compute; raise SystemExit with the command's words where it fails."""
+    """Plan one job with one thread of compute; raise SystemExit with the command's message if it fails."""
     script, out = _script(job, folder), folder / "job.port"
     command = [
         "-m",

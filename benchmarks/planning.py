@@ -37,7 +37,7 @@ from port_planner.search.solve import Outcome, solve
 class Row:
     """One problem and what the planner made of it. `overhead_joules` is what the checker counts.
 
-    `greedy_joules`: what the greedy rung alone gives, waiting included.
+    `greedy_joules`: the result of the greedy rung alone, waiting included.
     """
 
     id: str

@@ -25,11 +25,11 @@ from port_planner.problem.problem import (
 from port_planner.problem.replay import page_out_ready
 
 MAX_NODES = 100_000
-"""Far beyond what a step graph has; a larger number is a damaged file."""
+"""Far more than a step graph has; a larger number means a damaged file."""
 
 
 class InstanceError(PortError):
-    """A problem file that cannot be read; carries the path."""
+    """Raised for a problem file that cannot be read; carries the path."""
 
     exit_code = ExitCode.IMPOSSIBLE
 

@@ -15,7 +15,7 @@ from port_planner.problem.replay import replay
 
 
 class KindError(PortError):
-    """A kind of problem that nothing here generates."""
+    """Raised for a kind of problem that cannot be generated here."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -39,7 +39,7 @@ A72 = Chip("a72", 2.0e9, 40_115_792.067, 45.5e6, 24.5e6, 5.09561e-6, 1.85314e-5,
 """The cost table of POET's Raspberry Pi 4 (its reference implementation, Apache-2.0)."""
 
 M4 = Chip("m4", 6_369_910.145, 580_010_757.691, 4_616_510.0, 4_440_000.0, 1.09e-4, 1.13e-4, 0.33, 0.0109824)
-"""Its cost table of a Cortex-M4F."""
+"""POET's cost table of a Cortex-M4F."""
 
 ATTENTION = (
     ("QueryKeyValueMatrix", 3 * 512 * 768 * 4, 905_969_664),
@@ -154,7 +154,7 @@ def _budgeted(made: _Nodes, name: str, ram: float, time: float) -> dict[str, Any
 
 
 def generate(text: str) -> dict[str, Any]:
-    """Return the problem that `text` such as bert:62 or residual:70 names."""
+    """Return the problem with a name such as bert:62 or residual:70."""
     kind, colon, count = text.partition(":")
     makers = {"bert": bert_stack, "residual": residual_net}
     if kind not in makers or not colon or not count.isdigit() or not 1 <= int(count) <= 1000:

@@ -1,8 +1,8 @@
 """Public programs, unchanged, compared with themselves under `port-agent exec`: `python -m benchmarks.public_programs --checkouts DIR`.
 
 DIR has checkouts of pytorch/examples as `examples`, of karpathy/minGPT as `minGPT` and karpathy/nanoGPT as `nanoGPT`; the libraries of
-`benchmarks/public/requirements.txt` are installed. Each program runs plain, twice where it does not equal itself under `exec`, and by each
-budget. Compared are its exit code, its output but for times, and every file that it leaves, byte for byte.
+`benchmarks/public/requirements.txt` are installed. Each program runs plainly (twice if `exec` gives other results) and within each budget.
+Its exit code, its output without times, and every file that it leaves are compared byte by byte.
 """
 
 import argparse
@@ -31,7 +31,7 @@ _OURS = "port-agent: "
 
 @dataclass(frozen=True, slots=True)
 class RunEnd:
-    """How a run ended: exit code, output without times, its directory, and what `exec` said of it."""
+    """How a run ended: exit code, output without times, its directory, and the message of `exec`."""
 
     code: int
     output: str
@@ -41,7 +41,7 @@ class RunEnd:
 
 
 def main() -> int:
-    """Parse the command line, run, print; 1 where a program differs."""
+    """Parse the command line, run, print; return 1 if a program differs."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--checkouts", type=Path, required=True, metavar="DIR")
     parser.add_argument(
@@ -126,7 +126,7 @@ def _files(folder: Path) -> int:
 
 
 def _difference(plain: RunEnd, other: RunEnd) -> str:
-    """Return what differs first, "" where nothing does."""
+    """Return what differs first, or ""."""
     if plain.code != other.code:
         return f"ended with {other.code}: {other.errors.strip().splitlines()[-1]}"
     if plain.output != other.output:

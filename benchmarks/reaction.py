@@ -1,4 +1,4 @@
-"""How fast does training stop when the conditions are gone?
+"""How fast training stops when the conditions no longer hold.
 
     python benchmarks/reaction.py [--events 200] [--lag SECONDS] [--bundle JOB.port | --program] [--json]
 
@@ -69,10 +69,10 @@ MAINS = "POWER_SUPPLY_NAME=ACAD\nPOWER_SUPPLY_TYPE=Mains\nPOWER_SUPPLY_ONLINE={o
 BATTERY = "POWER_SUPPLY_NAME=BAT0\nPOWER_SUPPLY_TYPE=Battery\nPOWER_SUPPLY_STATUS={status}\nPOWER_SUPPLY_CAPACITY=80\n"
 STOP_LIMIT_S, RETURN_LIMIT_S = 0.1, 1.0
 REAL_LIMIT_S = LAST_COMMIT_S + 1.0
-"""What a real worker has: ten seconds for step and commit, and one to end."""
+"""The limits of a real worker: ten seconds for step and commit, and one second to end."""
 GONE_WITHIN_S = 2 * REAL_LIMIT_S
 STOPPED = b"stopped after step"
-"""From the log of a job: agent/port_agent/supervisor/job/progress.py."""
+"""Text in a job's log, from agent/port_agent/supervisor/job/progress.py."""
 
 
 PROGRAM = """
@@ -97,7 +97,7 @@ PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 
 
 class Rig:
-    """A daemon with a fake plug and one job without end."""
+    """A daemon with a fake plug and one endless job."""
 
     def __init__(self, root: Path, sys_root: Path, real_bundle: Path | None, lag_s: float = 0.0) -> None:
         self.root, self.sys, self.lag_s = root, sys_root, lag_s
@@ -144,7 +144,7 @@ class Rig:
         self.client.post("/v1/jobs", name="job", upload=token, steps=BUNDLE["steps"])
 
     def plug(self, online: bool) -> None:
-        """Write the fake power supplies, the plug last, the battery's status as late as it lags."""
+        """Write the fake power supplies: the plug last, and the battery's status with its lag."""
         if self.late is not None:
             self.late.cancel()
             self.late = None
@@ -175,7 +175,7 @@ class Rig:
             time.sleep(0.01)
 
     def step_s(self) -> float:
-        """Return how long a step of a real worker takes, the span of random moments; it grows known with the first steps."""
+        """Return how long a step of a real worker takes, as the span of random moments; it is learned from the first steps."""
         if self.traced:
             return TRACED_STEP_S
         while not (step_s := (self.client.get("/v1/status")["job"] or {}).get("step_s")):
@@ -194,7 +194,7 @@ class Rig:
     def pull_and_wait_for_end(self, pid: int) -> tuple[float, float]:
         """Pull the plug; return seconds to the last instruction and to the end of the process.
 
-        The last instruction's start where they are traced, else when the worker says that none runs any more.
+        The last instruction is known by its start if instructions are traced, else by the worker's message that none runs any more.
         """
         descriptor = os.pidfd_open(pid)
         position = self.log.stat().st_size
@@ -228,7 +228,7 @@ class Rig:
 
 
 class ProgramRig(Rig):
-    """The same with an attached program in place of a worker."""
+    """The same as `Rig`, with an attached program instead of a worker."""
 
     def __init__(self, root: Path, sys_root: Path, page_dir: Path, lag_s: float) -> None:
         self.page_dir = page_dir
@@ -324,7 +324,7 @@ def report(times: dict[str, list[float]], limits: dict[str, float]) -> dict[str,
 
 
 def main() -> int:
-    """Measure and print; fails when the 99th percentile is over its limit."""
+    """Measure and print; fail if the 99th percentile is over its limit."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--events", type=int, default=200)
     parser.add_argument(

@@ -29,7 +29,7 @@ from benchmarks.memory_group import group_obstacle, memory_group
 from benchmarks.tables import table_console
 
 WAYS = {"torch.save": "torch", "transformers": "transformers", "lightning": "lightning"}
-"""What is installed for each."""
+"""What must be installed for each way."""
 PARTS = ("train, save", "resume, train, save")
 BUDGET_MIB = 900
 TIMEOUT_S = 1800
@@ -98,7 +98,7 @@ def measure(
 def _run(
     way: str, here: Path, size: tuple[str, ...], bound: tuple[str, ...], limit_bytes: int | None
 ) -> list[dict[str, Any]]:
-    """Return what each of the two processes took, and the checksums of what it saved in `here`, which some files name."""
+    """Return what each of the two processes took, and checksums of what it saved in `here`; some files name that folder."""
     results = []
     here.mkdir()
     with tempfile.TemporaryDirectory(dir=here.parent) as pages:
@@ -129,7 +129,7 @@ def _run(
 
 @contextlib.contextmanager
 def _limited(limit_bytes: int | None) -> Iterator[Callable[[], None] | None]:
-    """Give what a new process does to be in a memory cgroup of that size; nothing without one."""
+    """Return what a new process does to enter a memory cgroup of that size; nothing without one."""
     if limit_bytes is None:
         yield None
         return

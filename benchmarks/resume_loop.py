@@ -24,7 +24,7 @@ STEPS = 2
 BATCH = 2
 LAYERS = 6
 SMALL = "small"
-"""A third argument: the same of a few hundred KiB, for tests."""
+"""A third argument: the same with a few hundred KiB, for tests."""
 
 
 class Tokens(Dataset[dict[str, torch.Tensor]]):
@@ -42,7 +42,7 @@ class Tokens(Dataset[dict[str, torch.Tensor]]):
 
 
 def model_of(*, small: bool) -> GPT2LMHeadModel:
-    """Return a GPT-2 of 6 layers (of 2 and little width: `small`) with random weights, always the same."""
+    """Return a GPT-2 of 6 layers (`small`: 2 narrow ones) with random weights that are always the same."""
     set_seed(0)
     if small:
         return GPT2LMHeadModel(GPT2Config(n_layer=2, n_embd=64, n_head=4, vocab_size=1000, n_positions=64))
@@ -50,7 +50,7 @@ def model_of(*, small: bool) -> GPT2LMHeadModel:
 
 
 def plain_loop(folder: Path, *, small: bool) -> None:
-    """Train in a loop; model and optimizer are saved with `torch.save`."""
+    """Train in a loop; save model and optimizer with `torch.save`."""
     path, model = folder / "checkpoint.pt", model_of(small=small)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
     begin = 0
@@ -120,7 +120,7 @@ WAYS: dict[str, Callable[..., None]] = {
 
 
 def main() -> None:
-    """Train; see the module's text."""
+    """Train; see the module's docstring."""
     way, folder, *size = sys.argv[1:]
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

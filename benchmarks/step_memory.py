@@ -1,4 +1,4 @@
-"""Draw the memory of a training run, three ways: `python -m benchmarks.step_memory --svg docs/images/step_memory.svg`.
+"""Draw the memory of a training run in three ways: `python -m benchmarks.step_memory --svg docs/images/step_memory.svg`.
 
 The script of `make demo` (examples/shakespeare/train.py) runs with plain Python, through `port-agent exec --ram`, and as a bundle.
 Meanwhile the resident memory of the process that computes is read every 10 ms. The picture shows each run from the start of
@@ -46,7 +46,7 @@ class MemoryCurve:
 
 
 def main() -> int:
-    """Run the three, write the picture, print the peaks."""
+    """Run all three, write the picture, print the peaks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--svg", type=Path, required=True, metavar="FILE", help="picture to write")
     parser.add_argument("--steps", type=int, default=STEPS, help=f"steps of each run (default {STEPS})")
@@ -91,7 +91,7 @@ def is_step(line: str) -> bool:
 
 
 def watched(name: str, command: Sequence[str], ends_step: Callable[[str], bool]) -> MemoryCurve:
-    """Run a command and return its memory until its last step ended; raises SystemExit where it fails or makes no step."""
+    """Run a command and return its memory until its last step ended; raise SystemExit if it fails or makes no step."""
     readings: list[tuple[float, int]] = []
     begin = time.monotonic()
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[1]) as process:
@@ -122,7 +122,7 @@ def _watch(process: "subprocess.Popen[str]", readings: list[tuple[float, int]]) 
 
 
 def picture(curves: Sequence[MemoryCurve], budget_bytes: int) -> str:
-    """Return the curves as SVG, light or dark as the reader's page is."""
+    """Return the curves as SVG that is light or dark like the reader's page."""
     right, bottom = WIDTH - RIGHT, HEIGHT - BOTTOM
     most_s = max(curve.step_ends[-1] for curve in curves)
     most_bytes = max(curve.peak_bytes for curve in curves) * 1.05

@@ -1,9 +1,8 @@
 """The kernel's swap compared with following and bundles, at the same limit: `python -m benchmarks.swap [MODEL=MIB ...]`.
 
-The same unchanged script (`benchmarks.loop`) in a memory cgroup of that size: with a swap file, with zram where there is one,
-and through `port-agent exec` without swap; and the planned bundle. The kernel enforces the limit, everything of the
-process included. Seconds are medians of the steps after the first; bytes written are those of the whole run, per step.
-Needs root; says why it does not run otherwise.
+The same unchanged script (`benchmarks.loop`) in a memory cgroup of that size: with a swap file, with zram where there is one, and through
+`port-agent exec` without swap; and the planned bundle. The kernel enforces the limit, everything of the process included. Seconds are
+medians of the steps after the first; bytes written are those of the whole run, per step. It needs root; if it cannot run, it says why.
 """
 
 import argparse
@@ -48,7 +47,7 @@ class Row:
     cpu_s: float | None = None
     first_wall_s: float | None = None
     written_mib: float | None = None
-    """Per step."""
+    """MiB written per step."""
     equal: bool | None = None
 
 
@@ -103,7 +102,7 @@ def measure(model: str, limit_mib: int, folder: Path, *, bundle: bool) -> list[R
 
 
 def _follow(model: str, limit_mib: int, folder: Path, reference: dict[str, Any]) -> Row:
-    """Follow the script with the largest budget of SHARES that the kernel lets finish."""
+    """Run the script with `exec`, under the largest budget of SHARES with which the kernel lets it finish."""
     for share in SHARES:
         ram_mib = int((limit_mib - BESIDE_GROUP_MIB) * share)
         with _group(limit_mib) as enter:

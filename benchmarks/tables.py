@@ -5,7 +5,7 @@ import sys
 from rich.console import Console
 
 FILE_COLUMNS = 150
-"""Width of a table that goes into a file or a pipe, where rich would take 80 and cut figures off."""
+"""Width of a table in a file or a pipe: rich would take 80 columns and cut off figures."""
 
 
 def table_console(columns: int = FILE_COLUMNS) -> Console:

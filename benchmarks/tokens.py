@@ -1,4 +1,4 @@
-"""What `finetune` learns of data, token by token and mask by mask compared with trl: `python -m benchmarks.tokens`.
+"""Compare what `finetune` learns of data with what trl learns, token by token and mask by mask: `python -m benchmarks.tokens`.
 
 Tokenizers of four kinds, trained here (byte-level BPE, SentencePiece's with and without a space before a text, WordPiece and Unigram), read prompts with
 completions; the first of them writes conversations in the chat templates that trl ships, which are those of the models' own repositories. Both
@@ -111,7 +111,7 @@ def made_tokenizers() -> Iterator[tuple[str, Any]]:
 
 
 def _trained(name: str, tokenizer: Tokenizer, trainer: Any) -> Iterator[tuple[str, Any]]:
-    """Yield a tokenizer as it is, with the mark that begins a text, and with those that begin and end it."""
+    """Yield a tokenizer as it is, then with the mark that begins a text, then with the marks that begin and end it."""
     tokenizer.train_from_iterator([_TEXT.read_text()[:_TEXT_CHARACTERS]], trainer)
     numbers = [(mark, tokenizer.token_to_id(mark)) for mark in ("<s>", "</s>")]
     for what, template in (("", "$A"), (", begins a text", "<s> $A"), (", begins and ends a text", "<s> $A </s>")):
@@ -136,7 +136,7 @@ def templates() -> Iterator[tuple[str, str]]:
 
 
 def ours(entry: Entry, tokenizer: Any) -> list[Learned]:
-    """Return what `finetune` learns of an entry, without padding. Raises UnwrittenError, FinetuneError."""
+    """Return what `finetune` learns from an entry, without padding. Raises UnwrittenError, FinetuneError."""
     options = FinetuneOptions("", (), "", sequence_tokens=_LONGEST, date=datetime.date.today().isoformat())
     record, _ = record_of(entry)
     found = []
@@ -149,7 +149,7 @@ def ours(entry: Entry, tokenizer: Any) -> list[Learned]:
 
 
 def theirs(entry: Entry, tokenizer: Any) -> Learned:
-    """Return what trl's SFTTrainer prepares of an entry; raises what it raises."""
+    """Return what trl's SFTTrainer prepares from an entry; raise what it raises."""
     trainer: Any = SimpleNamespace(
         chat_template=tokenizer.chat_template, _tokenizer=tokenizer, completion_only_loss=True
     )
@@ -164,7 +164,7 @@ def theirs(entry: Entry, tokenizer: Any) -> Learned:
 
 
 def reason(mine: list[Learned], other: Learned, tokenizer: Any) -> str:
-    """Return why both differ, derived from their tokens; "" where they do not."""
+    """Return why both differ, derived from their tokens, or ""."""
     (one,) = mine[-1:]  # of a conversation that is written in parts, the one of the last answer
     if one == other:
         return ""
@@ -184,7 +184,7 @@ def reason(mine: list[Learned], other: Learned, tokenizer: Any) -> str:
 
 
 def outcome(entry: Entry, tokenizer: Any) -> str:
-    """Return what came of a case, in words."""
+    """Return the result of a case in words."""
     try:
         mine = ours(entry, tokenizer)
     except (UnwrittenError, FinetuneError) as error:
@@ -218,7 +218,7 @@ def cases(most: int | None, folders: Iterable[Path] = ()) -> Iterator[tuple[str,
 
 
 def main() -> int:
-    """Print each case that differs, and how many came out how."""
+    """Print each case that differs, and the number of each result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--templates", type=int, metavar="N", help="the first N of them alone")
     parser.add_argument(

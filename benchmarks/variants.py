@@ -1,4 +1,4 @@
-"""The same steps with operators whole and in pieces: floor, time, energy and bytes written at shares of their memory.
+"""Compare the same steps with operators whole and in pieces: floor, time, energy and written bytes at shares of their memory.
 
     python -m benchmarks.variants [resnet18 gpt2 ...] [--small] [--shares 30 50 70] [--strategy greedy] [--medium sd] [--json]
 
@@ -57,7 +57,7 @@ class Row:
     floor_bytes: int
     seconds: float | None
     overhead_joules: float | None
-    """Overhead of energy and of wear, in joules."""
+    """Overhead of energy and wear, in joules."""
     energy_joules: float | None
     """Energy of the whole step, in joules, without wear."""
     written_bytes: int | None

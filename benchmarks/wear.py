@@ -1,4 +1,4 @@
-"""What plans write to flash, with the price of its wear and without: `python -m benchmarks.wear [CASE ...]`.
+"""How much plans write to flash, with and without a price for its wear: `python -m benchmarks.wear [CASE ...]`.
 
 Training steps on a board (estimated costs) at shares of the memory that they take when everything is kept (tensors only). Each
 is planned twice, as if writing wore nothing and with the price of its medium; the table has bytes written per step,
@@ -57,11 +57,11 @@ class Row:
     unpriced: PlanningReport | None
     priced: PlanningReport | None
     lasts_steps: float | None
-    """After that many steps of the priced plan the medium is worn out."""
+    """The number of steps of the priced plan after which the medium is worn out."""
 
 
 def capture(case: str) -> StepGraph:
-    """Return the training step of a case: the demo's own, models with their usual optimizer, adapters of rank 8 on GPT-2."""
+    """Return the training step of a case: the demo's own, a model with its usual optimizer, or adapters of rank 8 on GPT-2."""
     if case == DEMO:
         job = load_job(DEMO_SCRIPT)
         rows = tuple(column[: job.batch_size] for column in job.data)
@@ -75,7 +75,7 @@ def capture(case: str) -> StepGraph:
 
 
 def adapted(made: Workload) -> Workload:
-    """Return a workload whose model is frozen but for adapters that peft added."""
+    """Return a workload whose model is frozen except for adapters that peft added."""
     from peft import LoraConfig, inject_adapter_in_model
 
     inject_adapter_in_model(

@@ -1,4 +1,4 @@
-"""What moves to and from flash for an update over micro-batches, one after the other and layer by layer: `python -m benchmarks.whole_update`.
+"""What an update over micro-batches moves to and from flash, in turn and layer by layer: `python -m benchmarks.whole_update`.
 
 GPT-2 (random weights, AdamW, dropout as it is) in 750 MiB, eight micro-batches of 2 x 128. Both bundles run one update in a
 real worker, which compares every loss with plain PyTorch's, and the weights and optimizer state after the update, to the bit.
@@ -60,7 +60,7 @@ def job_of(case: str, count: int) -> TrainingJob:
 
 
 def run(path: Path, folder: Path, count: int, peak_bytes: int) -> list[StepDone]:
-    """Run one update of a bundle and return its steps; raises DryRunError where a bit is not plain PyTorch's."""
+    """Run one update of a bundle and return its steps; raise DryRunError if a bit is not plain PyTorch's."""
     options = TorchOptions(bundle=path, state_dir=folder, steps=count, checkpoint_every=count, verify=count)
     worker = start_worker(torch_worker(options), limit_bytes=peak_bytes, threads=1)
     steps, failure = [], ""
@@ -76,7 +76,7 @@ def run(path: Path, folder: Path, count: int, peak_bytes: int) -> list[StepDone]
 
 
 def rows_of(case: str, count: int, ram_bytes: int, folder: Path) -> list[Row]:
-    """Return what an update takes without and with the graph of a whole update."""
+    """Return what an update takes with and without the graph of a whole update."""
     prepared = make_bundle.prepare(job_of(case, count))
     quiet = lambda stage, share: print(f"{stage} {share:.0%}   ", end="\r", file=sys.stderr)  # noqa: E731
     power = power_with(1)

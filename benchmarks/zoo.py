@@ -1,10 +1,9 @@
 """Whether a followed program keeps plain PyTorch's bits: `python -m benchmarks.zoo [--features | --operators | --programs N] [--bundles]`.
 
-Models are tiny random instances of every model type and task of transformers' auto mappings, of diffusers' models and of
-peft's methods: four AdamW steps with dropout on. Each runs in a child process twice plainly, then with an ample budget,
-with half of the bytes that it then had in tensors, and with 4 KiB, where everything is evicted all the time. Losses, parameters,
-buffers, gradients, optimizer state and random states are compared to the bit. Results are appended as they come and a run
-continues where the last one ended.
+Models are tiny random instances of every model type and task of transformers' auto mappings, of diffusers' models and of peft's methods:
+four AdamW steps with dropout on. Each runs in a child process: twice plainly, then with an ample budget, with half of the bytes that it
+then had in tensors, and with 4 KiB, where everything is evicted all the time. Losses, parameters, buffers, gradients, optimizer state and
+random states are compared to the bit. Results are appended as they come and a run continues where the last one ended.
 
 `--operators`: each function of torch's own database of operators instead, with the samples that torch tests it with.
 
@@ -40,7 +39,7 @@ PACKAGES = ("torch", "transformers", "diffusers", "peft")
 
 
 def main() -> int:
-    """Parse the command line, run, write the table; exit code 1 if anything was wrong."""
+    """Parse the command line, run, write the table; return 1 if anything was wrong."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("names", nargs="*", help="parts of names: only cases that contain one of them")
     parser.add_argument(
@@ -122,7 +121,7 @@ TITLES = {
 def run_and_tell(
     chosen: list[Judged], results: Results, jobs: int, timeout_s: float, *, on_device: bool = False
 ) -> list[Outcome]:
-    """Run the cases in children, keep each outcome at once, print a line each."""
+    """Run the cases in children, keep each outcome at once, print a line for each."""
     found = []
     for outcome in run_in_children(chosen, jobs, timeout_s, on_device=on_device):
         results.add(outcome)
@@ -137,7 +136,9 @@ def run_and_tell(
 
 
 def _chosen(kind: str, arguments: argparse.Namespace, results: Results) -> Iterator[Judged]:
-    """Give the cases of this run: by name, sampled by seed, without those that have a result unless asked again."""
+    """Yield the cases of this run: by name, or sampled by seed, without those that already have a result unless they are requested
+    again.
+    """
     everything = list(cases_of(kind, arguments.programs or 0, arguments.seed))
     if arguments.device:
         everything = [
@@ -158,7 +159,7 @@ def _chosen(kind: str, arguments: argparse.Namespace, results: Results) -> Itera
 
 
 def cases_of(kind: str, programs: int, seed: int) -> Iterator[Judged]:
-    """Give every case of a kind, one of TITLES."""
+    """Yield every case of a kind, one of TITLES."""
     if kind == "features":
         for name, program in features.registered().items():
             yield Case(name, program, ALL_SETTINGS)

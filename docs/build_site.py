@@ -19,6 +19,8 @@ ELSEWHERE = (
     "firmware/PROTOCOL.md", "firmware/ports/PORTING.md", "planner/port_planner/milp/FORMULATION.md", "agent/port_agent/energy/README.md",
 )  # fmt: skip
 """Documents that are next to what they describe; so do the results of benchmarks."""
+NOT_ON_GITHUB = "`make docs` adds commands, functions, settings, exit codes, formats and protocols"
+"""On the site, links stand here."""
 CONTENTS = {
     "Tutorials": ("tutorials/first-script", "tutorials/first-language-model", "tutorials/first-night-on-a-pi", "tutorials/first-board", "tutorials/three-devices"),
     "How to": (
@@ -72,7 +74,12 @@ def gather(stage: Path) -> None:
         page = Path("reference") / f"{name}.md"
         (stage / page).write_text(with_links_of_the_site(write(), DOCS / page, page, pages))
     shutil.copytree(DOCS / "images", stage / "images")
-    with (stage / "index.md").open("a") as index:
+    index_page = stage / "index.md"
+    links = ", ".join(f"[{name.replace('-', ' ')}](reference/{name}.md)" for name in PAGES)
+    index_page.write_text(
+        index_page.read_text().replace(NOT_ON_GITHUB, f"{links}, [protocol of boards](firmware/PROTOCOL.md)")
+    )
+    with index_page.open("a") as index:
         index.write("".join(toctree(title, names) for title, names in CONTENTS.items()))
         results = sorted(str(page.with_suffix("")) for page in pages.values() if "results" in page.parts)
         index.write(toctree("Results", tuple(results)))

@@ -8,5 +8,6 @@ html_title = "PORT agent"
 html_show_sphinx = False
 myst_heading_anchors = 4
 myst_enable_extensions = ["deflist"]
-suppress_warnings = ["misc.highlighting_failure"]  # shell lines that are cut with [...] in the documents
+highlight_language = "text"  # most blocks are commands and what they print
+smartquotes = False  # or `--ram` in a heading becomes a dash
 nitpicky = True

@@ -1,1 +1,1 @@
-"""What shows that a followed program keeps plain PyTorch's bits: models, features, random programs."""
+"""Models, features and random programs that show whether a followed program keeps plain PyTorch's bits."""

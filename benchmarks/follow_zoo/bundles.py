@@ -39,25 +39,25 @@ from port_planner.steps_ahead import known_steps
 
 FLASH = Flash("flash", 500e6, 500e6, 1e-4, 1e-9, 1e-9)
 AHEAD_WITHIN_S = 60.0
-"""Of the processor, for the steps of a program that counts."""
+"""Seconds of the processor for the steps of a program that counts."""
 PADDING = 5
 STEPS = 6
-"""More than `plan` compares by itself: what it lets through must stay the same."""
+"""More than `plan` compares by itself: steps after those must stay equal, too."""
 
 MISMATCH = "plain PyTorch"
-"""In what a worker says of a step whose numbers are others."""
+"""Part of a worker's message about a step whose numbers differ."""
 
 
 @dataclass(frozen=True, slots=True)
 class JobLength:
-    """How many batches a job is trained for, and of how many `plan` compares the numbers; None: as it does without the script."""
+    """The number of batches that a job is trained for, and the number of those that `plan` compares; None: as without the script."""
 
     steps: int = STEPS
     seen_steps: int | None = None
 
 
 AS_REFEREED = JobLength(44, 24)
-"""Of jobs whose script is run alone: as many as that makes where they take no time, and further ones."""
+"""For jobs whose script is run alone: all the steps that this makes if they take no time, and further ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,7 @@ class BundleCase:
     length: "JobLength" = field(default_factory=lambda: JobLength())
 
     def judged(self, at: Callable[[str], object]) -> Outcome:
-        """Judge it; `at` receives where it is."""
+        """Judge the job; `at` receives the current stage."""
         return judge_bundle(self.name, self.make_job, at, self.length)
 
 
@@ -96,7 +96,7 @@ def stranger_cases() -> Iterator[BundleCase]:
 
 
 def job_of(model_type: str, class_name: str) -> TrainingJob:
-    """Return the training of a tiny instance as a job of `STEPS` batches."""
+    """Return the training of a tiny model as a job of `STEPS` batches."""
     from benchmarks.follow_zoo.inputs import batch_for
     from benchmarks.follow_zoo.transformers_models import find_recipe, loss_of, make
 
@@ -140,8 +140,8 @@ def judge_bundle(
 ) -> Outcome:
     """Plan a job with all the memory it wants and with half of it, train both in workers, compare with plain PyTorch.
 
-    Refused is what cannot be recorded, and what the first steps that `port-agent plan` compares already show to be another
-    step. What only later steps show is a difference without a word.
+    A job is refused if it cannot be recorded, or if the first steps that `port-agent plan` compares already differ. A difference that only
+    later steps show is a silent error.
     """
     at("plain")
     try:
@@ -186,13 +186,13 @@ def _with_results(prepared: CapturedJob, make_job: Callable[[], TrainingJob], st
 
 
 def _begun(make_job: Callable[[], TrainingJob]) -> TrainingJob:
-    """Return the job as it is at the beginning of its program, which may draw from any generator."""
+    """Return the job in its state at the beginning of its program, which may draw from any generator."""
     seed()
     return make_job()
 
 
 def trained(job: TrainingJob, steps: int) -> Any:
-    """Train a job with plain PyTorch for that many batches; return the losses, and the state that is compared."""
+    """Train a job with plain PyTorch for that many batches; return the losses, and the state to compare."""
     losses = list(plain_losses(job, [torch.as_tensor(column) for column in job.data], steps))
     return losses, state(job.model, job.optimizer)
 
@@ -230,7 +230,7 @@ def _trained_by_worker(
 def _planned(
     prepared: CapturedJob, measured: MeasuredCosts, device: DeviceCosts, ram_bytes: int
 ) -> tuple[int, Mapping[str, Plan], Mapping[str, CostTable]]:
-    """Plan a job for a budget, or for the least that one of its graphs after another says that it needs."""
+    """Plan a job for a budget, or for the least budget that its graphs, one after another, say they need."""
     planner = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
     while True:
         try:

@@ -1,4 +1,4 @@
-"""Judge programs in child processes: a crash or a hang is the finding of one, and the others go on."""
+"""Judge programs in child processes: a crash or a hang is a finding about one program, and the others go on."""
 
 import gc
 import json
@@ -26,19 +26,19 @@ ADDRESS_SPACE = 12 << 30  # bytes a child may map; a tiny model that wants more 
 
 
 class Judged(Protocol):
-    """Something by name that is judged in a child."""
+    """Something with a name that is judged in a child process."""
 
     @property
     def name(self) -> str:
-        """What the table calls it."""
+        """Its name in the table."""
 
     def judged(self, at: Callable[[str], object]) -> Outcome:
-        """Judge it; `at` receives where it is, before each run."""
+        """Judge it; before each run, `at` receives the current stage."""
 
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """A program by name; it is called in the child, `settings` are those of `compare.judge`."""
+    """A program with a name; it is called in the child. `settings` are those of `compare.judge`."""
 
     name: str
     program: Program
@@ -61,9 +61,9 @@ class _Running:
 def run_in_children(
     cases: Iterable[Judged], jobs: int, timeout_s: float, *, on_device: bool = False
 ) -> Iterator[Outcome]:
-    """Judge each case in a forked child of its own, `jobs` at a time; give outcomes as they come.
+    """Judge each case in a forked child, `jobs` at a time; yield outcomes as they arrive.
 
-    `on_device`: each child is the first to use its device, for a driver does not survive a fork, and it maps what address space it wants.
+    `on_device`: each child is the first to use its device, because a driver does not survive a fork, and maps much address space.
     """
     if not on_device:
         warm_up()
@@ -87,7 +87,7 @@ def run_in_children(
 
 
 def warm_up() -> None:
-    """Load what every child would load for itself, and keep its collector from looking through it."""
+    """Load what every child would load for itself, and exclude it from garbage collection."""
     weight = torch.nn.Parameter(torch.ones(8))
     optimizer = torch.optim.AdamW([weight])
     torch.utils.checkpoint.checkpoint(torch.sin, weight, use_reentrant=False).sum().backward()
@@ -105,7 +105,7 @@ def _start(case: Judged, folder: Path, timeout_s: float, address_space: int | No
 
 
 def _child(case: Judged, answer: Path, address_space: int | None) -> None:
-    """Judge one case in a session of its own, so that what it starts ends with it."""
+    """Judge one case in a session of its own, so that processes which it starts end with it."""
     os.setsid()
     if address_space is not None:
         mapped = int(Path("/proc/self/statm").read_text().split()[0]) * PAGE_BYTES  # by an earlier budget: terabytes
@@ -121,7 +121,7 @@ def _child(case: Judged, answer: Path, address_space: int | None) -> None:
 
 
 def _outcome(one: _Running) -> Outcome:
-    """Return what the child said, or how it ended without saying anything."""
+    """Return the child's message, or how it ended without one."""
     alive = one.process.is_alive()
     with suppress(ProcessLookupError):
         os.killpg(one.process.pid or 0, signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""Jobs judged by the commands that a user types, each in a process of its own.
+"""Jobs judged by the commands that a user types, each in its own process.
 
 A script makes the job. A loop that shares no code with the planner (`plain_job`) trains it, and so do `port-agent plan`
 and `port-agent train`. Losses, the result's file and the checksum over weights and optimizer state are compared.
@@ -28,7 +28,7 @@ def port_job():
 """
 RAM = "2G"
 LENGTHS = {"stranger_jobs": (44, 8), "jobs": (20, 8), "bundles": (12, 2)}
-"""Batches to train, and epochs to plan for, by kind of job."""
+"""The number of batches to train and of epochs to plan for, by kind of job."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class CommandCase:
     script: str = ""
 
     def judged(self, at: Callable[[str], object]) -> Outcome:
-        """Judge it; `at` receives where it is."""
+        """Judge the job; `at` receives the current stage."""
         with tempfile.TemporaryDirectory(prefix="zoo-commands-") as folder:
             script = Path(folder) / "train.py"
             script.write_text(self.script or SCRIPT.format(name=self.name))
@@ -83,7 +83,7 @@ def _judged(case: CommandCase, script: Path, at: Callable[[str], object]) -> Out
 
 
 def _refusal(case: CommandCase, ended: "subprocess.CompletedProcess[str]", command: str) -> Outcome:
-    """Return what a command said; one that ends in a traceback, or without a word, has failed."""
+    """Return a command's message; a command that ends in a traceback, or without a message, has failed."""
     said = ended.stderr.strip()
     refused = said.startswith("port-agent:") and "Traceback" not in said
     detail = " ".join(said.removeprefix("port-agent:").split()) if refused else _last_line(ended)
@@ -91,7 +91,7 @@ def _refusal(case: CommandCase, ended: "subprocess.CompletedProcess[str]", comma
 
 
 def _difference(plain: dict[str, Any], events: list[dict[str, Any]], folder: Path) -> str:
-    """Return the first difference between plain PyTorch's results and a bundle's, or ""."""
+    """Return the first difference between the results of plain PyTorch and of a bundle, or ""."""
     from safetensors.torch import load_file
 
     from port_planner.ir.bundle.bundle import read_manifest

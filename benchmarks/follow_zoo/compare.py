@@ -1,4 +1,4 @@
-"""Run a program plainly twice, then under budgets, and compare every bit it left.
+"""Run a program plainly twice, then under budgets, and compare every bit of its results.
 
 A program is a function without arguments that seeds itself and returns what it made: tensors, numbers, strings, and
 containers and objects of these. It may call `training_begins()` once; some runs enter the budget only there, as a program does that makes
@@ -67,7 +67,7 @@ class Setting:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one program; `detail` says the first difference, the exception, or why it is not eligible."""
+    """The result for one program; `detail` is the first difference, the exception, or why it is not eligible."""
 
     name: str
     verdict: Verdict
@@ -91,7 +91,7 @@ class Outcome:
 
 
 def training_begins() -> None:
-    """Mark where a program has made its model: the budget of some runs begins here."""
+    """Mark the moment at which a program has made its model: the budget of some runs begins here."""
     _marked_in_plain_run.set(True)
     enter = _at_training.get()
     if enter is not None:
@@ -104,7 +104,7 @@ def judge(
 ) -> Outcome:
     """Run `program` plainly twice, then ample, at half of what it needed, and with everything evicted.
 
-    Not eligible is what fails plainly or differs from itself. `at` receives where it is, before each run.
+    A program that fails plainly or differs from itself is not eligible. Before each run, `at` receives the current stage.
     """
     at("plain")
     try:
@@ -120,7 +120,7 @@ def judge(
 def _under_budgets(
     name: str, program: Program, expected: Digest, settings: tuple[str, ...], at: Callable[[str], object]
 ) -> Outcome:
-    """Compare each run under a budget with what plain PyTorch gave; stop at the first that is wrong."""
+    """Compare each run under a budget with the results of plain PyTorch; stop at the first that is wrong."""
     need, read, written = 0, 0, 0
     done: list[str] = []
     for choice in settings:
@@ -175,7 +175,7 @@ def _enter(stack: contextlib.ExitStack, limit: contextlib.AbstractContextManager
 
 
 def seed() -> None:
-    """Put the three global generators where every run of a program begins."""
+    """Set the three global generators to the state in which every run of a program begins."""
     torch.manual_seed(SEED)
     random.seed(SEED)
     np.random.seed(SEED)
@@ -219,7 +219,7 @@ def state(*parts: Any) -> dict[str, Any]:
 
 
 def _leaves(path: str, value: Any, seen: set[int]) -> Iterator[tuple[str, str]]:
-    """Walk containers and objects, giving a digest for each leaf."""
+    """Walk through containers and objects, yielding a digest for each leaf."""
     if isinstance(value, torch.Tensor):
         yield path, _hash(value)
     elif isinstance(value, np.ndarray):
@@ -261,7 +261,7 @@ def _hash(tensor: torch.Tensor) -> str:
 
 
 def said(error: BaseException) -> str:
-    """Return an exception in one line."""
+    """Return an exception as one line."""
     first = " ".join(str(error).split())[:160]
     return f"{type(error).__name__}: {first}"
 

@@ -44,7 +44,7 @@ def _train(model_class: Any) -> Any:
 
 
 def _make(model_class: Any) -> nn.Module:
-    """Return a tiny instance: the defaults of its constructor, shrunk; its defaults where that does not fit together."""
+    """Return a tiny model: its constructor's defaults, made smaller; the defaults themselves if smaller ones do not fit together."""
     parameters = inspect.signature(model_class.__init__).parameters.values()
     defaults = {p.name: p.default for p in parameters if p.default is not inspect.Parameter.empty}
     fields = shrink(defaults, Reach(images=False, dropout=0.1))
@@ -72,7 +72,7 @@ def _make(model_class: Any) -> nn.Module:
 
 
 def _batch(model: Any) -> dict[str, Any]:
-    """Return keyword arguments for one forward pass by what its parameters are called."""
+    """Return keyword arguments for one forward pass, chosen by the names of its parameters."""
     config, names = model.config, inspect.signature(model.forward).parameters
     given: dict[str, Any] = {}
     channels = _first(config.get("in_channels") or config.get("num_channels") or 4)

@@ -16,7 +16,7 @@ FIRST_WORD = 10  # smaller ones are special in most vocabularies
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a batch is to hold besides the main input; tried in turn until the model takes it."""
+    """What a batch should hold besides the main input; several are tried until the model accepts one."""
 
     labels: bool = True
     images: bool = True
@@ -25,7 +25,7 @@ class Wanted:
 
 
 def configured(config: Any, *names: str, default: int) -> int:
-    """Return the first of these integer fields that the configuration or one inside it has."""
+    """Return the first of these integer fields that the configuration, or one inside it, has."""
     inside = [
         getattr(config, n, None) for n in ("text_config", "vision_config", "audio_config", "backbone_config", "encoder")
     ]
@@ -58,12 +58,12 @@ def batch_for(model: Any, wanted: Wanted) -> dict[str, Any]:
 
 
 def text_length(config: Any) -> int:
-    """Return how many words a sequence gets."""
+    """Return the number of words in a sequence."""
     return min(TEXT_LENGTH, configured(config, "max_position_embeddings", "n_positions", default=TEXT_LENGTH))
 
 
 def words(config: Any, *shape: int) -> Tensor:
-    """Return random words of a vocabulary that no special token is among."""
+    """Return random words of a vocabulary, without special tokens."""
     top = min(VOCABULARY, configured(config, "vocab_size", default=VOCABULARY)) - 24
     return torch.randint(min(FIRST_WORD, top - 1), top, shape)
 

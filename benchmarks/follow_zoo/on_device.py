@@ -33,10 +33,10 @@ class DeviceCase:
     program: Program
     device: str
     violated: Callable[[], str] = str
-    """Returns what the device says that was out of order so far; "" for nothing."""
+    """Return what the device reports as out of order so far, or ""."""
 
     def judged(self, at: Callable[[str], object]) -> Outcome:
-        """Run it twice without a budget, at half of what it took, and with everything evicted all the time."""
+        """Run it twice without a budget, then at half of what it took, and with everything evicted all the time."""
         at("plain")
         repeat_kernels(self.device)
         torch.use_deterministic_algorithms(True, warn_only=True)

@@ -19,12 +19,12 @@ from benchmarks.follow_zoo.compare import ALL_SETTINGS, training_begins
 from port_planner.job import TrainingJob
 
 _SAMPLES = 4
-"""Of what a function is called with, in each step."""
+"""Samples of a function's arguments, in each step."""
 _ROWS = 2
 
 
 def torch_functions() -> list[Any]:
-    """Return torch's own descriptions of its functions (`OpInfo`), each with samples of what they are called with."""
+    """Return torch's own descriptions of its functions (`OpInfo`), each with samples of their arguments."""
     if "expecttest" not in sys.modules:  # a test library of torch's own, of which it wants a base class
         sys.modules["expecttest"] = types.ModuleType("expecttest")
         sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]

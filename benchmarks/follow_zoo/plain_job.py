@@ -1,7 +1,7 @@
 """Train a script's job by a loop of this file's own: `python -m benchmarks.follow_zoo.plain_job SCRIPT STEPS OUT`.
 
-Nothing of the planner or the agent is called: what is documented of the order of samples and of a step is written down
-here a second time. OUT receives the losses and the tensors of model and optimizer, as torch.save writes them.
+Neither the planner nor the agent is called: the documented order of samples and of a step is implemented here a second time. OUT receives
+the losses and the tensors of model and optimizer, as torch.save writes them.
 """
 
 import runpy
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 
 def main(script: str, steps: str, out: str) -> int:
-    """Train and write; see the module's text."""
+    """Train and write the results; see the module's docstring."""
     torch.set_num_threads(1)
     sys.path.insert(0, str(Path(script).parent))
     job: TrainingJob = runpy.run_path(script)["port_job"]()

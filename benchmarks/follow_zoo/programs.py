@@ -1,8 +1,7 @@
 """Random training programs, reproducible by a seed: what they do is drawn when they are made and while they run.
 
-Drawn are the layers, the structure of a batch, branches and loops that look at values, shapes that depend on data, hooks, state
-kept between steps, three sources of randomness, freezing, weights touched between steps, accumulation, evaluation, copies
-and files.
+What is drawn: layers, the structure of a batch, branches and loops that look at values, shapes that depend on data, hooks, state kept
+between steps, three sources of randomness, freezing, weights touched between steps, accumulation, evaluation, copies and files.
 """
 
 import copy
@@ -45,7 +44,7 @@ def _run(seed: int) -> Any:
 
 
 _STEADY = 0.7
-"""Share of the jobs that do nothing a bundle refuses by name, but for what their layers do."""
+"""Share of the jobs that do nothing that a bundle refuses by name, except what their layers do."""
 
 _PLANNED: tuple[tuple[Any, dict[str, Any]], ...] = (
     (torch.optim.AdamW, {}),
@@ -59,7 +58,7 @@ _PLANNED: tuple[tuple[Any, dict[str, Any]], ...] = (
 
 
 def job(seed: int) -> TrainingJob:
-    """Return the model, loss and habits of this seed as a job; what the habits do between steps hangs on the optimizer."""
+    """Return the model, loss and habits of this seed as a job; the optimizer carries what the habits do between steps."""
     draw = random.Random(seed)
     torch.manual_seed(seed)
     trainer, share = _Trainer(draw), draw.random()
@@ -303,7 +302,7 @@ class _Trainer:
                 habit(self, number)
 
     def result(self) -> Any:
-        """Return all that is compared."""
+        """Return everything that is compared."""
         parts = [self.model, self.optimizer, *([self.average] if self.average is not None else [])]
         return state(*parts), self.kept, self.memory, random.random(), float(np.random.rand())
 

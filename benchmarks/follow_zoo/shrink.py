@@ -1,4 +1,4 @@
-"""Make the configuration of a published architecture tiny, by what its fields are called."""
+"""Make the configuration of a published architecture tiny, by the names of its fields."""
 
 import re
 from collections.abc import Mapping
@@ -49,7 +49,7 @@ _WINDOWS = re.compile(r"^window_size$")
 
 @dataclass(frozen=True, slots=True)
 class Reach:
-    """Which fields are made smaller; what cannot be made with all of them often can with fewer."""
+    """Which fields are made smaller; if a model cannot be made with all of them smaller, it often can with fewer."""
 
     widths: bool = True
     lists: bool = True

@@ -1,4 +1,4 @@
-"""Keep what was found in a file from which a run goes on, and write the table that people read."""
+"""Keep results in a file from which a run continues, and write the table for readers."""
 
 import json
 from collections import Counter
@@ -18,13 +18,13 @@ class Results:
 
     @classmethod
     def read(cls, path: Path) -> "Results":
-        """Return what is in the file; nothing where there is none."""
+        """Return the contents of the file, or nothing if there is none."""
         lines = path.read_text().splitlines() if path.exists() else []
         outcomes = [Outcome.from_json(json.loads(line)) for line in lines]
         return cls(path, {o.name: o for o in outcomes})
 
     def add(self, outcome: Outcome) -> None:
-        """Remember an outcome and append it to the file."""
+        """Keep an outcome and append it to the file."""
         self.outcomes[outcome.name] = outcome
         with self.path.open("a") as file:
             file.write(json.dumps(outcome.as_json()) + "\n")
@@ -36,7 +36,7 @@ class Results:
 
 
 def counts(outcomes: Iterable[Outcome]) -> str:
-    """Return how many are eligible, equal and wrong, in one line."""
+    """Return the counts of eligible, equal and wrong programs in one line."""
     by_verdict = Counter(o.verdict for o in outcomes)
     wrong = ", ".join(f"{v.value} {by_verdict[v]}" for v in sorted(WRONG, key=lambda v: v.value) if by_verdict[v])
     refused = f", {by_verdict[Verdict.REFUSED]} refused" if by_verdict[Verdict.REFUSED] else ""

@@ -27,7 +27,7 @@ WITH_A_LOSS = re.compile(
 
 
 class DoesNotTrain(RuntimeError):
-    """A tiny instance could not be made, or no made-up batch gives it a finite loss."""
+    """Raised when a tiny model could not be made, or no made-up batch gives it a finite loss."""
 
 
 def tasks() -> dict[str, list[str]]:
@@ -52,7 +52,7 @@ def cases() -> Iterator[Case]:
 
 
 def program(model_type: str, class_name: str) -> Program:
-    """Return the training of a tiny instance; how to make it is searched for when it first runs."""
+    """Return the training of a tiny model; how to make it is found out when it first runs."""
     recipe: list[tuple[Reach, Wanted]] = []
 
     def train() -> Any:
@@ -89,7 +89,7 @@ def make(model_type: str, class_name: str, reach: Reach) -> nn.Module:
 
 
 def find_recipe(model_type: str, class_name: str) -> tuple[Reach, Wanted]:
-    """Return how to make the model and its batches so that one step has a finite loss; the least reduced try comes last."""
+    """Return how to make the model and its batches so that one step has a finite loss; the least reduced attempt comes last."""
     first: Exception | None = None
     began = time.process_time()
     for reach in REACHES:
@@ -111,7 +111,7 @@ def find_recipe(model_type: str, class_name: str) -> tuple[Reach, Wanted]:
 
 
 def _wishes(model: Any) -> Iterator[Wanted]:
-    """Give what to put in the batch, from most to least; learn the number of image tokens from the model's complaint."""
+    """Yield what to put in the batch, from most to least; the number of image tokens is learned from the model's error."""
     for labels in (True, False):
         tokens = 0
         try:
@@ -146,7 +146,7 @@ def four_steps(model: nn.Module, batch: Any, salt: str, steps: int = STEPS) -> A
 
 
 def loss_of(output: Any) -> Tensor:
-    """Return the output's loss, or the mean square of all its numbers where it has none."""
+    """Return the output's loss, or the mean square of all its numbers if it has none."""
     loss = getattr(output, "loss", None)
     if isinstance(loss, Tensor) and loss.requires_grad:
         return loss.float().mean()

@@ -16,7 +16,7 @@ from port_planner.mcu.quantize import float_op, torch_weight, weights_of
 
 
 class FloatSparseModel:
-    """A float graph whose scheme's parameters learn; rows the scheme freezes stay exactly as they were."""
+    """A float graph in which the scheme's parameters learn; rows that the scheme freezes stay exactly as they were."""
 
     def __init__(self, graph: Graph, scheme: SparseScheme) -> None:
         self.graph = graph

@@ -1,6 +1,6 @@
 """Kinds of networks that people put on boards: each written as they write it, small enough to compile in a second.
 
-What the compiler has no kernel for is among them on purpose: it must be refused, never become another network.
+Some need operators for which the compiler has no kernel: these must be refused, never become another network.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class NetworkKind:
 
 
 class Written(nn.Module):
-    """Layers by name and a forward that is written next to them."""
+    """Named layers, with a separate forward function."""
 
     def __init__(self, body: Body, **layers: nn.Module) -> None:
         super().__init__()
@@ -50,7 +50,7 @@ def block(i: int, o: int, kernel: int = 3, act: nn.Module | None = None, **of: A
 
 
 def stream(i: int, o: int, kernel: int = 3, act: nn.Module | None = None, **of: Any) -> nn.Sequential:
-    """Return the same for a stream of samples."""
+    """Return the same as `block`, for a stream of samples."""
     reach = of.get("dilation", 1) * (kernel - 1) // 2
     return nn.Sequential(nn.Conv1d(i, o, kernel, padding=reach, bias=False, **of), nn.BatchNorm1d(o), act or nn.ReLU())
 
@@ -71,7 +71,7 @@ def image(body: Body, channels: int, **layers: nn.Module) -> Callable[[], nn.Mod
 
 
 def along(body: Body, channels: int, **layers: nn.Module) -> Callable[[], nn.Module]:
-    """Return the same for a stream."""
+    """Return the same as `image`, for a stream."""
     return lambda: Written(lambda m, x: m.head(body(m, m.stem(x)).mean(2)), stem=stream(6, 8),
                            head=nn.Linear(channels, CLASSES), **layers)  # fmt: skip
 
@@ -304,7 +304,7 @@ KINDS: tuple[NetworkKind, ...] = (
 
 
 def random_kind(seed: int) -> NetworkKind:
-    """Return a network of random layers: whatever comes of them, with shortcuts, gates and concatenations."""
+    """Return a network of random layers, with shortcuts, gates and concatenations."""
     choose = random.Random(seed)
     size, channels = choose.choice((8, 12, 16)), choose.choice((1, 2, 3))
     shape = (channels, size, choose.choice((size, size - 1, 5)))
@@ -334,7 +334,7 @@ STEPS = (
 
 
 class RandomNetwork(nn.Module):
-    """Steps of a recipe, one after the other; what a step makes of its input is decided when it is built."""
+    """The steps of a recipe, one after the other; each step's result depends on its input when the network is built."""
 
     def __init__(self, shape: Shape, recipe: list[str], seed: int) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""What training one sample takes, from frameworks to bands: the table that tiny training is known for.
+"""What training one sample takes, from frameworks to bands: the usual table of publications about tiny training.
 
 Every figure is computed or planned here, none is taken from a paper:
 
@@ -58,7 +58,7 @@ class Network:
     paged: tuple[float, ...] = (0.75, 0.5)
     """The shares of the keep-all RAM at which the table pages."""
     wide_bytes: int | None = None
-    """What pages of weights with low bytes are planned for, in as many layers as it holds; None: no such row."""
+    """The RAM for which pages of weights with low bytes are planned, in as many layers as it holds; None: no such row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +127,7 @@ def network_rows(network: Network) -> list[MemoryRow]:
 
 
 def low_bytes_within(network: Network, ram_bytes: int) -> tuple[frozenset[str], FittedMemory]:
-    """Return the layers without low bytes where everything is trained within the RAM with pages, and the plan."""
+    """Return the layers without low bytes if everything is trained within the RAM with pages, and the plan."""
     graph = import_module(network.module.eval(), network.shape)
     options = FitOptions(ram_bytes, core_costs(network.board), page=PageMedium.PSRAM)
     scheme, found = fit_low_bytes(graph, full_scheme(graph).with_low_bytes(), options, simd=network.board != "mkr1000")
@@ -135,7 +135,7 @@ def low_bytes_within(network: Network, ram_bytes: int) -> tuple[frozenset[str], 
 
 
 def with_accuracy(rows: Sequence[MemoryRow], measured: Sequence[Row]) -> list[MemoryRow]:
-    """Return the rows with what each way learns: all int8 rows of one scheme give the same bits."""
+    """Return the rows with the accuracy of each way: all int8 rows of one scheme give the same bits."""
     found = {row.method: row for row in measured}
     names = {"full, fp32": "fp32, all layers", "full, int8": STOCHASTIC_ALL, "sparse, int8": STOCHASTIC_SPARSE}
     names["full, "] = MIXED
@@ -156,7 +156,7 @@ def _planned(name: str, way: str, plan: MemoryPlan, scheme: SparseScheme, core: 
 
 
 def _fitted(name: str, graph: Graph, scheme: SparseScheme, share: float, core: CoreCosts, simd: bool) -> MemoryRow:
-    """Return the plan at a share of the keep-all arena, or the nearest above it that there is."""
+    """Return the plan at a share of the keep-all arena, or at the nearest larger one that has a plan."""
     kept = plan_memory(graph, scheme, simd=simd)
     parameters = kept.parameters.size_bytes
     wanted = parameters + int(share * kept.arena.peak_bytes)
@@ -167,7 +167,7 @@ def _fitted(name: str, graph: Graph, scheme: SparseScheme, share: float, core: C
 
 
 def _paged(name: str, graph: Graph, scheme: SparseScheme, share: float, core: CoreCosts, simd: bool) -> MemoryRow:
-    """Return the plan at a share of the keep-all RAM, or the nearest above it that there is."""
+    """Return the plan at a share of the keep-all RAM, or at the nearest larger one that has a plan."""
     kept = plan_memory(graph, scheme, simd=simd).ram_bytes
     found = _nearest(graph, scheme, FitOptions(int(share * kept), core, page=PageMedium.PSRAM), simd)
     way = f"full, int8, pages, {found.memory.ram_bytes / kept:.0%} of the RAM"
@@ -175,7 +175,7 @@ def _paged(name: str, graph: Graph, scheme: SparseScheme, share: float, core: Co
 
 
 STEP = 1.03
-"""By that much the budget grows until a plan exists."""
+"""The budget grows by this share until a plan exists."""
 
 
 def _nearest(graph: Graph, scheme: SparseScheme, options: FitOptions, simd: bool) -> FittedMemory:

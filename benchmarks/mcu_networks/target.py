@@ -36,7 +36,7 @@ RP2040JS_PLACE = "PORT_RP2040JS"
 
 
 class Core(Enum):
-    """A Cortex-M or RISC-V core: compiler flags, machine of the emulator, flash and RAM the linker enforces."""
+    """A Cortex-M or RISC-V core: compiler flags, the emulator's machine, and the flash and RAM that the linker enforces."""
 
     M0 = ("-mcpu=cortex-m0 -mfloat-abi=soft", "microbit", 256 * 1024, 16 * 1024)
     M3 = ("-mcpu=cortex-m3 -mfloat-abi=soft", "mps2-an385", 1024 * 1024, 256 * 1024)
@@ -81,7 +81,7 @@ class Core(Enum):
 
 
 class TargetError(PortError):
-    """A build or a run for an emulated core that failed, with the tool's last words."""
+    """Raised when a build or a run for an emulated core failed, with the tool's last message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,11 +112,11 @@ class TargetRun:
     instructions: tuple[int, ...]
     by_symbol: dict[str, int]
     page_bytes: tuple[int, int]
-    """Read from and written to the page medium."""
+    """Bytes read from and written to the page medium."""
 
 
 def missing_tools(counting: bool = False) -> str | None:
-    """Return which tool is not installed and how to get it, or None when all are there."""
+    """Return which tool is not installed and how to get it, or None if all are there."""
     tools = {"arm-none-eabi-gcc": "gcc-arm-none-eabi", "qemu-system-arm": "qemu-system-arm"}
     for tool, package in tools.items():
         if shutil.which(tool) is None:

@@ -1,1 +1,1 @@
-"""Public programs as they are."""
+"""Unchanged public programs."""

@@ -1,4 +1,4 @@
-"""What can be asked of autograd: checkpoints, double backward, custom functions, views written in place."""
+"""Uses of autograd: checkpoints, double backward, custom functions, views written in place."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""Ordinary training loops, and those in which recording a step and replaying it is silently wrong."""
+"""Ordinary training loops, and loops for which recording a step and replaying it gives silently wrong results."""
 
 import collections
 import random

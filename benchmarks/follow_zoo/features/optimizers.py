@@ -1,4 +1,4 @@
-"""Every optimizer of torch.optim in each of its implementations, schedulers, and what people do around a step."""
+"""Every optimizer of torch.optim in each of its implementations, schedulers, and common code around a step."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator

@@ -21,7 +21,7 @@ FEATURES = Features("saving")
 
 
 def _saved(save: Callable[[nn.Module, Path], Any]) -> Any:
-    """Train, save after each step, return what the files hold."""
+    """Train, save after each step, and return the contents of the files."""
     model, held = nn.Sequential(nn.Linear(32, 96), nn.BatchNorm1d(96), nn.ReLU(), nn.Linear(96, 8)), []
     with tempfile.TemporaryDirectory() as folder:
         result = learn(model, classify, after=lambda step: held.append(save(model, Path(folder) / f"{step}")))
@@ -181,7 +181,7 @@ for _name, _way in _WAYS.items():
 
 
 def _resumed(everything: Callable[[Any], Any]) -> Any:
-    """Train two steps, save all, continue from the file with new objects."""
+    """Train two steps, save everything, and continue from the file with new objects."""
     with tempfile.TemporaryDirectory() as folder:
         paths = [Path(folder) / f"checkpoint-{epoch}" for epoch in range(3)]  # the one before may still be mapped
         for epoch, path in enumerate(paths):

@@ -1,4 +1,4 @@
-"""What a program changes in a late step by other means than torch's operators."""
+"""Changes that a program makes in a late step by other means than torch's operators."""
 
 import itertools
 from collections.abc import Callable

@@ -11,7 +11,7 @@ from torch.nn import functional
 from port_planner.job import TrainingJob
 
 ROWS, BATCH, WIDTH, CLASSES = 44, 8, 16, 5
-"""Of a job: its epochs end with a short batch."""
+"""Those of a job; its epochs end with a short batch."""
 
 JobMaker = Callable[[], TrainingJob]
 
@@ -63,5 +63,5 @@ def job(
 
 
 def classify(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """Return the loss that most jobs have."""
+    """Return the loss of most jobs."""
     return functional.cross_entropy(model(x), y)

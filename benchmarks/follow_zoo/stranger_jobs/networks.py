@@ -47,7 +47,7 @@ for _name, (_made, _shape) in LAYERS.items():
 
 
 class _Forward(nn.Module):
-    """Parts by name, and what is computed of them."""
+    """Named parts, and a function that computes from them."""
 
     def __init__(self, forward: Callable[..., Tensor], **parts: Any) -> None:
         super().__init__()

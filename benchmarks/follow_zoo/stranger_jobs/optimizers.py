@@ -81,7 +81,7 @@ def accumulated_and_clipped() -> TrainingJob:
 
 
 class _Own(optim.Optimizer):
-    """An optimizer of the program's own: what `update` makes of a parameter, its gradient, its state and the group."""
+    """An optimizer of the program itself; `update` gets a parameter, its gradient, its state and the group."""
 
     def __init__(self, parameters: Iterable[Tensor], update: Callable[..., None], **defaults: Any) -> None:
         super().__init__(parameters, defaults)

@@ -1,4 +1,4 @@
-"""State in Python and in the process that decides something in a later step; `LATE` steps after the first."""
+"""State in Python and in the process that decides something in a later step, `LATE` steps after the first."""
 
 import argparse
 import collections

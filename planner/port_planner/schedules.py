@@ -1,7 +1,7 @@
 """A job's learning-rate schedule as a table, which a bundle repeats without the scheduler's code.
 
-So a schedule may depend on the count of updates alone. What it does with weights, gradients or the optimizer's state is refused
-where it is tabulated; what it takes from elsewhere in the program shows where the program's own steps run (`difference`).
+So a schedule may depend on the count of updates alone. Tabulating refuses a schedule that uses weights, gradients or the optimizer's state.
+If it uses other things in the program, running the program's own steps shows this (`difference`).
 """
 
 import copy

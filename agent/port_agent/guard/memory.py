@@ -26,7 +26,7 @@ _PAGE = os.sysconf("SC_PAGE_SIZE")
 
 
 class GuardError(PortError):
-    """Memory cannot be guarded in this process."""
+    """Raised when memory cannot be guarded in this process."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -131,7 +131,7 @@ class GuardedMemory:
 
     @classmethod
     def of_this_process(cls) -> Self | None:
-        """Return it if this process was started with it, in a version that this code supports."""
+        """Return it if this process was started with guarded memory, in a version that this code supports."""
         if sys.platform != "linux":
             return None
         process = _preloaded()
@@ -302,7 +302,7 @@ class GuardedMemory:
             self._process.port_guard_bear_away(False)
 
     def pause(self) -> None:
-        """Evict everything. From now on, whoever touches a paged-out block waits."""
+        """Evict everything. From now on, any code that touches a paged-out block waits."""
         self._process.port_guard_pause()
 
     def resume(self) -> None:
@@ -319,7 +319,7 @@ class GuardedMemory:
 
     @contextlib.contextmanager
     def obeying(self) -> Iterator[None]:
-        """Leave the commands on the line to this thread during a block, except the command to continue."""
+        """Leave the commands on the line to this thread while the block runs, except the command to continue."""
         self._process.port_guard_line_is_obeyed(True)
         try:
             yield
@@ -327,7 +327,7 @@ class GuardedMemory:
             self._process.port_guard_line_is_obeyed(False)
 
     def hold_and_say(self) -> None:
-        """Make whoever touches a tensor wait, in all processes, and send the line `held` when this process does.
+        """Make any code that touches a tensor wait, in all processes, and send the line `held` when this process does.
 
         Returns at once.
 
@@ -372,7 +372,7 @@ def begin_guard(page_dir: Path, tensor_bytes: int | None) -> GuardedMemory:
 
 
 def end_guard() -> None:
-    """End what `begin_guard` began; nothing otherwise."""
+    """End what `begin_guard` began; do nothing if nothing was begun."""
     global _begun_late
     if _begun_late is not None:
         _begun_late.end()

@@ -14,7 +14,7 @@ from port_agent.malloc import PreloadMode, preload_mode, preload_trouble
 PATIENCE_S = 30.0
 """Writing and reading two MiB takes 0.05 s here; a busy SD card takes seconds."""
 MIN_MAPPINGS = 65530
-"""The kernel's default. Blocks whose pages have different protection are a mapping each."""
+"""The kernel's default. Blocks whose pages have different protection need one mapping each."""
 _USERFAULTFD = Path("/dev/userfaultfd")
 _TRY = """
 import ctypes, json

@@ -81,7 +81,7 @@ class _Table(ctypes.Structure):
 
 
 class ProcessTable:
-    """The processes of one budget, as they themselves report. Raises OSError if the file does not exist."""
+    """The processes of one budget, as each of them reports itself. Raises OSError if the file does not exist."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -186,7 +186,7 @@ class ProcessTable:
         return [_use_of(slot) for slot in self._table.slots if _STARTED <= slot.state <= _ENDED]
 
     def pause(self) -> None:
-        """Pause all processes: from now on whoever touches a tensor waits, and resident tensors are evicted."""
+        """Pause all processes: from now on, code that touches a tensor waits, and resident tensors are evicted."""
         self._table.paused = PauseState.RELEASED
 
     def resume(self) -> None:

@@ -43,7 +43,7 @@ _CAPPED = 1024
 """Factor on the head's input used to test whether it caps its logits."""
 
 _ODD_ROWS = slice(3, 8)
-"""Number of SEEN_TOKENS on which a test shows that the functions after a head's product treat some rows as they treat all."""
+"""Rows of SEEN_TOKENS with which a test shows that the functions after a head's product do not treat any row differently."""
 
 _BEHIND_PRODUCT = 3
 """Largest number of additional tensors of the logits' size if a cap or a scale follows the head's product: what tanh saves, and two

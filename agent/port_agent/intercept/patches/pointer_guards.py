@@ -312,7 +312,7 @@ class PointerGuards:
         return method(memory, *args, **kwargs)
 
     def _storage_saved(self, method: Callable[..., Any], writer: Any, args: Any, kwargs: Any) -> Any:
-        """Keep resident what `torch.save` is writing to a file; anything may run between writing its size and its contents."""
+        """Keep the storages that `torch.save` writes to a file resident; other code may run between writing its size and its contents."""
         with contextlib.ExitStack() as stack:
             for source in self._sources(args):
                 stack.enter_context(self._interceptor.reading(source))

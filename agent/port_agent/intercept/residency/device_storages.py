@@ -178,7 +178,7 @@ class HostBlocks:
         self._kept_bytes = 0
 
     def hold(self, block: torch.UntypedStorage, *, write: bool) -> Callable[[], None]:
-        """Keep a block resident for a copy, until what is returned is called. Raises PageError."""
+        """Keep a block resident for a copy, until the returned function is called. Raises PageError."""
         storage = self._host.table.of_storage(block)
         if storage is None:
             return lambda: None

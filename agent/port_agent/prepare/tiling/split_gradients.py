@@ -36,7 +36,7 @@ def with_split_gradients(
 
 
 def with_products(tiled: TiledJob, allowed: ComparisonLimits, compute_watts: float, progress: Progress) -> TiledJob:
-    """Return the job with those convolutions of single pixels as matrix products that do not take more joules.
+    """Return the job with convolutions of single pixels as matrix products, except where products would take more joules.
 
     Raises DryRunError if a process that compares or measures fails.
     """

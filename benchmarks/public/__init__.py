@@ -1,1 +1,1 @@
-"""Unchanged public programs."""
+"""Public programs as they are."""

@@ -1,4 +1,4 @@
-"""The programs to run: scripts of public repositories, and programs around the training code of public libraries, on small made-up data."""
+"""What is run: scripts of public repositories, and programs around the training code of public libraries, over small made-up data."""
 
 import random
 from collections.abc import Callable
@@ -33,7 +33,7 @@ def _language(folder: Path) -> None:
 
 
 def _cora(folder: Path) -> None:
-    """Return a graph of papers in the form that GAT reads, so that it downloads none."""
+    """A graph of papers as GAT reads it, so that it fetches none."""
     drawn, kinds = random.Random(0), ("Theory", "Case_Based", "Neural_Networks")
     place = folder / "cora"
     place.mkdir()
@@ -46,7 +46,7 @@ def _cora(folder: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class PublicProgram:
-    """One program. `folder` is copied from the checkout `repository`; if that is empty, it is one of our drivers."""
+    """One program. `folder` is copied from the checkout `repository`, or is one of our drivers where that is empty."""
 
     name: str
     repository: str
@@ -96,7 +96,7 @@ PROGRAMS = (
 
 
 def _nanogpt(folder: Path) -> None:
-    """Write what its `prepare.py` writes, from a made-up text."""
+    """Write what its `prepare.py` writes, of a made-up text."""
     import pickle
 
     import numpy as np

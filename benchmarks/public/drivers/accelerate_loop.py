@@ -1,4 +1,4 @@
-"""A loop with accelerate: accumulation, clipping, and its own state saved and loaded."""
+"""A loop with accelerate: accumulation, clipping, its own state saved and loaded."""
 
 import torch
 from accelerate import Accelerator

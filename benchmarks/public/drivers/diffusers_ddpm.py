@@ -1,4 +1,4 @@
-"""A small denoising diffusion model from diffusers, trained and sampled with seeds."""
+"""A small denoising diffusion model of diffusers, trained and sampled with seeds."""
 
 import torch
 from diffusers import DDPMPipeline, DDPMScheduler, UNet2DModel

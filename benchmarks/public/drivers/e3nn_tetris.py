@@ -1,4 +1,4 @@
-"""An equivariant network from e3nn, trained on points."""
+"""An equivariant network of e3nn's, trained on points."""
 
 import torch
 from e3nn import o3

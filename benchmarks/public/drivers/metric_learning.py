@@ -1,4 +1,4 @@
-"""A triplet loss with a miner from pytorch-metric-learning."""
+"""A triplet loss with a miner of pytorch-metric-learning."""
 
 import torch
 from pytorch_metric_learning import losses, miners

@@ -1,4 +1,4 @@
-"""Training with differential privacy by opacus: hooks collect the gradients of each sample."""
+"""Training with differential privacy by opacus: gradients of each sample, by hooks."""
 
 import torch
 from opacus import PrivacyEngine

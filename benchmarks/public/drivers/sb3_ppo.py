@@ -1,4 +1,4 @@
-"""PPO and DQN from stable-baselines3 on CartPole."""
+"""PPO and DQN of stable-baselines3 on CartPole."""
 
 import torch
 from stable_baselines3 import DQN, PPO

@@ -1,4 +1,4 @@
-"""A classifier from skorch, fitted and scored in a grid search from scikit-learn."""
+"""A classifier of skorch's, fitted and scored in a grid search of scikit-learn's."""
 
 import numpy as np
 import torch

@@ -8,9 +8,9 @@ MEMORY_MARGIN = 1.05
 MEMORY_MARGIN_BYTES = 16 * MIB
 """Bytes that the kernel charges to the group beyond the worker's resident set: page tables, sockets, page cache in
 flight."""
-DATA_MARGIN_BYTES = 256 * MIB
-"""Bytes added to RLIMIT_DATA, which counts address space. After `import torch` it is 35 MB above the resident anonymous memory, and each
-thread adds a stack of 8 MB. Used until the first step has shown how much is never touched.
+DATA_MARGIN_BYTES = 640 * MIB
+"""Bytes added to RLIMIT_DATA, which counts address space. After `import torch` it is 35 MB above the resident anonymous memory, with CUDA's
+libraries 490 MiB (torch 2.14), and each thread adds a stack of 8 MB. Used until the first step has shown how much is never touched.
 """
 SMALLEST_WORKER_BYTES = 128 * MIB
 """Bytes of the smallest process with torch; a smaller plan does not describe the process."""

@@ -10,7 +10,7 @@ _PICTURES = {True: 512, False: 128}
 
 
 class MNIST(Dataset):  # type: ignore[type-arg]
-    """Digits of 28 x 28 bytes, each with a bar whose place is its class."""
+    """Digits of 28 x 28 bytes, each with a bar where its class is."""
 
     def __init__(
         self, root: str, train: bool = True, transform: Callable[[Any], Any] | None = None, download: bool = False

@@ -1,4 +1,4 @@
-"""Transforms of bytes to the numbers that networks take."""
+"""Transforms of bytes to the numbers that networks are fed with."""
 
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,7 +7,7 @@ import torch
 
 
 class Compose:
-    """Several transforms, one after another."""
+    """Some, one after another."""
 
     def __init__(self, transforms: Sequence[Callable[[Any], Any]]) -> None:
         self.transforms = transforms
@@ -19,14 +19,14 @@ class Compose:
 
 
 class ToTensor:
-    """Bytes become numbers from 0 to 1, with the channel first."""
+    """Bytes as numbers from 0 to 1, a channel first."""
 
     def __call__(self, picture: torch.Tensor) -> torch.Tensor:
         return picture[None].float() / 255
 
 
 class Normalize:
-    """Numbers get a given mean and deviation in each channel."""
+    """To a mean and a deviation of each channel."""
 
     def __init__(self, mean: Sequence[float], std: Sequence[float]) -> None:
         self.mean, self.std = torch.tensor(mean)[:, None, None], torch.tensor(std)[:, None, None]

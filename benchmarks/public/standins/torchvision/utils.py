@@ -6,5 +6,5 @@ import torch
 
 
 def save_image(pictures: torch.Tensor, path: str, **_: Any) -> None:
-    """Write the numbers: files are compared byte by byte."""
+    """Write the numbers: files are compared byte for byte."""
     torch.save(pictures.clone(), path)

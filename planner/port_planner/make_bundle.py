@@ -75,7 +75,7 @@ class InfeasibleError(PortError):
     """No plan fits the budgets.
 
     `needed_bytes`: the smallest RAM budget that would do, which `option` gives; `is_tried`: whether a trial kept within it; `remedy`: what else would help; `fastest_seconds`: seconds per step of the fastest plan, if only the deadline is too short; `base_bytes`: what a trial
-    before found the worker to hold besides the step, where that leaves room for one; `left_whole`: what takes more memory for it gave other
+    before found the worker to hold besides the step, where that leaves room for one; `held_bytes`: the same, of a trial with more memory; `left_whole`: what takes more memory for it gave other
     bits in pieces, and where that showed.
     """
 
@@ -94,6 +94,7 @@ class InfeasibleError(PortError):
         self.needed_bytes, self.fastest_seconds = needed_bytes, fastest_seconds
         self.option, self.remedy, self.is_tried = option, remedy, False
         self.base_bytes: int | None = None
+        self.held_bytes: int | None = None
         self.left_whole: tuple[str, ...] = ()
 
     def found_more_than(self, device: DeviceCosts) -> bool:

@@ -103,9 +103,12 @@ def _planned(
 
     `make_free`: frees memory before a search, and what searches have left over before tensors are needed again.
     """
+    from port_agent.prepare.making.tried_floor import confirm_floor
     from port_agent.prepare.measurement.dry_run import DryRunWorkers
     from port_agent.prepare.measurement.worker import MeasurementWorker
+    from port_agent.prepare.pools import Pools
     from port_agent.prepare.tiling.choice import again_with_base
+    from port_planner.make_bundle import InfeasibleError
 
     peers = plan_peers(request)
     with MeasurementWorker(request.ram_bytes) as measurer:
@@ -115,7 +118,14 @@ def _planned(
         sparse = sparse_of(request, captured, costs, progress) if request.sparse_update else None
         first: StepTiling | None = step_tiling(request, captured, costs, machine, measurer, sparse, progress, make_free)
 
-    def make(device: "DeviceCosts", is_last: bool) -> "tuple[StepTiling, BundleReport, Mapping[str, float]]":
+    def make(
+        device: "DeviceCosts",
+        is_last: bool,
+        request: PlanRequest = request,
+        captured: CapturedStep = captured,
+        *,
+        unpublished: bool = False,
+    ) -> "tuple[StepTiling, BundleReport, Mapping[str, float]]":
         nonlocal first
         pieces, first, found = first, None, replace(costs, device=device)
         if pieces is None:
@@ -124,10 +134,21 @@ def _planned(
         make_free()
         with closing(DryRunWorkers(costs.choice.threads)) as workers:
             workers.load()
-            job = _Job(request, captured, found, machine, pieces, make_free, is_last)
-            return pieces, *_made(job, peers, progress, workers)
+            job = _Job(request, captured, found, machine, pieces, make_free, is_last, unpublished)
+            return pieces, *_made(job, None if unpublished else peers, progress, workers)
 
-    pieces, made, by_device = again_with_base(make, costs.device)
+    def accept(ram_bytes: int, held_bytes: int) -> None:
+        """Make a bundle for another budget, up to its dry run, as the next run with that budget does."""
+        other = replace(request, ram_bytes=ram_bytes, strategy="greedy", iterations=None, write_model=None)
+        device = replace(costs.device, base_bytes=held_bytes)
+        make(device, True, other, replace(captured, pools=Pools(ram_bytes)), unpublished=True)
+
+    try:
+        pieces, made, by_device = again_with_base(make, costs.device)
+    except InfeasibleError as refusal:
+        if sparse is None and request.place is None:
+            confirm_floor(refusal, accept)
+        raise
     stages = progress.taken()
     return PlanReport(
         bundle=request.out, manifest=made.manifest, measured_peak_bytes=made.measured_peak_bytes,
@@ -149,6 +170,8 @@ class _Job:
     make_free: Callable[[], None]
     is_last: bool
     """Whether no other tiling is planned if this one does not fit."""
+    unpublished: bool
+    """Whether only to find out that a plan keeps within the budget."""
 
 
 def _made(
@@ -190,7 +213,7 @@ def _made(
         planner = peers.planner(planner, partial(plan_problem, **asked))
     options = bundle.MakeOptions(
         captured.pools, (job.machine.page_dir, *job.machine.scratch_dirs), planner, request.frontier, is_last=job.is_last,
-        run_alone=partial(_alone, job, prepared, CostTable(device, measured.ops[0])),
+        run_alone=partial(_alone, job, prepared, CostTable(device, measured.ops[0])), unpublished=job.unpublished,
     )  # fmt: skip
     draft = BundleFile.beside(
         request.out, prepared, job.costs.choice.threads, estimated=request.board is not None, limits=limits,

@@ -17,6 +17,7 @@ from port_agent.prepare.measurement.dry_run import DryRunError, DryRunWorkers, T
 from port_agent.prepare.measurement.progress import Progress
 from port_agent.prepare.pools import Pools
 from port_planner.base.errors import ExitCode
+from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import Manifest, PlainRun
 from port_planner.ir.bundle.writer import publish_bundle
 from port_planner.ir.costs import DeviceCosts
@@ -51,6 +52,8 @@ class MakeOptions:
     """Whether an error is final even if the worker held more than was known when tilings were chosen. If so, a sufficient budget is
     searched for.
     """
+    unpublished: bool = False
+    """Whether only to find out that a plan keeps within the budget: no bundle is left, and the script does not run alone."""
 
 
 def make(
@@ -73,7 +76,8 @@ def make(
     refinement = Refinement(bundle_file, measured, device, options.pools, options.page_dirs, options.throttle, workers)
     try:
         made = _refined(refinement, options, progress)
-        publish_bundle(bundle_file.path, path)
+        if not options.unpublished:
+            publish_bundle(bundle_file.path, path)
     except InfeasibleError as error:
         if bundle_file.begun and refinement.device.base_bytes < refinement.pools.computing_bytes:
             error.base_bytes = refinement.device.base_bytes
@@ -97,6 +101,9 @@ def _refined(refinement: Refinement, options: MakeOptions, progress: Progress) -
         smaller[:] = smaller_plans(refinement, options.planner if options.wide else None)
 
     progress("try", 0.0)
+    if options.unpublished:
+        found = refinement.kept(options.planner, partial(progress, "plan"))
+        return BundleReport(Bundle(refinement.bundle_file.path).manifest, held_bytes(pools, found))
     found = refinement.kept(options.planner, partial(progress, "plan"), plan_smaller)
     found = with_cheapest_first(refinement, smaller, found)
     progress("referee", 0.0)

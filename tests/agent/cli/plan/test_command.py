@@ -68,9 +68,55 @@ WIDE = SCRIPT.replace("8, 3, padding=1), nn.BatchNorm2d(8)", "96, 3, padding=1),
 )
 
 
+TIED = """
+import torch
+from torch import nn
+from torch.nn import functional
+from port_planner.job import TrainingJob
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.words, self.norm, self.head = nn.Embedding(6000, 96), nn.LayerNorm(96), nn.Linear(96, 6000, bias=False)
+        self.layer = nn.TransformerEncoderLayer(96, 4, 384, dropout=0.0, batch_first=True)
+        self.head.weight = self.words.weight
+
+    def forward(self, x):
+        return self.head(self.norm(self.layer(self.words(x))))
+
+def loss_fn(model, x, y):
+    return functional.cross_entropy(model(x).flatten(0, 1), y.flatten()) / 2
+
+def port_job():
+    torch.manual_seed(0)
+    model = Model()
+    data = [torch.randint(0, 6000, (32, 128)) for _ in range(2)]
+    optimizer = torch.optim.AdamW(model.parameters())
+    return TrainingJob(model, loss_fn, optimizer, data, 8, eval_data=[c[:8] for c in data], accumulate=2, clip_grad_norm=1.0)
+"""
+
+OWN_OPTIMIZER = RECURRENT.replace("torch.optim.AdamW(", "Own(").replace(
+    "class Model",
+    """class Own(torch.optim.Optimizer):
+    def __init__(self, params):
+        super().__init__(params, {"lr": 0.1})
+
+    @torch.no_grad()
+    def step(self):
+        for p in self.param_groups[0]["params"]:
+            mean = self.state[p].setdefault("mean", torch.zeros_like(p))
+            p.sub_(mean.mul_(0.9).add_(p.grad).sign(), alpha=self.param_groups[0]["lr"])
+
+class Model""",
+)
+
+
 @pytest.mark.process
 @pytest.mark.long
-@pytest.mark.parametrize(("script", "ram"), [(SCRIPT, "20M"), (RECURRENT, "170M"), (WIDE, "185M")])
+@pytest.mark.parametrize(
+    ("script", "ram"),
+    [(SCRIPT, "20M"), (RECURRENT, "170M"), (WIDE, "185M"), (TIED, "180M"), (TIED, "20M"), (OWN_OPTIMIZER, "20M")],
+)
 def test_the_budget_that_a_refusal_names_is_taken(script: str, ram: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)
     words = ("plan", "train.py", "-o", "job.port", "--strategy", "greedy", "--ram")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from port_agent.prepare.making import refinement
+from port_agent.prepare.making.tried_floor import confirm_floor
 from port_agent.prepare.measurement.dry_run import DryRun, DryRunError
 from port_planner.base.units import parse_bytes
 from port_planner.ir.bundle.bundle import Bundle
@@ -64,3 +65,33 @@ def test_where_no_trial_can_be_run_the_figure_is_said_to_be_the_least(
     fake_trials(monkeypatch, fails)
     with pytest.raises(InfeasibleError, match="raise --ram to at least"):
         small_made(tmp_path / "job.port", deep(), MIB)
+
+
+@pytest.mark.parametrize(
+    ("least", "named", "is_tried"), [(90, 100, True), (150, 160, True), (10_000, 106, False), (None, 100, False)]
+)
+def test_a_budget_is_named_once_the_computation_of_the_next_run_accepts_it(
+    least: int | None, named: int, is_tried: bool
+) -> None:
+    """The first refusal tells what the next run needs; 10,000 stands for one that tells nothing and accepts nothing."""
+    refusal = InfeasibleError("no plan fits", 100 * MIB)
+    refusal.held_bytes, asked = 40 * MIB, list[tuple[int, int]]()
+
+    def accept(ram_bytes: int, held_bytes: int) -> None:
+        asked.append((ram_bytes, held_bytes))
+        if least is None:
+            raise DryRunError("the dry run ended")
+        if ram_bytes < least * MIB:
+            error = InfeasibleError("no plan fits", 160 * MIB if least == 150 else None)
+            error.held_bytes = 60 * MIB
+            raise error
+
+    confirm_floor(refusal, accept)
+    assert (refusal.needed_bytes, refusal.is_tried) == (pytest.approx(named * MIB, rel=0.005), is_tried)
+    assert asked[0] == (99 * MIB, 40 * MIB) and all(held_bytes == 60 * MIB for _, held_bytes in asked[1:])
+
+
+def test_a_budget_of_which_nothing_was_tried_stays_as_it_is_named() -> None:
+    refusal = InfeasibleError("no plan fits", 100 * MIB)
+    confirm_floor(refusal, lambda *_: pytest.fail("nothing is known of a worker"))
+    assert (refusal.needed_bytes, refusal.is_tried) == (100 * MIB, False)

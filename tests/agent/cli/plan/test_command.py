@@ -78,11 +78,13 @@ class Model(nn.Module):
     def __init__(self):
         super().__init__()
         self.words, self.norm, self.head = nn.Embedding(6000, 96), nn.LayerNorm(96), nn.Linear(96, 6000, bias=False)
-        self.layer = nn.TransformerEncoderLayer(96, 4, 384, dropout=0.0, batch_first=True)
+        self.mixed, self.layer = nn.Linear(96, 288), nn.Sequential(nn.Linear(96, 384), nn.GELU(), nn.Linear(384, 96))
         self.head.weight = self.words.weight
 
     def forward(self, x):
-        return self.head(self.norm(self.layer(self.words(x))))
+        words = self.words(x)
+        words = words + functional.scaled_dot_product_attention(*self.mixed(words).chunk(3, -1), is_causal=True)
+        return self.head(self.norm(words + self.layer(words)))
 
 def loss_fn(model, x, y):
     return functional.cross_entropy(model(x).flatten(0, 1), y.flatten()) / 2
@@ -115,7 +117,7 @@ class Model""",
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("script", "ram"),
-    [(SCRIPT, "20M"), (RECURRENT, "170M"), (WIDE, "185M"), (TIED, "180M"), (TIED, "20M"), (OWN_OPTIMIZER, "20M")],
+    [(SCRIPT, "20M"), (RECURRENT, "170M"), (WIDE, "185M"), (TIED, "20M"), (OWN_OPTIMIZER, "20M")],
 )
 def test_the_budget_that_a_refusal_names_is_taken(script: str, ram: str, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(script)

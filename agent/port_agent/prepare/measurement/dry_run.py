@@ -1,6 +1,7 @@
 """A bundle's first steps in a separate worker: their memory and time, and whether their numbers are right."""
 
 import contextlib
+import functools
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -223,6 +224,7 @@ def _pace(step: StepDone, threads: int) -> float:
     return taken / planned if planned > 0 else 1.0
 
 
+@functools.cache
 def loading_peak() -> int:
     """Return a worker's peak while it loads Python and torch, in bytes.
 

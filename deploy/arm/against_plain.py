@@ -108,7 +108,7 @@ KINDS: dict[str, Callable[[Path], tuple[object, object]]] = {"exec": followed, "
 
 
 def main(kind: str, *bundle: str) -> int:
-    """Train both ways; return 1 where they differ."""
+    """Train both ways; return 1 if they differ."""
     with tempfile.TemporaryDirectory(dir="/var/tmp") as folder:
         plain, ours = bundled(Path(bundle[0]), Path(folder)) if bundle else KINDS[kind](Path(folder))
     if ours != plain:

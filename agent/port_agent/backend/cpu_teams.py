@@ -25,7 +25,7 @@ class CpuTeamError(PortError):
 class CpuTeams:
     """Runs operators on the teams of a step. Number 0 is the calling thread with `threads` threads; the others are `teams`, from number 1.
 
-    Raises CpuTeamError where the cores of a team are not available.
+    Raises CpuTeamError if the cores of a team are not available.
     """
 
     def __init__(self, threads: int, teams: Sequence[CpuTeam] = ()) -> None:

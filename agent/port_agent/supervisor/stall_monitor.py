@@ -8,14 +8,14 @@ _SHOWN_S = 3600.0
 
 
 class StallMonitor:
-    """Compares the time of each look with the planned one."""
+    """Compares the time at which each check runs with the planned time."""
 
     def __init__(self, health: HealthBoard, clock: Clock) -> None:
         self._health, self._clock = health, clock
         self._due_s: float | None = None
 
     def looked(self) -> None:
-        """Report a look if it came more than `STALL_S` late."""
+        """Report a check if it ran more than `STALL_S` late."""
         now_s = self._clock.monotonic_s()
         late_s = 0.0 if self._due_s is None else now_s - self._due_s
         if late_s > STALL_S:
@@ -23,6 +23,6 @@ class StallMonitor:
         self._due_s = now_s
 
     def rests(self, rest_s: float) -> None:
-        """Record how long the loop intends to rest after this look."""
+        """Record how long the loop intends to rest after this check."""
         if self._due_s is not None:
             self._due_s += rest_s

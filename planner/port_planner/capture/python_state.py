@@ -211,7 +211,7 @@ def _of_modules(name: str, model: torch.nn.Module, walk: _Walk) -> Variables:
 
 
 def _attributes(value: Any) -> dict[str, Any]:
-    """Return the attributes of an object and of its class, if that is the program's, except code and objects that train."""
+    """Return the attributes of an object, and of its class if the program defines it, except code and objects that train."""
     kinds = [kind for kind in type(value).__mro__ if _is_own_class(kind)]
     slots = {name for kind in type(value).__mro__ for name in _slots_of(kind) if hasattr(value, name)}
     found = {name: getattr(value, name) for name in sorted(slots)}

@@ -90,9 +90,9 @@ def _ends(model: onnx.ModelProto) -> tuple[str, str]:
 
 
 def _reference(model: onnx.ModelProto, source: str, samples: FloatArray) -> Iterator[Values]:
-    """Yield every value of the file for each sample by itself, as ONNX's reference evaluator computes it.
+    """Yield every value of the file, as ONNX's reference evaluator computes it for each sample alone.
 
-    Raises McuCompileError where it does not.
+    Raises McuCompileError if the evaluator fails.
     """
     from onnx.reference import ReferenceEvaluator
 

@@ -87,7 +87,7 @@ def _runners_up(table: ContributionTable, needs: Needs) -> list[SparseScheme]:
 
 
 def _filled(graph: Graph, table: ContributionTable, scheme: SparseScheme, needs: Needs) -> SparseScheme:
-    """Return the scheme with more channels of the layers that gain, as far as they fit, those with the most gain per byte first."""
+    """Return the scheme with more channels of the layers that gain, as many as fit; those with the most gain per byte come first."""
     best = (max(choices, key=lambda c: c.gain) for choices in table.by_layer.values())
     gaining = sorted((c for c in best if c.gain > 0), key=lambda c: -c.gain / (c.rows * row_bytes(graph.op(c.layer))))
     for contribution in gaining:

@@ -3,8 +3,10 @@
 A job then trains on them round by round. Values are stored as real numbers, so that a model compiled with other ranges can read the same
 samples.
 
-The stream is JSON lines, {"x": [numbers, channel by channel], "y": class, or the targets}, from standard input, a FIFO, a serial port or tcp:HOST:PORT: what a
-sensor program can print. Written to disk first, a sample survives power cuts and unplugs of the board that learns it.
+The stream is JSON lines, {"x": numbers in the shape of a sample, "y": class, or the targets}, from standard input, a FIFO, a
+serial port or tcp:HOST:PORT: what a sensor program can print. Numbers without their shape could be in any order of axes, so they
+are bad lines if a sample has several axes. Written to disk first, a sample survives power cuts and unplugs of the board that
+learns it.
 """
 
 import io
@@ -16,7 +18,7 @@ from collections.abc import Callable, Iterable
 from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO
 
 import msgspec
 import numpy as np
@@ -36,7 +38,7 @@ TCP = "tcp:"
 
 
 class _Line(msgspec.Struct):
-    x: list[float]
+    x: list[float | list[float | list[float]]]
     y: float | list[float]
 
 
@@ -47,6 +49,8 @@ class RecordingTotals:
     samples: int = 0
     files: int = 0
     bad_lines: int = 0
+    problem: str = ""
+    """The reason why the newest bad line is one."""
 
 
 def open_stream(source: str) -> BinaryIO:
@@ -77,15 +81,18 @@ def record(
 ) -> RecordingTotals:
     """Write every `per_file` samples of `stream` as one file into `inbox` until the stream ends.
 
-    Bad lines are counted.
+    Bad lines are counted, and the first is reported at once.
     """
     inbox.mkdir(parents=True, exist_ok=True)
     seen = RecordingTotals()
     pending: list[Sample] = []
     for line in stream:
-        sample = read_line(line, model)
-        if sample is None:
-            seen.bad_lines += 1
+        try:
+            sample = read_line(line, model)
+        except BoardJobError as error:
+            seen.bad_lines, seen.problem = seen.bad_lines + 1, str(error)
+            if seen.bad_lines == 1:
+                report(seen)
             continue
         pending.append(sample)
         seen.samples += 1
@@ -98,31 +105,41 @@ def record(
     return seen
 
 
-def read_line(line: bytes, model: ModelDirectory) -> Sample | None:
-    """Return one sample in real values, and its label or targets; None for a line that does not fit this model."""
-    if len(line) > LINE_MAX or model.input is None:
-        return None
+def read_line(line: bytes, model: ModelDirectory) -> Sample:
+    """Return one sample in real values and its label or targets.
+
+    Raises BoardJobError for a line that does not fit this model.
+    """
+    if len(line) > LINE_MAX:
+        raise BoardJobError(f"a line of {len(line):,} bytes; give one sample in each, of at most {LINE_MAX:,} bytes")
     try:
         sample = msgspec.json.decode(line, type=_Line)
-        values = np.asarray(sample.x, np.float32).reshape(model.input.shapes[0])
+        values = np.asarray(sample.x, np.float32)
         model.quantize(values[None])
-        answer = _answer(sample.y, model)
-    except (ValueError, RecursionError, BoardJobError, TargetError):
-        return None
-    return None if answer is None else (values, answer)
+        whole = values if model.input is None else values.reshape(model.input.shapes[0])
+        return whole, _answer(sample.y, model)
+    except (ValueError, RecursionError, TargetError) as error:
+        raise BoardJobError(f"{error}; print one sample in each line, such as {_example(model)}") from error
 
 
-def _answer(given: float | list[float], model: ModelDirectory) -> Answer | None:
-    """Return a class of the model, or as many targets as it has outputs; None for anything else.
+def _example(model: ModelDirectory) -> str:
+    axes = 1 if model.input is None else len(model.input.shapes[-1])
+    numbers = "[" * axes + "1.5, ...]" + ", ...]" * (axes - 1)
+    return f'{{"x": {numbers}, "y": 0}}'
 
-    Raises TargetError for targets that are not finite, or of the wrong number.
+
+def _answer(given: float | list[float], model: ModelDirectory) -> Answer:
+    """Return a class of the model, or as many targets as it has outputs.
+
+    Raises TargetError for targets that are not finite, or of another number, and ValueError for anything but a class.
     """
     if model.target_count:
         targets = given if isinstance(given, list) else [given]
         with_targets(np.zeros((1, 0), np.int8), np.asarray([targets]), model.target_count)
         return targets
-    is_class = not isinstance(given, list) and float(given).is_integer() and 0 <= given < model.class_count
-    return int(cast(float, given)) if is_class else None
+    if isinstance(given, list) or not float(given).is_integer() or not 0 <= given < model.class_count:
+        raise ValueError(f"y is {given}, but the classes are 0 to {model.class_count - 1}")
+    return int(given)
 
 
 def _write(inbox: Path, pending: list[Sample], seen: RecordingTotals, clock: Callable[[], float]) -> None:

@@ -161,7 +161,8 @@ def run_record(arguments: argparse.Namespace) -> int:
         if arguments.json:
             print(json.dumps(asdict(seen)), flush=True)
         else:
-            print(f"{seen.samples:,} samples in {seen.files} files, {seen.bad_lines} bad lines", flush=True)
+            bad = f", {seen.bad_lines} bad lines, the newest: {seen.problem}" if seen.bad_lines else ""
+            print(f"{seen.samples:,} samples in {seen.files} files{bad}", flush=True)
 
     with open_stream(arguments.source) as stream:
         record(stream, arguments.inbox, read_model(arguments.model), arguments.per_file, report)

@@ -6,6 +6,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -24,7 +25,15 @@ from port_agent.mcu.protocol.ports import PortSelector
 from port_agent.mcu.protocol.queries import DeviceInfo, Status
 from port_agent.mcu.protocol.session import Patience, Session
 from port_agent.mcu.protocol.transport import SerialTransport, Transport
-from port_agent.mcu.trainer import BoardInterrupted, BoardTrainer, Event, Progress, TrainSettings, sample_order
+from port_agent.mcu.trainer import (
+    BoardInterrupted,
+    BoardSaved,
+    BoardTrainer,
+    Event,
+    Progress,
+    TrainSettings,
+    sample_order,
+)
 from tests.agent.mcu.device_memory import read_result
 from tests.agent.mcu.proxy import FaultyLine
 from tests.agent.mcu.simulated_board import QUICK
@@ -292,6 +301,33 @@ def test_kills_resume_bit_exact(simulator: Simulator, built: Callable[[str], Fir
     bench, kills = train_through_kills(simulator, tmp_path, 12, QUICK)
     assert kills == 12
     assert read_result(simulator) == bench.reference(tmp_path, built("posix"))
+
+
+@pytest.mark.process
+def test_a_board_boots_with_what_it_saved_in_the_middle_of_a_training(
+    simulator: Simulator, model: Path, tmp_path: Path
+) -> None:
+    rows, labels = make_samples(300)
+    codes = np.frombuffer(b"".join(rows), np.int8).reshape(300, -1)
+    link = Link(PortSelector(path=str(simulator.port)), read_model(model), QUICK)
+    saved: list[tuple[int, int, bytes]] = []
+
+    def emit(event: Event) -> None:
+        if isinstance(event, BoardSaved):
+            saved.append((event.step, event.saves, link.device.read_parameters()))
+
+    settings = TrainSettings(epochs=9, save_every=100)
+    samples = BoardSamples(codes, np.array(labels))
+    trainer = BoardTrainer(link, read_model(model), samples, settings, tmp_path / "state", emit)
+    trainer.start()
+    assert not trainer.run(lambda: len(saved) == 3 and trainer.position.step >= saved[-1][0] + 40)
+    trainer.close()
+    later = read_result(simulator)
+    simulator.kill()
+    simulator.start()
+    assert read_result(simulator) == saved[-1][2] != later
+    assert [count for _, count, _ in saved] == [1, 2, 3]  # the wear of its flash
+    assert all(100 <= step - before < 200 for before, step in pairwise([0, *(step for step, _, _ in saved)]))
 
 
 @pytest.mark.long

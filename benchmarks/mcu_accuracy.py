@@ -14,7 +14,7 @@ seed's own model and training samples; the test samples judge nothing before the
 200 to 205. "knapsack alone" is its answer before the race of `port_planner.mcu.schemes.contributions.race`.
 
 `--only chosen` trains all layers at the rate that `port-agent mcu compile --choose-rate` finds on that seed's own training samples
-with int8, fp32 too; tasks with a `rate` take that.
+with int8, fp32 too.
 Nothing here is a published figure.
 """
 
@@ -252,7 +252,7 @@ def compare_at_chosen_rate(task: Task, seeds: Sequence[int], console: Console) -
     scores: dict[str, list[float]] = {"before adapting": [], **{method.name: [] for method in AT_CHOSEN_RATE}}
     for seed in seeds:
         prepared = prepare(task, seed)
-        rate = task.rate or _chosen_rate(task, prepared)
+        rate = _chosen_rate(task, prepared)
         scores["before adapting"].append(untrained_accuracy(prepared))
         for method in AT_CHOSEN_RATE:
             scores[method.name].append(run_method(task, prepared, method, rate, seed))

@@ -28,7 +28,7 @@ class Buffer:
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """The steps it is alive in."""
+        """The steps in which it is alive."""
         return ((self.first, self.last),) if self.again is None else ((self.first, self.last), self.again)
 
     def meets(self, other: Buffer) -> bool:
@@ -40,7 +40,7 @@ class Buffer:
 
 @dataclass(frozen=True, slots=True)
 class Arena:
-    """Offsets of all buffers, the arena's size and the bound no plan can go below."""
+    """Offsets of all buffers, the arena's size, and a lower bound that no plan can beat."""
 
     buffers: tuple[Buffer, ...]
     offsets: dict[str, int]
@@ -49,7 +49,7 @@ class Arena:
 
 
 class OverlapError(PortError):
-    """Two live buffers share bytes: a defect of the planner."""
+    """Raised when two live buffers share bytes, which is a defect of the planner."""
 
     def __init__(self, first: Buffer, second: Buffer) -> None:
         super().__init__(

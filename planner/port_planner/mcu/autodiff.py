@@ -44,7 +44,7 @@ PAGE_KINDS = frozenset({StepKind.PAGE_OUT, StepKind.PAGE_IN, StepKind.PAGE_WAIT}
 
 @dataclass(frozen=True, slots=True)
 class LayerUpdate:
-    """What is trained of one layer: its bias, and the weights of output channels [0, rows).
+    """The part of one layer that is trained: its bias, and the weights of output channels [0, rows).
 
     `q88`: these weights have low bytes, which the Q8.8 update rule needs. Without them, that rule rounds stochastically.
     """
@@ -222,7 +222,7 @@ class SampleProgram:
 
 
 class ProgramError(PortError):
-    """A pass produced an illegal program: a defect of the compiler, with the step where it shows."""
+    """Raised when a pass produced an illegal program, a defect of the compiler; carries the step where it shows."""
 
     def __init__(self, index: int, step: Step, problem: str) -> None:
         super().__init__(f"step {index} ({step.kind.name} {step.op}): {problem}; report this, the compiler is wrong")
@@ -236,7 +236,7 @@ def gradient_of(tensor: str) -> str:
 
 
 def reads(graph: Graph, step: Step) -> tuple[str, ...]:
-    """Return the buffers a step reads."""
+    """Return the buffers that a step reads."""
     op = graph.op(step.op)
     match step.kind:
         case StepKind.FORWARD:
@@ -271,7 +271,7 @@ def reads_output(op: KernelCall, step: Step) -> bool:
 
 
 def writes(graph: Graph, step: Step) -> tuple[str, ...]:
-    """Return the buffers a step writes."""
+    """Return the buffers that a step writes."""
     if step.kind is StepKind.FORWARD:
         return (step.op,)
     if step.kind is StepKind.MASK:
@@ -332,7 +332,7 @@ def _mark_accumulation(steps: tuple[Step, ...]) -> tuple[Step, ...]:
 
 
 def prune(program: SampleProgram, scheme: SparseScheme) -> SampleProgram:
-    """Return the program without the updates that the scheme leaves out, and without what only they needed."""
+    """Return the program without the updates that the scheme omits, and without the steps that only these need."""
     _check_scheme(program.graph, scheme)
     needed: set[str] = set()
     kept: list[Step] = []
@@ -454,7 +454,7 @@ def training_program(graph: Graph, scheme: SparseScheme) -> SampleProgram:
 
 
 def verify_program(program: SampleProgram) -> None:
-    """Raise ProgramError where a buffer is read unwritten, or a weight after its update."""
+    """Raise ProgramError if a buffer is read before it is written, or a weight is read after its update."""
     written = {program.graph.input_name}
     updated: set[str] = set()
     for index, step in enumerate(program.steps):

@@ -36,7 +36,7 @@ from port_planner.problem.replay import read_window, write_window
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """The steps that one stage stands for: one, or a group."""
+    """The steps for which one stage stands: one step, or a group."""
 
     start: int
     stop: int
@@ -48,7 +48,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class PageOptions:
-    """Where a plan may page to; `parameters`: the trained parameters live there."""
+    """Media to which a plan may page; `parameters`: the trained parameters live there."""
 
     costs: PageCosts
     parameters: bool = False

@@ -28,7 +28,7 @@ from port_planner.problem.replay import ScheduleCost, replay
 from port_planner.search.solve import solve
 
 DEFAULT_CORE = "nrf52840"
-"""The board whose costs decide if none is named: the cheapest plan differs little between cores, its bits not at all."""
+"""The board whose costs decide if none is named: the cheapest plan differs little between cores, and its bits do not differ."""
 
 SEARCH_S = 4.0
 """CPU seconds per attempt; networks of a few hundred steps reach their optimum within a few."""
@@ -42,7 +42,7 @@ SMALLER = 16
 
 
 class BoardDeadlineError(PortError):
-    """A training step that takes longer than its deadline, with both figures."""
+    """Raised when a training step takes longer than its deadline, with both figures."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -57,7 +57,7 @@ class BoardDeadlineError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class FitOptions:
-    """The limits of a memory plan, and whose costs decide. `ram_bytes` covers arena and trained parameters.
+    """The limits of a memory plan, and the board whose costs decide. `ram_bytes` covers arena and trained parameters.
 
     `page`: external memory for paged tensors, and for trained parameters if it is memory-mapped; None: no paging.
     """
@@ -128,7 +128,9 @@ def _refuse_hopeless(graph: Graph, kept: MemoryPlan, options: FitOptions) -> Non
 
 @dataclass(frozen=True)
 class _Fit:
-    """A budget in which not everything can be kept. `kept`, `plain_joules`: the plan that keeps everything, and its cost."""
+    """The search for a plan within a budget that cannot hold everything. `kept`, `plain_joules`: the plan that keeps everything, and its
+    cost.
+    """
 
     graph: Graph
     scheme: SparseScheme
@@ -228,7 +230,7 @@ class _Fit:
         )
 
     def _parameters_stay(self, costs: PageCosts) -> str:
-        """Return why a medium holds no trained parameters, with what that would cost."""
+        """Return why a medium holds no trained parameters, and what that would cost."""
         written = sum(
             costs.paging(parameter_block_bytes(op, self.scheme.of(op.name))).joules_out for op in self.graph.weighted()
         )

@@ -1,4 +1,4 @@
-"""Choose the operators that run in bands: as few, and in as tall bands, as bring every stage within the budget.
+"""Choose the operators that run in bands: as few as possible, in bands as tall as possible, so that every stage fits the budget.
 
 Recomputation cannot make a stage need less than its own operands; bands can. A group costs a halo of lines and its sums,
 a few percent. So groups are formed only where a stage is too large, one at a time, the cheapest that is small enough.
@@ -54,7 +54,7 @@ def choose_tiles(
 def _best(
     stated: Callable[[Sequence[TileGroup]], BoardProblem], found: BoardProblem, step: int, arena_bytes: int
 ) -> BoardProblem | None:
-    """Return the problem with one group added or replaced at `step`: the cheapest that fits, else the smallest."""
+    """Return the problem with one group added or replaced at `step`: the cheapest one that fits, else the smallest."""
     best: tuple[tuple[int, int, float], BoardProblem] | None = None
     now = _rank(found, arena_bytes)
     for groups in _moves(found.program, found.groups, step):
@@ -72,7 +72,7 @@ def _rank(found: BoardProblem, arena_bytes: int) -> tuple[int, int, float]:
 
 
 def _moves(program: SampleProgram, groups: Sequence[TileGroup], step: int) -> Iterator[tuple[TileGroup, ...]]:
-    """Yield the groups with one that covers `step` added, or replacing those that it overlaps."""
+    """Yield the groups after adding one that covers `step`, or after it replaces those that it overlaps."""
     op = program.steps[step].op
     for run in tile_groups(program):
         if op not in run:
@@ -88,7 +88,7 @@ def _moves(program: SampleProgram, groups: Sequence[TileGroup], step: int) -> It
 
 
 def _sizes(program: SampleProgram, ops: tuple[str, ...]) -> Iterator[TileGroup]:
-    """Yield a group of these operators in bands of half the lines, a quarter and so on, both ways."""
+    """Yield groups of these operators in bands of half the lines, of a quarter and so on, in both ways."""
     height = program.graph.op(ops[0]).out_shape.height
     for forward in (False, True):
         lines = -(-height // 2)

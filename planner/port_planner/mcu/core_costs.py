@@ -1,4 +1,4 @@
-"""What a step costs on a core: instructions measured per unit of work, seconds and joules by the board's file.
+"""The cost of a step on a core: instructions measured per unit of work, seconds and joules by the board's file.
 
 Instructions are counted exactly in QEMU, row by row (`by_row` of `benchmarks.mcu_networks.target.run_image`), and averaged
 by kernel. For bands, this estimate is a third too low. Cycles per instruction, clock and watts come from the board's
@@ -21,8 +21,8 @@ Kernel = tuple[StepKind, OpKind | None, str]
 ANY_OP = frozenset({StepKind.MASK, StepKind.BIAS, StepKind.COPY, StepKind.LOSS})
 
 NARROW, STRIDED, GATED = "narrow", "strided", "gated"
-"""Forms: convolutions whose input channels are not a multiple of four; depthwise convolutions with a stride; what a recurrent
-unit's gates cost for each value of its output, besides the products."""
+"""Forms: convolutions whose input channels are not a multiple of four; depthwise convolutions with a stride; the gates of a recurrent unit,
+per value of its output, without the products."""
 
 
 def kernel_of(graph: Graph, step: Step) -> Kernel:
@@ -116,14 +116,14 @@ _BY_BOARD = {"mkr1000": M0, "nrf52840": M4F}
 
 
 class CoreError(PortError):
-    """A board whose core's instruction costs were never measured."""
+    """Raised for a board whose core's instruction costs were never measured."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
 
 @dataclass(frozen=True)
 class CoreCosts:
-    """One board's core. `watts`: the whole current of the board while the core runs."""
+    """The core of one board. `watts`: the current of the whole board while the core runs."""
 
     name: str
     instructions: Mapping[Kernel, float]

@@ -89,7 +89,7 @@ def node_function(node: fx.Node, name: str) -> Elementwise | None:
 
 
 def _is_torchs(target: object, name: str) -> bool:
-    """Return whether a function is torch's own; others may define functions of the same name."""
+    """Return whether a function belongs to torch; other libraries may define functions of the same name."""
     if not any(getattr(home, name, None) in FUNCTIONS for home in HOMES):
         return False
     return isinstance(target, str) or any(

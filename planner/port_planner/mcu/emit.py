@@ -1,4 +1,4 @@
-"""Generated C: const tables and weights of one model, the same bytes for the same model every time."""
+"""Generated C: constant tables and weights of one model; the same model always gives the same bytes."""
 
 from __future__ import annotations
 
@@ -185,7 +185,7 @@ def _offset(value: int | None) -> str:
 
 
 def _ops(model: QuantizedGraph, memory: MemoryPlan, scheme: SparseScheme, passed: Set[str]) -> str:
-    """Return the table of ops. `passed`: those through which a gradient passes."""
+    """Return the table of ops. `passed`: the ops through which a gradient passes."""
     rows = [_op(op, memory, scheme.of(op.op.name), op.op.name in passed) for op in model.ops]
     return f"static const port_op ops[{len(rows)}] = {{\n" + "\n".join(rows) + "\n};"
 

@@ -54,7 +54,7 @@ CHOOSING = frozenset({"getitem", "narrow", "select", "flip", "roll", "pad", "cha
 SPLITTING = frozenset({"chunk", "split", "split_with_sizes", "tensor_split", "unbind"})
 """Calls that return several tensors, which later nodes select one by one."""
 MAX_OUTPUTS = 256
-"""Most outputs of a model that does not end in a linear layer: they take their square in bytes of flash."""
+"""Largest number of outputs of a model that does not end in a linear layer: they take their square in bytes of flash."""
 _NOISE_SAMPLES = 2
 """Number of noise samples; with one, the batch would be an axis of extent 1, which squeeze() removes."""
 
@@ -220,7 +220,7 @@ class _Importer:
 
     @staticmethod
     def _refuse_end(value: NodeValue) -> None:
-        """Raise McuCompileError for outputs that are not one axis, or more than a layer that passes them on may have."""
+        """Raise McuCompileError for outputs that are not one axis, or more outputs than a final pass-through layer may have."""
         if len(value.seen.axes) != 1:
             raise McuCompileError(
                 "output",
@@ -243,7 +243,7 @@ class _Importer:
         return op.in_shape.height * op.in_shape.width == 1
 
     def _drop_unread(self, result: str) -> None:
-        """Remove what the result does not depend on, and compute the result last."""
+        """Remove ops on which the result does not depend, and compute the result last."""
         needed = {result}
         for op in reversed(self.ops.values()):
             needed.update(op.inputs if op.name in needed else ())
@@ -310,7 +310,7 @@ class _Importer:
 
     @staticmethod
     def _refuse_derived(node: fx.Node, module: nn.Module) -> None:
-        """Raise McuCompileError for a weight that is computed from other parameters: a board would train a different one."""
+        """Raise McuCompileError for a weight that is computed from other parameters: a board would train another weight."""
         own = dict(module.named_parameters(recurse=False))
         names = ("weight", "weight_ih_l0", "weight_hh_l0")
         if any(isinstance(getattr(module, name, None), torch.Tensor) and name not in own for name in names):
@@ -420,7 +420,7 @@ class _Importer:
         return NodeValue(name, TorchAxes.of(op.out_shape, axes))
 
     def _own(self, value: NodeValue, *owned: object) -> NodeValue:
-        """Record that an op has the weights of these modules or parameters; a later op with the same ones shares them."""
+        """Record that an op has the weights of these modules or parameters; a later op with the same weights shares them."""
         op = self.ops[value.tensor]
         for thing in owned:
             owner, _ = self.owners.setdefault(id(thing), (op.name, thing))
@@ -524,7 +524,7 @@ class _Importer:
         return self._own(value, norm)
 
     def _linear(self, node: fx.Node, linear: nn.Linear, value: NodeValue) -> NodeValue:
-        """Apply it to a whole tensor, flattened in any order of axes, or to the channels of each pixel."""
+        """Apply a linear layer to a whole tensor, flattened in any order of axes, or to the channels of each pixel."""
         *others, last = value.seen.axes
         if any(others) and last != "C":
             raise McuCompileError(
@@ -546,7 +546,7 @@ class _Importer:
     # -- recurrent layers -------------------------------------------------------------------------------------------
 
     def _is_recurrent(self, node: fx.Node) -> bool:
-        """Return whether a node is a recurrent layer, or reads its results: a tuple, and a tensor with the batch second."""
+        """Return whether a node is a recurrent layer, or reads its results: a tuple, or a tensor with the batch second."""
         if node.op == "call_module" and isinstance(self.modules[str(node.target)], nn.GRU):
             return True
         return node.op != "output" and any(source in self.sequences for source in node.all_input_nodes)
@@ -676,7 +676,7 @@ class _Importer:
     # -- selections -------------------------------------------------------------------------------------------------
 
     def _chosen_from(self, node: fx.Node) -> tuple[NodeValue, Callable[[torch.Tensor], torch.Tensor]]:
-        """Return the tensor that a call selects from, and the call; a part of a split is selected from what was split."""
+        """Return the tensor from which a call selects, and the call; a part of a split is selected from the split tensor."""
         (source, *_), several = node.all_input_nodes, None
         if not isinstance(self.results[source], torch.Tensor) and source.all_input_nodes:
             source, several = source.all_input_nodes[0], source
@@ -819,7 +819,7 @@ class _Importer:
         return self._average(node, _by_axis(names, windows, 1), ("C", *names), value)
 
     def _average(self, node: fx.Node, window: tuple[int, int], axes: Sequence[str], value: NodeValue) -> NodeValue:
-        """Average over adjacent windows; averaging one axis after the other merges into one op over both."""
+        """Average over adjacent windows; averages over one axis and then the other become one op over both."""
         if window == (1, 1):
             return NodeValue(value.tensor, TorchAxes.of(value.shape, axes))
         source, before = value.shape, self.ops.get(value.tensor)

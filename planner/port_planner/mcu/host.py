@@ -28,7 +28,7 @@ from port_planner.mcu.quantize import Int8Array
 FLAGS = ("-std=c99", "-O2", "-Wall", "-Wextra", "-Werror", "-ffp-contract=off")
 
 FAST = ("-O3", "-DPORT_SIMD_EMULATE")
-"""More flags, for experiments with many samples: the loops of the DSP kernels give the same bits in two thirds of the time."""
+"""Further flags, for experiments with many samples: the loops of the DSP kernels give the same bits in two thirds of the time."""
 
 
 MAX_CODE = 127
@@ -45,11 +45,11 @@ class UpdateRounding(IntEnum):
 
 
 class HostBuildError(PortError):
-    """The engine could not be built for this machine."""
+    """Raised when the engine could not be built for this machine."""
 
 
 class EngineError(PortError):
-    """The engine rejected a call, with its status code."""
+    """Raised when the engine rejected a call, with its status code."""
 
     def __init__(self, call: str, status: int) -> None:
         super().__init__(f"{call} returned status {status} (enum port_status in port_engine.h); check the arguments")

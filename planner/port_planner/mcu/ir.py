@@ -25,7 +25,7 @@ Elementwise = Callable[["torch.Tensor"], "torch.Tensor"]
 
 
 class McuCompileError(PortError):
-    """A model or a scheme that cannot be compiled for a microcontroller, with the layer and the remedy."""
+    """Raised for a model or a scheme that cannot be compiled for a microcontroller, with the layer and the remedy."""
 
     def __init__(self, layer: str, problem: str, remedy: str) -> None:
         super().__init__(f"{layer}: {problem}; {remedy}")
@@ -54,7 +54,7 @@ class OpKind(IntEnum):
 
 
 class Loss(Enum):
-    """What a sample is judged by; the names are those of `enum port_loss_kind`."""
+    """How a sample is judged; the names are those of `enum port_loss_kind`."""
 
     CROSS_ENTROPY = "cross_entropy"
     """Cross-entropy of the softmax of the outputs; a sample has a label."""

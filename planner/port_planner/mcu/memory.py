@@ -25,7 +25,7 @@ from port_planner.mcu.tiles import TileGroup
 
 
 class ArenaBudgetError(PortError):
-    """A model or scheme that needs more RAM than its budget.
+    """Raised when a model or scheme needs more RAM than its budget.
 
     `least_bytes`: the least that bands, recomputation and paging reached. `note`: what else stands in the way.
     """
@@ -54,7 +54,7 @@ class ArenaBudgetError(PortError):
 
 @dataclass(frozen=True, slots=True)
 class ParameterSlot:
-    """Where one layer's trained values live in the parameter region; None: frozen, in flash."""
+    """Where one layer's trained values live in the parameter region; None: the values are frozen, in flash."""
 
     bias_offset: int | None
     weight_offset: int | None
@@ -156,7 +156,7 @@ def _lifetimes(
     sizes: Mapping[str, int],
     carried: Mapping[str, int] = {},
 ) -> list[Buffer]:
-    """Return a buffer for every name, alive from the first step that touches it to the last; `kinds`: those of the steps.
+    """Return a buffer for every name, alive from the first step that touches it to the last; `kinds`: the kinds of the steps.
 
     The `carried` are alive before the first step, and from the given step, which reads them again, to the end. They are alive
     all the time if nothing touches them before that step.
@@ -207,7 +207,7 @@ def buffers_of(program: SampleProgram, scheme: SparseScheme, simd: bool = True) 
 def table_buffers(
     graph: Graph, rows: Iterable[TableRow], scheme: SparseScheme, sizes: Mapping[str, int]
 ) -> list[Buffer]:
-    """Return every residency of a step table with the rows it is alive in; `sizes`: of those that exist only in bands."""
+    """Return every residency of a step table with the rows in which it is alive; `sizes`: of those that exist only in bands."""
     rows = tuple(rows)
     carried = {row.output: -1 for row in rows if row.carried}
     for index, row in enumerate(rows):

@@ -59,7 +59,7 @@ def trained_as_module(
 
 
 def _notes(graph: Graph, wanted: Gradients) -> tuple[str, ...]:
-    """Return notes on what the module does not train, and on what it trains but a board does not."""
+    """Return notes on what the module does not train, and on what the module trains but a board does not."""
     origins = [op.origin for op in graph.ops if op.origin]
     frozen = [origin.layer or origin.norm for origin in origins if not (origin.trains_weight or origin.trains_bias)]
     known = {name for o in origins for name in (o.weight, o.bias, f"{o.norm}.weight", f"{o.norm}.bias")}
@@ -125,7 +125,7 @@ def _double(tensor: torch.Tensor) -> torch.Tensor:
 def _module_gradients(
     parameters: Mapping[str, torch.Tensor], answer: torch.Tensor, direction: torch.Tensor
 ) -> dict[str, torch.Tensor]:
-    """Return the gradients that reach parameters of the module, by parameter name."""
+    """Return the gradients that reach the module's parameters, by the parameter's name."""
     named = {name: parameter for name, parameter in parameters.items() if parameter.requires_grad}
     if not answer.requires_grad or not named:
         return {}

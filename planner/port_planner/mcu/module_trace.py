@@ -1,7 +1,7 @@
 """Check an imported graph against its module, which is traced, run on samples and compared.
 
-Whatever the importer takes a layer for, a graph that computes something else than the module is rejected. The error names
-the first node at which the two differ.
+However the importer interprets a layer, a graph whose results differ from the module's is rejected. The error names the first node at which
+the two differ.
 """
 
 from __future__ import annotations
@@ -80,14 +80,14 @@ def _overlap(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 
 def _reach(tensor: torch.Tensor) -> int:
-    """Return how many elements lie between the first and the last of a tensor, these included."""
+    """Return the number of elements from the first to the last of a tensor, both included."""
     if not tensor.numel():
         return 0
     return 1 + sum((extent - 1) * step for extent, step in zip(tensor.shape, tensor.stride(), strict=True))
 
 
 class PlacedGraph(fx.GraphModule):
-    """A graph that another front end than torch.fx made of layers of torch; its nodes say where they stand in the source."""
+    """A graph of torch layers made by a front end other than torch.fx; its nodes tell their place in the source."""
 
 
 def trace_module(module: nn.Module, name: str) -> fx.GraphModule:
@@ -185,7 +185,7 @@ def refuse_difference(
 
 
 def softmax_as(answer: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-    """Apply the softmax that a module ends in to logits; a logarithmic one has no positive results."""
+    """Apply the softmax at the end of a module to logits; a logarithmic softmax has no positive results."""
     return logits.softmax(1) if float(answer.detach().max()) > 0 else logits.log_softmax(1)
 
 

@@ -1,4 +1,4 @@
-"""From an ONNX file to layers of torch, which `frontend` imports as those of any module.
+"""Convert an ONNX file to layers of torch, which `frontend` imports like those of any module.
 
 A file's operators become layers and functions of torch, named as its weights are. ONNX's own reference evaluator is the judge: every
 tensor that torch computes is compared with its result for the calibration data. Values that do not depend on the input are
@@ -36,15 +36,15 @@ SMALLEST = 1e-7
 CHECKED_AT_ONCE = 16
 
 _TAKEN = frozenset({*dir(nn.Module()), *dir(fx.GraphModule)})
-"""Names that a module has already."""
+"""Names that every module already has."""
 
 
 def read_onnx(file: Path | str, calibration: FloatArray) -> nn.Module:
     """Return the network of an ONNX file as a torch module in eval mode, equal to the file on the calibration data [N, ...].
 
-    Where a weight is named `PATH.weight`, as PyTorch exports it, its layer is `PATH` in the module's state_dict; others are named
-    after their nodes. Raises McuCompileError, with the node, for an operator or attribute that is not known, and where a tensor
-    is not what ONNX's reference evaluator gives; and for a file that is not a model of one input and one output of float32.
+    Where a weight is named `PATH.weight`, as PyTorch exports it, its layer is `PATH` in the module's state_dict; others are named after
+    their nodes. Raises McuCompileError, with the node, for an unknown operator or attribute, and if a tensor differs from that of
+    ONNX's reference evaluator. Also raises it for a file that is not a model of one input and one output of float32.
     """
     samples = calibration_samples(calibration)
     model = _load(Path(file))
@@ -142,7 +142,7 @@ def _refuse_node(place: str, expected: FloatArray, found: torch.Tensor) -> None:
 
 
 class _Reader:
-    """One pass over the nodes of a file; `example`: its values for one sample, which tell shapes and constants."""
+    """One pass over the nodes of a file; `example`: its values for one sample, which show shapes and constants."""
 
     def __init__(self, model: onnx.ModelProto, source: str, example: Values) -> None:
         from onnx.numpy_helper import to_array
@@ -196,20 +196,20 @@ class _Reader:
         return self.tensors[name]
 
     def constant(self, node: OnnxNode, position: int) -> NDArray[Any] | None:
-        """Return an input that does not depend on the sample; None where it is left out."""
+        """Return an input that does not depend on the sample, or None if it is left out."""
         name = node.inputs[position] if len(node.inputs) > position else ""
         if name and name not in self.constants:
             raise node.refusal(f"input {name} depends on the sample", "give it as a constant")
         return self.constants[name] if name else None
 
     def numbers(self, node: OnnxNode, position: int, attribute: str) -> tuple[int, ...] | None:
-        """Return whole numbers, which newer files hold as an input and older ones as an attribute."""
+        """Return whole numbers, which are an input in newer files and an attribute in older ones."""
         given = node.take(attribute, None)
         found = given if given is not None else self.constant(node, position)
         return None if found is None else tuple(int(number) for number in np.asarray(found).reshape(-1))
 
     def number(self, node: OnnxNode, position: int, attribute: str, default: float) -> float:
-        """Return a number, as `numbers`."""
+        """Return a number in the same way as `numbers`."""
         given = node.take(attribute, None)
         found = given if given is not None else self.constant(node, position)
         return default if found is None else float(np.asarray(found).reshape(()))
@@ -261,7 +261,7 @@ class _Reader:
         return self.graph.call_module(path, (source,))
 
     def parameter(self, node: OnnxNode, position: int, transposed: bool = False) -> nn.Parameter:
-        """Return a constant as a parameter of torch: equal weights are one, which a layer for each reader shares."""
+        """Return a constant as a parameter of torch: equal weights are one parameter, shared by a layer for each reader."""
         values = self.constant(node, position)
         if values is None or values.dtype.kind != "f":
             raise node.refusal(f"input {position} is not a constant of float32", "export it in float32")
@@ -389,7 +389,7 @@ def _arithmetic(function: Callable[..., Any]) -> Callable[[_Reader, OnnxNode], f
 
 
 def _add(reader: _Reader, node: OnnxNode) -> fx.Node:
-    """Add, where a layer without a bias is followed by constants for its channels: as its bias."""
+    """Add an addition; if constants for the channels follow a layer without a bias, they become its bias."""
     names = [name for name in node.inputs if name in reader.tensors]
     others = [position for position, name in enumerate(node.inputs) if name not in reader.tensors]
     if len(names) == 1 and len(others) == 1 and reader.readers[names[0]] == 1:
@@ -511,7 +511,7 @@ def _mean(reader: _Reader, node: OnnxNode) -> fx.Node:
 
 
 def _view(*attributes: str) -> Callable[[_Reader, OnnxNode], fx.Node]:
-    """Return the reader of a view of the shape that the reference has; `attributes`, `shape` and `axes` are in it."""
+    """Return the reader of a view, whose shape is that of the reference; `attributes`, `shape` and `axes` are contained in it."""
 
     def read(reader: _Reader, node: OnnxNode) -> fx.Node:
         batch, *extents = reader.shape(node.outputs[0]) or (0,)
@@ -578,7 +578,7 @@ def _pad(reader: _Reader, node: OnnxNode) -> fx.Node:
 
 
 def _resize(reader: _Reader, node: OnnxNode) -> fx.Node:
-    """Upsample to the size that the reference has; where it takes other pixels, its comparison says so."""
+    """Upsample to the reference's size; if the reference takes other pixels, the comparison shows it."""
     node.expect("mode", "nearest")
     node.skip(
         "coordinate_transformation_mode", "cubic_coeff_a", "nearest_mode", "exclude_outside", "extrapolation_value",

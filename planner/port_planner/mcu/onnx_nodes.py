@@ -1,4 +1,4 @@
-"""One node of an ONNX file; an attribute that is not read is refused."""
+"""One node of an ONNX file; attributes that are not read are refused."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ OTHER_OPERATORS = "use operators that have one: port-agent's docs/boards.md list
 
 
 class OnnxNode:
-    """A node, whose attributes are taken one by one; what is left is refused (`refuse_unread`)."""
+    """A node whose attributes are taken one by one; remaining attributes are refused (`refuse_unread`)."""
 
     def __init__(self, node: onnx.NodeProto) -> None:
         from onnx.helper import get_attribute_value
@@ -29,7 +29,7 @@ class OnnxNode:
 
     @property
     def place(self) -> str:
-        """The node as a user finds it in the file: its name and its operator."""
+        """The node in the terms of the file: its name and its operator."""
         return f"{self.name} ({self.domain}.{self.kind})" if self.domain else f"{self.name} ({self.kind})"
 
     def refusal(self, problem: str, remedy: str = OTHER_OPERATORS) -> McuCompileError:
@@ -37,24 +37,24 @@ class OnnxNode:
         return McuCompileError(self.place, problem, remedy)
 
     def take(self, name: str, default: Value) -> Value:
-        """Return an attribute, text as str; the default where the node has none."""
+        """Return an attribute, text as str, or the default if the node does not have it."""
         found: Any = self._unread.pop(name, default)
         text: Any = found.decode() if isinstance(found, bytes) else found
         return cast(Value, text)
 
     def skip(self, *names: str) -> None:
-        """Leave attributes out that change nothing here, or that the comparison with the reference judges."""
+        """Skip attributes that change nothing here, or that the comparison with the reference covers."""
         for name in names:
             self._unread.pop(name, None)
 
     def expect(self, name: str, value: object) -> None:
-        """Raise McuCompileError unless an attribute is this value, which is its default."""
+        """Raise McuCompileError unless an attribute has this value, its default."""
         found: object = self.take(name, value)
         if found != value:
             raise self.refusal(f"{name} is {found}", f"export it with {name} {value}")
 
     def refuse_unread(self) -> None:
-        """Raise McuCompileError where an attribute was not read."""
+        """Raise McuCompileError if an attribute was not read."""
         if self._unread:
             raise self.refusal(f"attribute {', '.join(sorted(self._unread))} is not known here")
 

@@ -36,7 +36,7 @@ class PageMedium(Enum):
 
 
 class MediumError(PortError):
-    """A medium that a board's file does not describe."""
+    """Raised for a medium that a board's file does not describe."""
 
     exit_code = ExitCode.IMPOSSIBLE
 

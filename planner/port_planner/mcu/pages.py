@@ -139,7 +139,7 @@ def blocks(size_bytes: int, block_bytes: int) -> int:
 
 
 class BoardPageError(PortError):
-    """A page that does not hold what its reader needs: a defect of the planner, with the row where it shows."""
+    """Raised for a page that does not hold what its reader needs, a defect of the planner; carries the row where it shows."""
 
     def __init__(self, index: int, row: TableRow, problem: str) -> None:
         super().__init__(
@@ -248,7 +248,7 @@ def verify_parameters(rows: Sequence[TableRow]) -> None:
 
 
 def for_training_only(rows: Sequence[TableRow]) -> tuple[TableRow, ...]:
-    """Return the rows with those page rows marked that come before the loss but that no operator before it needs."""
+    """Return the rows, marking page rows that come before the loss but that no operator before the loss needs."""
     loss = next((i for i, row in enumerate(rows) if row.kind is StepKind.LOSS), len(rows))
     needed: set[int] = set()
     pages: set[str] = set()

@@ -95,7 +95,7 @@ def _take(candidates: Sequence[Chosen], fits: Callable[[Sequence[Chosen]], bool]
 
 
 def _waited(graph: Graph, scheme: SparseScheme, core: CoreCosts, costs: PageCosts, memory: MemoryPlan) -> float:
-    """Return the seconds of a sample in which the core waits for the medium, which does one transfer at a time in order."""
+    """Return the seconds of a sample in which the core waits for the medium, which handles one transfer at a time, in order."""
     now = idle_at = waited = 0.0
     done: dict[str, float] = {}
     for row in memory.rows:

@@ -57,7 +57,7 @@ STATE = QuantizedTensor(np.float32(1 / 127), 0)
 class QuantizedOp:
     """Everything about one op that the tables hold, except addresses.
 
-    `low`: what weights have beyond their codes, in 1/256 above -1/2; None: nothing.
+    `low`: the fraction of weights beyond their codes, in 1/256 above -1/2; None if there is none.
     """
 
     op: KernelCall
@@ -78,7 +78,7 @@ class QuantizedOp:
 
     @property
     def read_scale(self) -> np.float32:
-        """The scale of what the weights multiply: the input, or the state before."""
+        """The scale of the weights' operand: the input, or the state before."""
         return self.output.scale if self.op.kind is OpKind.GRU else self.inputs[0].scale
 
 
@@ -317,7 +317,7 @@ def _including_zero(tensor: torch.Tensor) -> tuple[float, float]:
 
 
 def _covering(inputs: tuple[QuantizedTensor, ...], clamp: Clamp) -> QuantizedTensor:
-    """Return a format that covers everything the inputs can hold."""
+    """Return a format that covers all values that the inputs can hold."""
     ends = [(code - tensor.zero) * float(tensor.scale) for tensor in inputs for code in (-128, 127)]
     return _tensor_format(_clamped(clamp, torch.tensor(ends)), clamp, 1.0)
 

@@ -16,7 +16,7 @@ from port_planner.mcu.torch_axes import TorchAxes, extent
 
 
 def unsupported_gru(gru: nn.GRU) -> tuple[str, str] | None:
-    """Return what a board cannot run of a layer, and the remedy; None if it can."""
+    """Return what a board cannot run of a layer, and the remedy; None if it can run everything."""
     if gru.num_layers > 1:
         return f"{gru.num_layers} layers in one", "use an nn.GRU for each"
     if gru.bidirectional:

@@ -1,4 +1,4 @@
-"""What each layer of a compiled model costs, and how far its int8 results are from PyTorch's.
+"""The cost of each layer of a compiled model, and the distance of its int8 results from PyTorch's.
 
 Bytes are those of the tables. Instructions, seconds and joules are estimates of one sample from the counts of `core_costs`.
 Errors are measured on the given samples: the firmware's engine on this machine against the float graph.

@@ -54,7 +54,7 @@ def read_choice(call: Callable[[torch.Tensor], torch.Tensor], extents: Sequence[
 
 
 def _separated(found: NDArray[np.int64], extents: tuple[int, ...]) -> AxisChoice | None:
-    """Return the choice that gives these ids (0: zero), if there is one for each axis."""
+    """Return the choice that gives these ids (0: zero), if it can be divided into one choice for each axis."""
     coordinates = np.stack(np.unravel_index(np.maximum(found - 1, 0), extents))
     real = found > 0
     axes: list[int | None] = [None] * found.ndim
@@ -140,7 +140,7 @@ def _extents(shape: Shape) -> tuple[int, int, int]:
 
 @dataclass(frozen=True, slots=True)
 class _Taps:
-    """A window along one axis: of `kernel` taps the one at `tap` is 1, the others are 0."""
+    """A window along one axis: of `kernel` taps, the tap at `tap` is 1 and the others are 0."""
 
     kernel: int
     tap: int
@@ -199,7 +199,7 @@ def identity_layer(source: str, seen: TorchAxes) -> KernelCall:
 
 
 def image_layer(source: str, extents: Sequence[int]) -> KernelCall:
-    """Return the layer that makes an image [C, H, W] or [C, W] of a tensor that is channels only, in torch's order."""
+    """Return the layer that makes an image [C, H, W] or [C, W] from a tensor that has only channels, in torch's order."""
     channels, *spatial = extents
     height, width = (1, *spatial)[-2:]
     places = height * width

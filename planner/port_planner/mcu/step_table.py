@@ -52,7 +52,7 @@ class RepeatedOps:
 
 
 class TableError(PortError):
-    """A step table that does not compute what its program does: a defect of the planner, with the row where it shows."""
+    """Raised for a step table that does not compute what its program does, a defect of the planner; carries the row where it shows."""
 
     def __init__(self, index: int, row: TableRow, problem: str) -> None:
         super().__init__(f"row {index} ({row.kind.name} {row.op}): {problem}; report this, the planner is wrong")
@@ -61,7 +61,7 @@ class TableError(PortError):
 
 
 def home(graph: Graph, tensor: str) -> str:
-    """Return the tensor whose memory this one uses: the classifier's gradient lies where its logits were."""
+    """Return the tensor whose memory this one uses: the classifier's gradient lies in the memory of its logits."""
     last = graph.ops[-1].name
     return last if tensor == gradient_of(last) else tensor
 

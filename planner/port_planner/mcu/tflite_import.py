@@ -1,4 +1,4 @@
-"""From a .tflite file, of float32 or int8, to layers of torch, which `frontend` imports as those of any module.
+"""Convert a .tflite file, of float32 or int8, to layers of torch, which `frontend` imports like those of any module.
 
 The file's tensors are [N, H, W, C], torch's [N, C, H, W]. LiteRT's interpreter with its reference kernels is the judge: each operator
 is computed by torch from the interpreter's own inputs, for each sample of the calibration data, and compared with its result. Weights
@@ -27,15 +27,15 @@ TOLERANCE = 1e-4
 """Tolerated difference as a share of a float tensor's largest value: sums of fp32 in another order stay below it."""
 SMALLEST = 1e-7
 QUANTA = 1.01
-"""Steps of an int8 tensor by which two right roundings differ at most."""
+"""Largest number of steps of an int8 tensor by which two correct roundings differ."""
 OTHER_OPERATORS = "use operators that have one: port-agent's docs/boards.md lists them"
 
 
 def read_tflite(file: Path | str, calibration: FloatArray) -> nn.Module:
     """Return the network of a .tflite file as a torch module in eval mode; calibration data are [N, C, H, W], [N, C, W] or [N, C].
 
-    Raises McuCompileError, with the operator, for one that is not known, and where torch computes something else than LiteRT's
-    interpreter; and for a file that is not a model of one input and one output for a batch of 1.
+    Raises McuCompileError, with the operator, if it is unknown, or if torch's result differs from that of LiteRT's interpreter. Also
+    raises it for a file that is not a model of one input and one output for a batch of 1.
     """
     samples = calibration_samples(calibration)
     model = _without_first_view(_load(Path(file)), samples)
@@ -77,7 +77,7 @@ class TfliteTensor:
 
 @dataclass(frozen=True, slots=True)
 class TfliteModel:
-    """A file: its bytes, tensors, operators, and the indices of the tensors that a sample and the output are.
+    """A file: its bytes, tensors, operators, and the indices of the tensors of a sample and of the output.
 
     `given`: the file's input, which is another tensor than the sample where the first operator only views it.
     """
@@ -156,7 +156,7 @@ def _load(file: Path) -> TfliteModel:
 
 
 def _without_first_view(model: TfliteModel, samples: torch.Tensor) -> TfliteModel:
-    """Return a model whose samples are images from behind its first operator, if this only views the input as such images.
+    """Return a model whose samples are images as they leave its first operator, if this operator only views the input as such images.
 
     Converters put a Reshape of a flat input there, or a Transpose from channels first, as PyTorch's have it.
     """
@@ -191,7 +191,7 @@ def _tensor(tensor: Any, buffers: Sequence[Any]) -> TfliteTensor:
 def _reference(model: TfliteModel, samples: torch.Tensor) -> Iterator[Callable[[int], FloatArray]]:
     """Yield, for each sample, a function that returns the real values of a tensor, as LiteRT's interpreter computes it.
 
-    Raises McuCompileError where it does not.
+    Raises McuCompileError if the interpreter fails.
     """
     from ai_edge_litert.interpreter import Interpreter, OpResolverType
 
@@ -231,7 +231,7 @@ class _Judge(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         """Run a node; return what the interpreter has in its place, if the file has it.
 
-        Raises McuCompileError where the two differ.
+        Raises McuCompileError if the two differ.
         """
         with torch.no_grad():
             found = super().run_node(n)
@@ -330,7 +330,7 @@ class _Reader:
         return self.nodes[operator.inputs[position]]
 
     def constant(self, operator: TfliteOperator, position: int) -> NDArray[Any] | None:
-        """Return an input that is a constant, as real numbers if it is quantised; None where it is left out."""
+        """Return a constant input, as real numbers if it is quantised; None if it is left out."""
         index = operator.inputs[position] if len(operator.inputs) > position else -1
         if index < 0:
             return None
@@ -376,7 +376,7 @@ class _Reader:
         return made if rank < 3 else self.call(operator, torch.permute, made, [0, rank - 1, *range(1, rank - 1)])
 
     def axis(self, operator: TfliteOperator, axis: int) -> int:
-        """Return where torch has an axis of the file's first input."""
+        """Return the axis of torch that corresponds to an axis of the file's first input."""
         rank = len(self.shape(operator.inputs[0]))
         axis %= rank
         return axis if rank < 3 or axis == 0 else 1 if axis == rank - 1 else axis + 1
@@ -388,7 +388,7 @@ class _Reader:
 def _margins(
     reader: _Reader, operator: TfliteOperator, reach: Sequence[int], strides: Sequence[int]
 ) -> tuple[list[int], list[int]]:
-    """Return the padding before and after height and width; SAME puts the odd one after."""
+    """Return the padding before and after height and width; with SAME, an odd one is added after."""
     if operator.options.padding == 1:
         return [0, 0], [0, 0]
     extents = reader.shape(operator.inputs[0])[1:3]
@@ -465,7 +465,7 @@ def _arithmetic(function: Callable[..., Any]) -> Callable[[_Reader, TfliteOperat
 
 
 def _function(function: Callable[..., Any], *options: str) -> Callable[[_Reader, TfliteOperator], fx.Node]:
-    """Return the reader of a function of each value; `options`: those that torch takes."""
+    """Return the reader of a function of each value; `options`: the options that torch takes."""
 
     def read(reader: _Reader, operator: TfliteOperator) -> fx.Node:
         numbers = [float(getattr(operator.options, name)) for name in options]

@@ -92,7 +92,7 @@ def lines_read(op: KernelCall, out: Span) -> Span:
 
 
 def lines_reached(op: KernelCall, inputs: Span) -> Span:
-    """Return the output lines that depend on these input lines, whose gradients these lines' gradient needs."""
+    """Return the output lines that depend on these input lines: their gradients are needed for the gradients of these lines."""
     first = -(-(inputs[0] + op.padding[0] - op.kernel[0] + 1) // op.stride[0])
     last = (inputs[1] - 1 + op.padding[0]) // op.stride[0] + 1
     first = min(max(first, 0), op.out_shape.height)
@@ -294,7 +294,7 @@ def group_tensors(program: SampleProgram, group: TileGroup) -> tuple[list[str], 
 
 
 class TileError(PortError):
-    """A group of bands that does not compute what its operators do: a defect of the planner, with the row where it shows."""
+    """Raised for a group of bands that does not compute what its operators do, a defect of the planner; carries the row where it shows."""
 
     def __init__(self, index: int, row: TableRow, problem: str) -> None:
         super().__init__(f"band row {index} ({row.kind.name} {row.op}): {problem}; report this, the planner is wrong")

@@ -1,4 +1,4 @@
-"""Which axes of a torch tensor are which axes of the compiler's graph, whose tensors are [height][width][channel].
+"""The correspondence between axes of a torch tensor and axes of the compiler's graph, whose tensors are [height][width][channel].
 
 Views (flatten, squeeze, permute, reshape) move no data on a board. They only change which axis of the graph an axis of torch
 means. The next layer that computes reads it from here, or is rejected.
@@ -49,7 +49,7 @@ class TorchAxes:
         return "".join(self.axes)
 
     def reshaped(self, extents: Sequence[int]) -> TorchAxes | None:
-        """Return the axes of a view with these extents; None if it would divide an axis of the graph."""
+        """Return the axes of a view with these extents; None if the view would divide an axis of the graph."""
         left, found = list(self.order), []
         for wanted in extents:
             axis = ""

@@ -21,7 +21,7 @@ DEAD_HOP = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Breadth:
-    """How many return stages the model offers per gap; None is all of them.
+    """How many return stages the model offers per gap; None offers all of them.
 
     `window`: stages before the next use at which a tensor may come back. `depth`: how many rematerializations deep a chain of
     intermediates may go through tensors that have a gap of their own. `early_pages`: page-ins before the next use too.
@@ -33,13 +33,13 @@ class Breadth:
     paging: bool = True
     recompute: bool = True
     inputs: bool = True
-    """Rematerializations need their inputs; without this and with window 0, the model is a small relaxation of all others."""
+    """Whether rematerializations need their inputs; if not, with window 0, the model is a small relaxation of all others."""
     sources: bool = False
     """Whether rematerializations need their inputs somewhere in their gap; for bounds without `inputs`."""
     exact_stages: bool = False
     """Free intermediates within a stage after their last use, instead of holding all of a stage together."""
     timeless: bool = False
-    """Transfers only as a whole: their sum against the step's length. The result is still a valid bound."""
+    """Whether transfers are counted only as a whole: their sum against the step's length. The result is still a valid bound."""
     optimistic: bool = False
     """Whether a rematerialization costs only its own share, and a stage needs no more than its fullest operator; for
     bounds."""
@@ -137,7 +137,7 @@ class Columns:
         return self.joules(rematerialization.joules * (rematerialization.own_share if self.breadth.optimistic else 1.0))
 
     def rematerialization_of(self, gap: Gap) -> Rematerialization | None:
-        """Return how the contents in `gap` are rematerialized, if they can be within the deadline."""
+        """Return how the contents in `gap` are rematerialized, if the deadline allows it."""
         rematerializations = self.problem.tensors[gap.tensor].rematerializations
         if not self.breadth.recompute or not 0 <= gap.version < len(rematerializations):
             return None

@@ -15,7 +15,7 @@ LEAST = 1e-6
 
 
 class Limit(enum.Enum):
-    """What a row limits; the value is the prefix of the row's name."""
+    """The subject of a row's limit; the value is the prefix of the row's name."""
 
     MEMORY_BEFORE = "eq5_memory_before"
     MEMORY_IN_STAGE = "eq5_in_stage"

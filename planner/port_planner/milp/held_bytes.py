@@ -13,7 +13,7 @@ from port_planner.milp.columns import Term
 from port_planner.milp.highs import LinearModel
 
 _ROUNDING = 1e-12
-"""Relative: for sums that reach a limit without exceeding it."""
+"""Relative tolerance for sums that reach a limit without exceeding it."""
 
 
 class HeldBytes:

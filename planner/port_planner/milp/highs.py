@@ -27,7 +27,7 @@ INFINITY = float("inf")
 
 
 class ModelFileError(PortError):
-    """The model could not be written."""
+    """Raised when the model could not be written."""
 
     exit_code = ExitCode.IMPOSSIBLE
 
@@ -121,7 +121,7 @@ class SolverRun:
     values: Vector | None
     seconds: float
     reduced_costs: Vector | None = None
-    """Cost of raising each column from its bound, in a relaxed run."""
+    """Cost of moving each column from its bound, in a relaxed run."""
     iterations: int = 0
     """Iterations of the simplex method in total."""
 

@@ -7,7 +7,7 @@ from port_planner.milp.variant_rows import variant_seconds
 
 
 def eq8_deadline(f: Columns) -> None:
-    """Recompute, packing and stall seconds, and those of alternatives, fit between the step's own time and the deadline."""
+    """Recompute, packing and stall seconds, and those of alternatives, must fit between the step's own time and the deadline."""
     problem = f.problem
     if problem.deadline_s is None:
         return
@@ -27,7 +27,7 @@ def eq8_deadline(f: Columns) -> None:
 
 
 def eq9_wear(f: Columns) -> None:
-    """Bytes written to flash per step stay within the limit."""
+    """Bytes written to flash per step must stay within the limit."""
     limit = f.problem.write_limit_bytes
     if limit is None:
         return

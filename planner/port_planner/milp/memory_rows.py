@@ -53,7 +53,7 @@ def eq5_eq6_memory(f: Columns) -> None:
 
 
 def eq6_target_memory(f: Columns) -> None:
-    """Bytes of the pages in a target that is memory, within its capacity.
+    """Bytes of the pages in a target that is memory must fit its capacity.
 
     A page takes space from the stage at whose end its tensor leaves until it is back; a persistent tensor's copy, in all stages.
     """
@@ -180,7 +180,7 @@ def _stage_rematerializations(f: Columns, stage: int) -> list[tuple[int, Remater
 
 
 def _fixed_loads(f: Columns) -> tuple[Vector, Vector, Vector]:
-    """Return scaled bytes per stage: held whatever is decided, the part of them created there, and workspace."""
+    """Return scaled bytes per stage: those held in any case, the part of them created there, and workspace."""
     problem, size = f.problem, f.problem.size
     fixed, born = np.zeros(size), np.zeros(size)
     for tensor in problem.tensors:

@@ -27,7 +27,7 @@ class Formulation(Columns):
     """The model of `problem` at one breadth, and the way back from its solutions to schedules."""
 
     def __init__(self, problem: Problem, breadth: Breadth, include: Schedule | None = None) -> None:
-        """Build the model; it also offers whatever `include` decides, even outside the breadth."""
+        """Build the model; it also offers all decisions in `include`, even outside the breadth."""
         super().__init__(problem, breadth, include)
         self._build()
 
@@ -86,7 +86,7 @@ class Formulation(Columns):
 
     @property
     def deadline_row(self) -> int | None:
-        """The row of the deadline, if there is one that may be missed."""
+        """The row of the deadline, if there is a deadline that may be missed."""
         name = eq8_deadline.__name__  # rows are named after their functions
         return self.model.row_names.index(name) if name in self.model.row_names else None
 

@@ -1,4 +1,4 @@
-"""For bounds: a rematerialization needs its inputs somewhere in its gap (eq3_sources).
+"""For bounds: a rematerialization needs its inputs at some stage of its gap (eq3_sources).
 
 A bound may not state when in its gap a tensor is rematerialized. But each input is there at that moment: it is used in between,
 kept through its own gap, or back from then on (which takes memory until that gap ends). Otherwise it is rematerialized itself,
@@ -41,7 +41,7 @@ class _Idle:
 
 @dataclass(slots=True)
 class _RematInput:
-    """An input that a rematerialization finds unless it is idle in one of these gaps."""
+    """An input that is available for a rematerialization unless it is idle in one of these gaps."""
 
     tensor: int
     idle: list[_Idle]
@@ -81,7 +81,7 @@ def eq3_sources(f: Columns) -> None:
 
 
 def _widen(needs: list[_RematInput], spans: dict[int, _Span], waiting: list[int]) -> None:
-    """Record in which stages tensors may be needed as intermediates, and which must be examined (again)."""
+    """Record the stages in which tensors may be needed as intermediates, and the tensors to be examined (again)."""
     for idle in (idle for need in needs for idle in need.idle):
         known = spans.get(idle.gap)
         wider = idle.span if known is None else known.hull(idle.span)
@@ -97,7 +97,7 @@ def _needs(f: Columns, how: Rematerialization, span: _Span) -> list[_RematInput]
 
 
 def _idle(f: Columns, tensor: int, version: int, span: _Span) -> list[_Idle] | None:
-    """Return the gaps in which a version of a tensor is idle in a span.
+    """Return the gaps in which a version of a tensor is idle during a span.
 
     None if it is there at one of the span's stages whatever is decided.
     """

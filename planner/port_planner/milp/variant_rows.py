@@ -1,4 +1,4 @@
-"""Alternatives of groups of stages: one of them is chosen (eq11), and what runs in tiles is there in tiles (eq12)."""
+"""Alternatives of groups of stages: one of them is chosen (eq11); the tensors of tiled operators exist in tiles (eq12)."""
 
 from dataclasses import dataclass, field
 
@@ -61,7 +61,7 @@ def eq12_tiled(f: Columns) -> None:
 
 
 def spared_terms(f: Columns) -> dict[tuple[int, int], list[Term]]:
-    """Return, by tensor and stage, how many scaled bytes fewer it takes there."""
+    """Return, by tensor and stage, how many scaled bytes fewer the tensor takes there."""
     found: dict[tuple[int, int], list[Term]] = {}
     for (c, k, n), column in f.savings.items():
         saving = f.problem.groups[c].alternatives[k].savings[n]

@@ -78,7 +78,7 @@ class FittedModel:
     model: CompiledModel
     table: ContributionTable
     optimum: SchemeChoice
-    """The knapsack's answer, before anything but single contributions was measured."""
+    """The knapsack's answer from measurements of single contributions only."""
     finalists: tuple[Finalist, ...]
     """Finalists in the order of the race; `model` trains the first."""
 

@@ -1,4 +1,4 @@
-"""The race: the schemes with the largest sums of measured gains are trained themselves, and the one that measures best wins.
+"""The race: the schemes with the largest sums of measured gains are themselves trained, and the one that measures best wins.
 
 Measured gains are noisy and do not quite add up, so the knapsack's best few answers race against last-k schemes.
 """

@@ -17,7 +17,7 @@ from port_planner.mcu.schemes.fit import EngineMeasure
 RATES = (0.1, 0.03, 0.01, 0.003, 0.001, 0.0003)
 FOLDS = 3
 CRAMPED_SHARE = 0.05
-"""Share of a layer's weights at the end of their range from which it is worth saying."""
+"""Share of a layer's weights at the end of their range from which the user is told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +58,7 @@ class RateChoice:
 
     @property
     def helps(self) -> bool:
-        """Whether training at the best rate recognises more than not training."""
+        """Whether training at the best rate gives more correct answers than no training."""
         return self.best.accuracy > self.untrained
 
 

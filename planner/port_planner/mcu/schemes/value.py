@@ -55,7 +55,7 @@ class ValuedCandidate:
         return (self.accuracy - self.untrained) / self.job_joules
 
     def behind(self, other: ValuedCandidate) -> tuple[float, float]:
-        """Return how far this one's accuracy is below the other's, and the standard error of that difference."""
+        """Return how far this accuracy is below the other's, and the standard error of that difference."""
         differences = np.subtract(other.accuracies, self.accuracies)
         return float(differences.mean()), float(differences.std(ddof=1)) / len(differences) ** 0.5
 

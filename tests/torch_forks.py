@@ -25,6 +25,7 @@ import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, NoReturn
 
@@ -70,6 +71,8 @@ _PRELOADED = (
     "port_planner.job_sources",
 )
 """What commands and workers import, some of it only where they need it."""
+_FLOWERS = ("port_agent.federate.client", "port_agent.federate.round")
+"""Modules that import Flower, which need not be installed."""
 _SUBREAPER = 36
 """PR_SET_CHILD_SUBREAPER of prctl(2)."""
 _LENGTH = struct.Struct("<I")
@@ -243,7 +246,7 @@ def _load() -> None:
     """Import what commands of ours import, and compute nothing."""
     import torch
 
-    for module in _PRELOADED:
+    for module in (*_PRELOADED, *(_FLOWERS if find_spec("flwr") else ())):
         importlib.import_module(module)
     from port_agent.malloc import preload_mode
 

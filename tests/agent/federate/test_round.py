@@ -26,7 +26,7 @@ from port_planner.ir.bundle.safetensors_io import Chunks  # noqa: E402
 from tests.agent.federate.supervisor import Led  # noqa: E402
 from tests.agent.peers.devices import identity  # noqa: E402
 
-pytestmark = needs_flower
+pytestmark = [needs_flower, pytest.mark.usefixtures("torch_forks")]
 
 
 @pytest.fixture(scope="module")

@@ -694,7 +694,8 @@ def _run_again() -> list[float]:
         torch.manual_seed(1)
         with budget(gpu_ram=CONTEXT_BYTES + (4 << 20)):
             kept = [torch.full((1 << 17,), float(k), device=NAME) for k in range(6)]
-            drawn = [torch.bernoulli(t / 6) for t in kept]
+            weights = torch.arange(1.0, 1001.0, device=NAME)
+            drawn = [torch.multinomial(weights, 1 << 16, replacement=True) for _ in range(4)]
             return [float(t.sum().item()) for t in (*drawn, *kept)]
     finally:
         _put(DeviceBudget, tensor_bytes=believed)

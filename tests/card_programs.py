@@ -12,6 +12,7 @@ import threading
 import types
 from collections.abc import Callable
 from functools import partial
+from itertools import product
 from typing import Any
 
 import torch
@@ -581,17 +582,18 @@ def mutated(words: list[str]) -> int:
     there = followed_card()
     expected = [*trained(NAME), *on_two_streams(NAME)]
     MUTATIONS.get(words[0], bool)()
-    found: list[str] = []
+    noticed = ""
     try:
-        for host in ("300K", None):  # pages that the host's budget moves, and pinned ones
-            for size in ("4K", "1M"):
-                with budget(gpu_tensors=size, tensors=host).resizing():
-                    found += [*trained(NAME), *on_two_streams(NAME)]
+        for host, size in product(("300K", None), ("4K", "1M")):  # pages that the host's budget moves, and pinned ones
+            with budget(gpu_tensors=size, tensors=host).resizing():
+                found = [*trained(NAME), *on_two_streams(NAME)]
+            races = there.card_races()
+            noticed = f"{races} races" if races else "" if found == expected else "bits"
+            if noticed:
+                break
     except Exception as error:  # of whatever kind: it was noticed
-        return _say({"noticed": repr(error)})
-    return _say(
-        {"noticed": f"{there.card_races()} races" if there.card_races() else "" if found == 4 * expected else "bits"}
-    )
+        noticed = repr(error)
+    return _say({"noticed": noticed})
 
 
 BRIEF_MUTATIONS: dict[str, Callable[[], None]] = {}

@@ -217,8 +217,10 @@ def test_the_port_holds_whatever_a_stranger_sends(tmp_path: Path) -> None:
                 figures.append(held(process))
             (descriptors, memory), _ = figures
             until(lambda: held(process)[0] <= descriptors + 2, lambda: held(process))
+            until(
+                lambda: held(process)[1] <= memory + GROWTH_BYTES, lambda: held(process)
+            )  # free memory goes back from time to time
             print(f"{SENDS} sends: {figures[0]} descriptors and bytes after a tenth, {held(process)} after all")
-            assert held(process)[1] <= memory + GROWTH_BYTES
             assert not any("blocked" in entry["text"] for entry in attic.told()["history"]), "nobody paired is blamed"
 
 

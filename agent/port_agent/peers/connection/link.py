@@ -56,6 +56,7 @@ class PeerLink(asyncio.Protocol):
         """Event that is set when something arrived, was sent, or ended."""
         self._may_write = True
         self._transport: asyncio.Transport | None = None
+        self._abort: asyncio.TimerHandle | None = None
         self.version = OLDEST_VERSION
         """Protocol version that both ends use, known after the greeting."""
         self.end: LinkClosedError | None = None
@@ -99,6 +100,8 @@ class PeerLink(asyncio.Protocol):
         """Record the end."""
         reason = (getattr(exc, "strerror", None) or str(exc)) if exc else "the other end closed the connection"
         self._finish(LinkClosedError(reason))
+        if self._abort is not None:
+            self._abort.cancel()  # it would hold the connection's memory
 
     def pause_writing(self) -> None:
         """Make senders wait."""
@@ -210,6 +213,6 @@ class PeerLink(asyncio.Protocol):
         self.end = end
         if self._transport is not None:
             self._transport.close()
-            asyncio.get_running_loop().call_later(_LINGER_S, self._transport.abort)
+            self._abort = asyncio.get_running_loop().call_later(_LINGER_S, self._transport.abort)
         self._changed.set()
         self._on_end(self)

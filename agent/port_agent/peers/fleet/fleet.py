@@ -97,8 +97,8 @@ class Fleet:
         self._wake = asyncio.Event()
         self._announce = False
         self._listening, self._dialing = self._contexts()
-        self._trimmed_links: frozenset[PeerLink] = frozenset()
-        """Links that existed when free memory was last released."""
+        self._shook_hands = False
+        """Whether a handshake began since free memory was last released, also one with a stranger."""
 
     async def run(self, port: int, static: tuple[Address, ...]) -> None:
         """Serve until cancelled; raises FleetError when the port is in use."""
@@ -186,9 +186,8 @@ class Fleet:
 
     def _give_memory_back(self) -> None:
         """Release memory left over from handshakes, once for all recent connections."""
-        links = frozenset(self.roster.links())
-        if links != self._trimmed_links:
-            self._trimmed_links = links
+        if self._shook_hands:
+            self._shook_hands = False
             release_free_memory()
 
     def _call_who_is_missing(self, now_s: float) -> None:
@@ -230,6 +229,7 @@ class Fleet:
         At a static address, any paired device counts.
         """
         loop = asyncio.get_running_loop()
+        self._shook_hands = True
         try:
             async with asyncio.timeout(CONNECT_S):
                 _, link = await loop.create_connection(
@@ -252,6 +252,7 @@ class Fleet:
         return listening_context(self._own, trusted), dialing_context(self._own, trusted)
 
     def _accept(self) -> PeerLink:
+        self._shook_hands = True
         link = PeerLink(TlsEngine(self._listening, listens=True), self._on_end)
         self._greeting[link] = None
         while len(self._greeting) > MAX_GREETING:

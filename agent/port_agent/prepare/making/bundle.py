@@ -13,7 +13,7 @@ from port_agent.prepare.making.refinement import Refinement
 from port_agent.prepare.making.smaller_plans import SmallerPlans, smaller_plans, with_cheapest_first, with_smaller_plans
 from port_agent.prepare.making.tried_floor import try_floor
 from port_agent.prepare.making.unplanned import held_bytes
-from port_agent.prepare.measurement.dry_run import DryRunError, DryRunWorkers, Throttle
+from port_agent.prepare.measurement.dry_run import DryRun, DryRunError, DryRunWorkers, Throttle, nothing
 from port_agent.prepare.measurement.progress import Progress
 from port_agent.prepare.pools import Pools
 from port_planner.base.errors import ExitCode
@@ -78,12 +78,6 @@ def make(
         made = _refined(refinement, options, progress)
         if not options.unpublished:
             publish_bundle(bundle_file.path, path)
-    except InfeasibleError as error:
-        if bundle_file.begun and refinement.device.base_bytes < refinement.pools.computing_bytes:
-            error.base_bytes = refinement.device.base_bytes
-        if options.is_last or not error.found_more_than(device):
-            try_floor(refinement, error)
-        raise
     finally:
         workers.close()
         bundle_file.path.unlink(missing_ok=True)
@@ -101,16 +95,35 @@ def _refined(refinement: Refinement, options: MakeOptions, progress: Progress) -
         smaller[:] = smaller_plans(refinement, options.planner if options.wide else None)
 
     progress("try", 0.0)
+    found = _kept(refinement, options, partial(progress, "plan"), nothing if options.unpublished else plan_smaller)
     if options.unpublished:
-        found = refinement.kept(options.planner, partial(progress, "plan"))
         return BundleReport(Bundle(refinement.bundle_file.path).manifest, held_bytes(pools, found))
-    found = refinement.kept(options.planner, partial(progress, "plan"), plan_smaller)
     found = with_cheapest_first(refinement, smaller, found)
     progress("referee", 0.0)
     manifest = _refereed(refinement, smaller, options)
     return BundleReport(
         manifest, held_bytes(pools, found), 0 if pools.device_bytes is None else found.device_peak_bytes
     )
+
+
+def _kept(
+    refinement: Refinement, options: MakeOptions, planning: Callable[[float], None], meanwhile: Callable[[], None]
+) -> DryRun:
+    """Return a dry run of a plan within the budget, which the draft has then; what is tried for an error's figure may be one.
+
+    Raises InfeasibleError.
+    """
+    device = refinement.device
+    try:
+        return refinement.kept(options.planner, planning, meanwhile)
+    except InfeasibleError as error:
+        if refinement.bundle_file.begun and refinement.device.base_bytes < refinement.pools.computing_bytes:
+            error.base_bytes = refinement.device.base_bytes
+        is_last = options.is_last or not error.found_more_than(device)
+        found = try_floor(refinement, error) if is_last else None
+        if found is None:
+            raise
+        return found
 
 
 def _refereed(refinement: Refinement, smaller: list[SmallerPlans], options: MakeOptions) -> Manifest:

@@ -55,6 +55,27 @@ def test_a_budget_that_a_refusal_names_is_taken(
 
 
 @pytest.mark.slow
+def test_what_a_worker_holds_beside_one_plan_rejects_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first plans seem to need more than the budget, and the one that is tried for the refusal's figure fits."""
+    prepared, bare = deep(), beside_the_plan(lambda _: 9 * MIB, 0)
+    monkeypatch.setattr(refinement, "loading_peak", lambda: 0)
+    fake_trials(monkeypatch, bare)
+    with pytest.raises(InfeasibleError) as refused:
+        small_made(tmp_path / "job.port", prepared, 5 * MIB)
+    (named,) = re.findall(r"raise --ram to (\w+)", str(refused.value))
+    heavy = beside_the_plan(lambda _: 12 * MIB, 0)
+    ran = list[DryRun]()
+
+    def dry_run(path: Path, *_: object, **__: object) -> DryRun:
+        ran.append((bare if ran else heavy)(path))
+        return ran[-1]
+
+    fake_trials(monkeypatch, dry_run)
+    made = small_made(tmp_path / "job.port", prepared, parse_bytes(named))
+    assert len(ran) > 2 and made.measured_peak_bytes <= parse_bytes(named) < ran[0].peak_bytes
+
+
+@pytest.mark.slow
 def test_where_no_trial_can_be_run_the_figure_is_said_to_be_the_least(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -120,7 +120,7 @@ def _kept(
         if refinement.bundle_file.begun and refinement.device.base_bytes < refinement.pools.computing_bytes:
             error.base_bytes = refinement.device.base_bytes
         is_last = options.is_last or not error.found_more_than(device)
-        found = try_floor(refinement, error) if is_last else None
+        found = try_floor(refinement, error, meanwhile) if is_last else None
         if found is None:
             raise
         return found

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from port_agent.prepare.making.refinement import Refinement, quick_planner
 from port_agent.prepare.making.unplanned import HEADROOM_SHARE
-from port_agent.prepare.measurement.dry_run import DryRun, DryRunError
+from port_agent.prepare.measurement.dry_run import DryRun, DryRunError, nothing
 from port_agent.prepare.pools import Pools
 from port_planner.base.errors import PortError
 from port_planner.make_bundle import InfeasibleError, PlanFunction
@@ -17,11 +17,14 @@ _MORE = 1.02
 """Least increase, as a factor, of a budget that was not enough."""
 
 
-def try_floor(refinement: Refinement, refusal: InfeasibleError) -> DryRun | None:
+def try_floor(
+    refinement: Refinement, refusal: InfeasibleError, meanwhile: Callable[[], None] = nothing
+) -> DryRun | None:
     """Put into an error a budget that a dry run kept, with a margin for differences from run to run, or else one that seems enough.
 
     What a worker holds besides the step differs from plan to plan, so the largest that the tries found counts. With what it holds beside
-    the tried plan, the refinement's own budget may be enough after all: then return a dry run within it, whose plan the draft has.
+    the tried plan, the refinement's own budget may be enough after all: then return a dry run within it, whose plan the draft has;
+    `meanwhile`: what this process does during that run.
     Otherwise the draft's plans are no longer those of that budget. If the device has its own memory, nothing is tried.
     """
     if refusal.needed_bytes is None or refinement.pools.device_bytes is not None:
@@ -45,14 +48,16 @@ def try_floor(refinement: Refinement, refusal: InfeasibleError) -> DryRun | None
             largest_base_bytes = max(largest_base_bytes, refinement.device.base_bytes)
     refusal.held_bytes = largest_base_bytes
     refusal.needed_bytes = _with_headroom(needed_bytes)
-    return _within(refinement, own, planner) if refusal.is_tried else None
+    return _within(refinement, own, planner, meanwhile) if refusal.is_tried else None
 
 
-def _within(refinement: Refinement, pools: Pools, planner: PlanFunction) -> DryRun | None:
+def _within(
+    refinement: Refinement, pools: Pools, planner: PlanFunction, meanwhile: Callable[[], None]
+) -> DryRun | None:
     """Plan for other budgets with what is known now, and return a dry run that stays within them; None if none does."""
     refinement.pools, refinement.refined = pools, None
     try:
-        found, is_final = refinement.tried(planner)
+        found, is_final = refinement.tried(planner, meanwhile=meanwhile)
     except (DryRunError, InfeasibleError):
         return None
     return found if is_final else None

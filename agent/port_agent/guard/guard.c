@@ -990,18 +990,20 @@ static void forget(struct block *first, uintptr_t begin, uintptr_t end) {
     arena_give(first);
 }
 
-void guard_unmapped(const void *address, size_t bytes) {
-    uintptr_t begin = (uintptr_t)address, end = begin + bytes;
+/* Forget what lies over others' addresses in a range, and its contents if they are `gone`. */
+static void forget_all(uintptr_t begin, uintptr_t end, bool gone) {
     for (;;) {
         struct block *block = active_ ? arena_adopted_from(begin) : NULL;
         if (!block || block->address >= end)
             return;
         lock();
         if (block == arena_adopted_from(begin))
-            forget(arena_first(block), begin, end);
+            forget(arena_first(block), gone ? begin : 0, gone ? end : 0);
         unlock();
     }
 }
+
+void guard_unmapped(const void *address, size_t bytes) { forget_all((uintptr_t)address, (uintptr_t)address + bytes, true); }
 
 static bool may_be_kept(size_t bytes) {
     lock();
@@ -1036,17 +1038,11 @@ void guard_disown(const void *base) {
 }
 
 void guard_reprotected(const void *address, size_t bytes) {
-    uintptr_t begin = (uintptr_t)address;
     if (active_ && arena_holds(address)) {
         errno = ENOTSUP;
         guard_die("the program changes what may be done with a tensor's memory, which the budget decides", block_at(address));
     }
-    for (struct block *block; active_ && (block = arena_adopted_from(begin)) && block->address < begin + bytes;) {
-        lock();
-        if (block == arena_adopted_from(begin))
-            forget(arena_first(block), 0, 0);
-        unlock();
-    }
+    forget_all((uintptr_t)address, (uintptr_t)address + bytes, false);
 }
 
 void guard_end(void) {

@@ -23,7 +23,7 @@ from port_agent.intercept.residency.residency import Residency
 from port_agent.intercept.residency.storages import Storage, resize
 from port_agent.intercept.residency.trace import Entry
 from port_agent.intercept.tiles.elementwise import OperatorTiling, run_tiled, tiling_of
-from port_agent.intercept.tiles.list_bits import SAMPLE_BYTES, ListBits, TileBits
+from port_agent.intercept.tiles.list_bits import SAMPLE_BYTES, list_bits, tile_bits
 from port_agent.intercept.tiles.lists import runs_by_element
 from port_planner.base.errors import program_line
 from port_planner.base.units import format_bytes
@@ -66,7 +66,7 @@ class DevicePool:
         self.storages = DeviceStorages(device, self.backend, pools.host, ram_bytes)
         limit = self.budget.tensor_bytes() if self.budget is not None else size
         self.residency = Residency(table, self.storages, limit)
-        self._lists, self._tile_bits = ListBits(), TileBits()
+        self._lists, self._tile_bits = list_bits(), tile_bits()
         self.pieces_bytes = 0
         """The most bytes that the allocator had reserved without a tensor in them, at ends of segments and where an operator did not fit."""
         self.ran_again = 0

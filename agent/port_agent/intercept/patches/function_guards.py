@@ -16,6 +16,7 @@ import torch
 from torch.autograd.function import BackwardCFunction, Function
 
 from port_agent.intercept.dispatch.mode import Interceptor
+from port_agent.intercept.patches.replaced_attributes import ReplacedAttributes
 from port_agent.intercept.residency.operands import is_wrapper, tensors_in
 from port_agent.intercept.residency.storages import Storage
 from port_planner.torch_compat.autograd import SAVED_TENSORS, saved_tensors
@@ -34,7 +35,7 @@ class FunctionGuards:
         self._interceptor = interceptor
         self._running = threading.local()
         """`kept`: for each function that runs in this thread, outermost first, the storages that stay for it."""
-        self._saved: list[tuple[Any, str, Any]] = []
+        self._replaced = ReplacedAttributes()
 
     def install(self) -> None:
         """Wrap the calls."""
@@ -55,23 +56,14 @@ class FunctionGuards:
             self._keep(found)
             return found
 
-        self._put(Function, "apply", classmethod(apply_forward))
-        self._put(BackwardCFunction, "apply", apply_backward)
-        self._put(BackwardCFunction, SAVED_TENSORS, property(saved))
+        self._replaced.replace(Function, "apply", classmethod(apply_forward))
+        self._replaced.replace(BackwardCFunction, "apply", apply_backward)
+        self._replaced.replace(BackwardCFunction, SAVED_TENSORS, property(saved))
         self._interceptor.when_made = self._add
 
     def remove(self) -> None:
         """Put the calls back."""
-        for owner, name, original in reversed(self._saved):
-            if original is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
-        self._saved.clear()
-
-    def _put(self, owner: Any, name: str, made: Any) -> None:
-        self._saved.append((owner, name, vars(owner).get(name)))
-        setattr(owner, name, made)
+        self._replaced.put_back()
 
     @contextlib.contextmanager
     def _keeping(self, function: type, arguments: Sequence[Any]) -> Iterator[None]:

@@ -20,6 +20,7 @@ import torch
 
 from port_agent.intercept.dispatch.mode import Interceptor
 from port_agent.intercept.patches.function_guards import FunctionGuards
+from port_agent.intercept.patches.replaced_attributes import ReplacedAttributes
 from port_agent.intercept.patches.safetensors_saving import (
     SafetensorsSaving,
     asked_by_safetensors,
@@ -78,7 +79,7 @@ class PointerGuards:
     def __init__(self, interceptor: Interceptor) -> None:
         self._interceptor = interceptor
         self._table: StorageTable = interceptor.table
-        self._saved: list[tuple[Any, str, Any]] = []
+        self._replaced = ReplacedAttributes()
         self._safetensors = SafetensorsSaving(interceptor)
         self._functions = FunctionGuards(interceptor)
         self._launches = threading.local()
@@ -119,19 +120,13 @@ class PointerGuards:
         self._functions.remove()
         if not self._interceptor.guarded:
             self._safetensors.remove()
-        for owner, name, method in reversed(self._saved):
-            if method is None:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, method)
-        self._saved.clear()
+        self._replaced.put_back()
 
     def _guard(self, owner: Any, names: tuple[str, ...], guard: Guard) -> None:
         for name in names:
             method = getattr(owner, name, None)
             if method is not None:
-                self._saved.append((owner, name, owner.__dict__.get(name)))
-                setattr(owner, name, _guarded(method, guard))
+                self._replaced.replace(owner, name, _guarded(method, guard))
 
     # -- a device's memory
 
@@ -144,14 +139,13 @@ class PointerGuards:
                 self._interceptor.export(storage)
             return own.fget(tensor)
 
-        self._saved.append((torch.Tensor, "__cuda_array_interface__", own))
-        torch.Tensor.__cuda_array_interface__ = property(exported)  # type: ignore[method-assign, assignment]
+        self._replaced.replace(torch.Tensor, "__cuda_array_interface__", property(exported))
 
     def _guard_triton(self) -> None:
         """Make the arguments of a Triton kernel resident for its launch, from the first kernel on that asks for an address."""
         module = sys.modules.get(_TRITON)
         launcher = getattr(module, "JITFunction", None)
-        if launcher is not None and all(owner is not launcher for owner, _, _ in self._saved):
+        if launcher is not None and not self._replaced.has_any_of(launcher):
             self._guard(launcher, ("run",), self._launched)
 
     def _launched(self, method: Callable[..., Any], kernel: Any, args: Any, kwargs: Any) -> Any:

@@ -3,7 +3,7 @@
 A GPU has special kernels for lists, and for tensors of some sizes, so there it is tested once for each operator and data type.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,7 @@ import torch
 from port_agent.intercept.residency.device_storages import plain_operators
 from port_agent.intercept.residency.operands import tensors_in
 from port_agent.intercept.tiles.lists import split_call
+from port_planner.base.tensor_bytes import same_bits
 
 _TENSORS = 4
 """Number of tensors in each tested list."""
@@ -27,24 +28,41 @@ _GOLDEN = 0.6180339887498949
 """Golden ratio: the fractions of its multiples fill the range from 0 to 1 evenly."""
 
 
-class TileBits:
-    """Tries elementwise operators whole and in three tiles, and remembers what came of it."""
+class PartBits:
+    """Tests operators, and remembers the results."""
 
-    def __init__(self) -> None:
-        self._exact: dict[tuple[Any, ...], bool] = {}
+    def __init__(self, test: Callable[..., bool], kind: Callable[..., Hashable]) -> None:
+        """`test`: whether an operator with arguments has the bits of the whole. `kind`: of arguments, for which one test is enough."""
+        self._test, self._kind = test, kind
+        self._exact: dict[Hashable, bool] = {}
 
     def has_bits_of_whole(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Return whether a call may run in tiles."""
+        """Return whether a call may run in parts. No random numbers are drawn for the test."""
         if torch.Tag.nondeterministic_seeded in func.tags:
             return False
-        key = (func, *((t.dtype, t.dim() > 0) for t in tensors_in((*args, *kwargs.values()))), *sorted(kwargs))
+        key = (func, self._kind(args, kwargs), *sorted(kwargs))
         if key not in self._exact:
             try:
                 with plain_operators():
-                    self._exact[key] = _same_in_tiles(func, args, kwargs)
+                    self._exact[key] = self._test(func, args, kwargs)
             except torch.OutOfMemoryError:  # the next call tries again
                 return False
         return self._exact[key]
+
+
+def tile_bits() -> PartBits:
+    """Return the tests of elementwise operators whole and in three tiles."""
+    return PartBits(
+        _same_in_tiles,
+        lambda args, kwargs: tuple((t.dtype, t.dim() > 0) for t in tensors_in((*args, *kwargs.values()))),
+    )
+
+
+def list_bits() -> PartBits:
+    """Return the tests of operators over lists, at once and element by element."""
+    return PartBits(
+        _same_by_element, lambda args, kwargs: (*(t.dtype for t in tensors_in((*args, *kwargs.values()))), len(args))
+    )
 
 
 def _same_in_tiles(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
@@ -60,35 +78,12 @@ def _same_in_tiles(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bo
     for start in range(0, _TILES * _ELEMENTS, _ELEMENTS):
         tile = [cut(a, start) for a in source[0]], {k: cut(v, start) for k, v in source[1].items()}
         made = _all(func(*tile[0], **tile[1]), tile)
-        if not all(
-            torch.equal(cut(a, start).view(torch.uint8), b.view(torch.uint8))
-            for a, b in zip(at_once, made, strict=True)
-        ):
+        if not all(same_bits(cut(a, start), b) for a, b in zip(at_once, made, strict=True)):
             return False
     return True
 
 
-class ListBits:
-    """Tests operators, and remembers the results."""
-
-    def __init__(self) -> None:
-        self._exact: dict[tuple[Any, ...], bool] = {}
-
-    def has_bits_of_whole(self, func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
-        """Return whether a call may run element by element. No random numbers are drawn for the test."""
-        if torch.Tag.nondeterministic_seeded in func.tags:
-            return False
-        key = (func, tuple(t.dtype for t in tensors_in((*args, *kwargs.values()))), len(args), *sorted(kwargs))
-        if key not in self._exact:
-            try:
-                with plain_operators():
-                    self._exact[key] = _same_bits(func, args, kwargs)
-            except torch.OutOfMemoryError:  # the next call tries again
-                return False
-        return self._exact[key]
-
-
-def _same_bits(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
+def _same_by_element(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     listed = next((len(a) for a in (*args, *kwargs.values()) if isinstance(a, (list, tuple)) and len(a)), 0)
     whole, apart = (
         ([_sample(a, listed) for a in args], {k: _sample(v, listed) for k, v in kwargs.items()}) for _ in range(2)
@@ -96,7 +91,7 @@ def _same_bits(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> bool:
     at_once = func(*whole[0], **whole[1])
     one_by_one = split_call(func, apart[0], apart[1], lambda f, a, k: f(*a, **k))
     found = zip(_all(at_once, whole), _all(one_by_one, apart), strict=True)
-    return all(torch.equal(a.view(torch.uint8), b.view(torch.uint8)) for a, b in found)
+    return all(same_bits(a, b) for a, b in found)
 
 
 def _all(made: Any, arguments: tuple[list[Any], dict[str, Any]]) -> list[torch.Tensor]:

@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from port_agent.intercept.tiles.list_bits import ListBits
+from port_agent.intercept.tiles.list_bits import list_bits
 
 ATEN = torch.ops.aten
 
@@ -15,7 +15,7 @@ def _lists(count: int) -> list[list[torch.Tensor]]:
 
 def test_what_loops_may_be_taken_apart_and_nothing_of_the_program_is_written() -> None:
     a, b = _lists(6)
-    found = ListBits()
+    found = list_bits()
     assert found.has_bits_of_whole(ATEN._foreach_add_.List, [a, b], {})
     assert found.has_bits_of_whole(ATEN._foreach_mul.Scalar, [a, 3.0], {})
     steps = [torch.tensor(3.0) for _ in a]
@@ -52,6 +52,6 @@ def test_what_differs_runs_whole_and_is_tried_once() -> None:
             super().__call__(a, b)
 
     a, b = _lists(6)
-    found, operator = ListBits(), Counted()
+    found, operator = list_bits(), Counted()
     assert not found.has_bits_of_whole(operator, [a, b], {}) and not found.has_bits_of_whole(operator, [a, b], {})
     assert calls == [4, 1, 1, 1, 1]

@@ -368,8 +368,9 @@ def train_through_unplugs(
                 timer.join()
             line.unplug()
             line.plug()
-        waiting = any(timer.is_alive() for timer in timers)  # on a busy machine, pulls would else fall into one
-        if isinstance(event, Progress) and event.position.step >= next_pull and pulled < unplugs and not waiting:
+        if isinstance(event, Progress) and event.position.step >= next_pull and pulled < unplugs:
+            for timer in timers:
+                timer.join()  # a busy machine would else finish the training before the pull
             pulled += 1
             next_pull = event.position.step + rng.randrange(10, 150)
             timer = threading.Timer(rng.random() * 0.003, line.unplug)

@@ -11,8 +11,6 @@ _MANY_WRITTEN, _MANY_READ = 3, 10
 """Multiples of the bytes of all tensors: a step that writes or reads more is reported."""
 _NAMED = 3
 """Number of processes that the last line names; the report names all."""
-_HARMLESS = "/sbin/ldconfig -p"
-"""Python's `find_library`, which torch's CUDA builds use, starts this statically linked program; it takes 1 MiB for milliseconds."""
 
 
 class PageWatch:
@@ -78,12 +76,8 @@ class GuardedRun:
 
     @property
     def unguarded(self) -> tuple[ProcessUse, ...]:
-        """Return the processes whose budget was not enforced, the largest first, except one that is known to be small."""
-        found = [
-            use
-            for use in (*self.children, self.program)
-            if use is not None and not use.guarded and use.name != _HARMLESS
-        ]
+        """Return the processes for which the budget was not enforced, the largest first."""
+        found = [use for use in (*self.children, self.program) if use is not None and not use.guarded]
         return tuple(sorted(found, key=lambda use: -use.peak_bytes))
 
     def facts(self, ram_bytes: int | None) -> dict[str, Any]:
@@ -126,7 +120,7 @@ class GuardedRun:
         """Return the peak of all processes, the budget to which it belongs, and the processes."""
         tensors = f"tensors {format_bytes(max(own_tensor_bytes, self.tensor_bytes))}"
         if self.unguarded:
-            bound = f" (the budget did not hold for all processes), {tensors}"
+            bound = f" (the budget was not enforced for all processes), {tensors}"
         elif ram_bytes is not None:
             rest = f", the rest {format_bytes(self.rest_bytes)}" if self.counters is not None else ""
             bound = f" of {format_bytes(ram_bytes)}, {tensors}{rest}"
@@ -146,7 +140,7 @@ class GuardedRun:
         outside = self.unguarded
         if not outside:
             return ""
-        named = ", ".join(f"{use.name!r} ({use.pid}, {format_bytes(use.peak_bytes)})" for use in outside[:_NAMED])
+        named = ", ".join(f"{use.name!r} ({use.pid}, {_peak(use)})" for use in outside[:_NAMED])
         more = f" and {len(outside) - _NAMED} more" if len(outside) > _NAMED else ""
         return (
             f"; outside the budget: {named}{more}: a program that is statically linked, or started without the C library, "
@@ -158,3 +152,8 @@ class GuardedRun:
             return ""
         rest = f"Python, libraries and your objects take {format_bytes(self.rest_bytes)} of {format_bytes(ram_bytes)}"
         return f"; {rest}: give at least {(self.needed_bytes >> 20) + 1}M"
+
+
+def _peak(use: ProcessUse) -> str:
+    """Return what was seen of a process from outside, which is never its last milliseconds."""
+    return f"at least {format_bytes(use.peak_bytes)}" if use.peak_bytes else "ended before it was measured"

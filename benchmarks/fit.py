@@ -33,6 +33,7 @@ from rich.table import Table
 from benchmarks import memory_group
 from benchmarks.models import CASES, RESNET101, case_of
 from benchmarks.ours import BESIDE_RESIDENT, BESIDE_RESIDENT_LEAST, Ours, Run
+from port_planner.base.process_memory import peak_resident_bytes
 from port_planner.ir.bundle.bundle import read_manifest
 from port_planner.search.solve import relative_gap
 
@@ -127,7 +128,7 @@ def child(method: str, model: str, steps: int, *, small: bool) -> None:
             losses.append(loss.item().hex())
             cpu.append(time.process_time() - begin)
             wall.append(time.perf_counter() - begin_wall)
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    peak = peak_resident_bytes() >> 20
     print(json.dumps({"losses": losses, "cpu_s": cpu[1:], "wall_s": wall[1:], "peak_mib": peak}))
 
 

@@ -4,7 +4,6 @@ OPTIONS as JSON. It prints the recipe's events as lines of JSON, and at the end 
 """
 
 import json
-import resource
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -14,6 +13,7 @@ import msgspec
 from port_agent.finetuning import trained_model as base
 from port_agent.finetuning import training
 from port_agent.finetuning.inputs.options import FinetuneOptions
+from port_planner.base.process_memory import peak_resident_bytes
 
 
 def main() -> None:
@@ -29,7 +29,7 @@ def main() -> None:
 
         setattr(training, "load_model", load_model)  # noqa: B010  (the recipe, but for the model that it loads)
     training.finetune(options, lambda update: print(json.dumps(asdict(update))), lambda text: None)
-    print(json.dumps({"peak_resident_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}))
+    print(json.dumps({"peak_resident_bytes": peak_resident_bytes()}))
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ checksum over the same tensors as `port-agent train --digest`.
 """
 
 import json
-import resource
 import sys
 import time
 from pathlib import Path
@@ -13,6 +12,7 @@ from pathlib import Path
 import torch
 import xxhash
 
+from port_planner.base.process_memory import peak_resident_bytes
 from port_planner.ir.bundle.bundle import read_manifest
 from port_planner.job import TrainingJob
 from port_planner.job_sources import load_job
@@ -49,7 +49,7 @@ def main(arguments: list[str]) -> int:
         "losses": losses,
         "wall_s": time.perf_counter() - begin,
         "cpu_s": time.process_time() - cpu,
-        "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        "peak_rss_bytes": peak_resident_bytes(),
         "digest": digest(job, list(manifest.state)),
     }
     print(json.dumps(result))

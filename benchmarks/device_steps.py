@@ -156,7 +156,7 @@ def planned_steps(
     scratch = [Scratch(folder)]
     before = backend.allocated_bytes()
     try:
-        store.create(lambda key: _pieces(_raw(capture.tensors[key]), sizes[key]), {})
+        store.create(lambda key: _chunks(_raw(capture.tensors[key]), sizes[key]), {})
         persistents = Persistents(store, capture.layouts)
         raw = {k: _raw(t) for k, t in capture.tensors.items() if k in devices and k.startswith("constant/")}
         constants = {k: placed(t, devices[k], t.numel()) for k, t in raw.items()}
@@ -189,6 +189,6 @@ def planned_steps(
         store.close()
 
 
-def _pieces(flat: torch.Tensor, nbytes: int) -> Iterator[torch.Tensor]:
+def _chunks(flat: torch.Tensor, nbytes: int) -> Iterator[torch.Tensor]:
     for start in range(0, nbytes, CHUNK):
         yield flat[start : min(start + CHUNK, nbytes)]

@@ -39,7 +39,7 @@ BESIDE_RESIDENT_PER_THREAD = 16 << 20
 
 
 COMPARING_BYTES = 8 << 30
-"""More than a comparison of operators in pieces takes, whatever the benchmark's budget."""
+"""More than a comparison of operators in tiles takes, whatever the benchmark's budget."""
 
 
 @dataclass

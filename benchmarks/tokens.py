@@ -93,10 +93,10 @@ def made_tokenizers() -> Iterator[tuple[str, Any]]:
     alphabet = pre_tokenizers.ByteLevel.alphabet()
     yield from _trained("byte-level BPE", byte_level, trainers.BpeTrainer(vocab_size=_VOCABULARY, special_tokens=marks, initial_alphabet=alphabet))  # fmt: skip
     for name, first in (("SentencePiece, a space before a text", [normalizers.Prepend("▁")]), ("SentencePiece", [])):
-        pieces = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
-        pieces.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
+        chunks = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
+        chunks.normalizer = normalizers.Sequence([*first, normalizers.Replace(" ", "▁")])
         yield from _trained(
-            name, pieces, trainers.BpeTrainer(vocab_size=_VOCABULARY, special_tokens=marks, initial_alphabet=_ALPHABET)
+            name, chunks, trainers.BpeTrainer(vocab_size=_VOCABULARY, special_tokens=marks, initial_alphabet=_ALPHABET)
         )
     unigram = Tokenizer(models.Unigram())
     unigram.pre_tokenizer = pre_tokenizers.Metaspace()

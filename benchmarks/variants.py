@@ -1,11 +1,11 @@
-"""Compare the same steps with operators whole and in pieces: floor, time, energy and written bytes at shares of their memory.
+"""Compare the same steps with operators whole and in tiles: floor, time, energy and written bytes at shares of their memory.
 
     python -m benchmarks.variants [resnet18 gpt2 ...] [--small] [--shares 30 50 70] [--strategy greedy] [--medium sd] [--json]
 
 Operators are measured on this machine (and their costs kept); plans are made for it and lowered, not run. "Whole" is the recorded
-step, "in pieces" what `port-agent plan` would make of it at that budget, on the medium that the page directory is on or on
+step, "in tiles" what `port-agent plan` would make of it at that budget, on the medium that the page directory is on or on
 `--medium`: what is written wears it off, and that has its price in joules. Overhead is counted from the recorded step with everything
-kept. A share of 0 % is the recorded step's floor, 100 % what keeping everything takes. Pieces are compared by byte before they are used.
+kept. A share of 0 % is the recorded step's floor, 100 % what keeping everything takes. Tiles are compared by byte before they are used.
 """
 
 import argparse
@@ -53,7 +53,7 @@ class Row:
 
     model: str
     percent: int
-    pieces: str
+    tiles: str
     floor_bytes: int
     seconds: float | None
     overhead_joules: float | None
@@ -73,7 +73,7 @@ def compare_variants(
     medium: MediumKind | None = None,
     reordered: bool = False,
 ) -> list[Row]:
-    """Return two rows for each share: whole, then in pieces."""
+    """Return two rows for each share: whole, then in tiles."""
     optimizer, batch_size = case_of(name) if name in (*CASES, DEMO) else DEFAULT_CASE
     made = workload(name, small=small, batch_size=None if small else batch_size)
     batch = made.batch(0)
@@ -129,15 +129,15 @@ def _row(
 
 def variants_table(rows: list[Row]) -> Table:
     """Return the rows as a table."""
-    table = Table(title="operators whole and in pieces (planned with costs measured here, one thread)")
-    for column in ("model", "memory", "in pieces", "floor", "step", "energy", "overhead with wear", "written per step"):
+    table = Table(title="operators whole and in tiles (planned with costs measured here, one thread)")
+    for column in ("model", "memory", "in tiles", "floor", "step", "energy", "overhead with wear", "written per step"):
         table.add_column(column)
     for row in rows:
         seconds, joules, written = row.seconds, row.overhead_joules, row.written_bytes
         table.add_row(
             row.model,
             f"{row.percent} %",
-            row.pieces,
+            row.tiles,
             format_bytes(row.floor_bytes),
             _told(seconds, format_seconds),
             _told(row.energy_joules, format_joules),
@@ -163,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
         type=lambda name: MediumKind[name.upper()],
         help="what pages are written to: sd, emmc, usb, ssd, disk",
     )
-    parser.add_argument("--reordered", action="store_true", help="as `plan --allow reordered`: sums in pieces, too")
+    parser.add_argument("--reordered", action="store_true", help="as `plan --allow reordered`: sums in tiles, too")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args(arguments)
     torch.set_num_threads(1)

@@ -3,7 +3,7 @@
 Training steps on a board (estimated costs) at shares of the memory that they take when everything is kept (tensors only). Each
 is planned twice, as if writing wore nothing and with the price of its medium; the table has bytes written per step,
 seconds and joules of both, and after how many steps the medium is worn out. A card of 32 GB is assumed to take 19.2 TB.
-As in `port-agent plan`, chains of operators run in pieces where a quick plan costs less so; that the board's kernels give
+As in `port-agent plan`, chains of operators run in tiles where a quick plan costs less so; that the board's kernels give
 the bits of the whole is assumed here and compared there.
 """
 

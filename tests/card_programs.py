@@ -28,7 +28,7 @@ from port_agent.intercept.patches.function_guards import FunctionGuards
 from port_agent.intercept.residency import storages
 from port_agent.intercept.residency.device_memory import DeviceBudget
 from port_agent.intercept.residency.device_storages import DeviceMove, DeviceStorages, HostBlocks, ProgramStreams
-from port_agent.intercept.residency.pinned_pages import PIECE_BYTES, DirectCopy, PinnedPages
+from port_agent.intercept.residency.pinned_pages import PINNED_CHUNK_BYTES, DirectCopy, PinnedPages
 from port_agent.intercept.residency.pools import MemoryPools
 from port_agent.intercept.residency.refusals import UnsupportedError
 from port_agent.intercept.residency.residency import Residency
@@ -502,8 +502,8 @@ def _no_wait_for_computing() -> None:
     _put(CardBackend, copy=copy)
 
 
-@_mutation("pieces that arrive on the host are not waited for")
-def _no_wait_for_pieces() -> None:
+@_mutation("chunks that arrive on the host are not waited for")
+def _no_wait_for_chunks() -> None:
     def fetch(side: DeviceSide, place: int, nbytes: int) -> int:
         side._begin(place, nbytes)
         return address(side._staging.buffers[side._ahead.pop(place)[0]])
@@ -529,12 +529,12 @@ def _no_wait_for_pinned() -> None:
 def _pinned_shared() -> None:
     taken: list[torch.Tensor] = []
 
-    def piece(pages: PinnedPages, nbytes: int) -> torch.Tensor:
+    def chunk(pages: PinnedPages, nbytes: int) -> torch.Tensor:
         if not taken:
-            taken.append(pages._backend.allocate_host(PIECE_BYTES))
+            taken.append(pages._backend.allocate_host(PINNED_CHUNK_BYTES))
         return taken[0]
 
-    _put(PinnedPages, _piece=piece)
+    _put(PinnedPages, _chunk=chunk)
 
 
 @_mutation("pages stay believed when storages are written")

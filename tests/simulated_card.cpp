@@ -5,7 +5,7 @@
 // - its memory is a file mapped twice: operators use one mapping, addresses of tensors are in the other, which the host may not touch
 //   (unless CARD_UNIFIED is set, where both are the host's);
 // - memory that is given or freed holds garbage, memory beyond the cap is refused (OutOfMemoryError), and it is given first fit, so it
-//   comes in pieces;
+//   comes in parts;
 // - a copy with non_blocking=True from or to pinned memory happens only once someone waits for it: until then garbage lies where it
 //   goes, and it brings garbage if it was not ordered behind what wrote its source or used its target;
 // - memory that is freed while a stream uses it which the one that asked for it has not waited for is counted as a violation;

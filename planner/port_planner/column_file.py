@@ -56,9 +56,9 @@ class ColumnFile:
     def append(self, rows: torch.Tensor) -> None:
         """Add `rows`, [n, *row shape]; raise JobError if the disk is full."""
         try:
-            for piece in chunks_of_tensor(rows):
-                while piece:
-                    piece = piece[self._file.write(piece) :]
+            for chunk in chunks_of_tensor(rows):
+                while chunk:
+                    chunk = chunk[self._file.write(chunk) :]
         except OSError as error:
             raise self._not_kept(error) from error
         self._rows += len(rows)
@@ -72,13 +72,13 @@ class ColumnFile:
         shape = (len(wanted), *self._row_shape)
         return torch.frombuffer(found, dtype=self.dtype).view(shape) if found else torch.empty(shape, dtype=self.dtype)
 
-    def pieces(self) -> Iterator[memoryview]:
+    def chunks(self) -> Iterator[memoryview]:
         """Yield the bytes of all rows."""
         total = self._rows * self._row_bytes
         for start in range(0, total, _CHUNK_BYTES):
-            piece = memoryview(bytearray(min(_CHUNK_BYTES, total - start)))
-            self._read(start, piece)
-            yield piece
+            chunk = memoryview(bytearray(min(_CHUNK_BYTES, total - start)))
+            self._read(start, chunk)
+            yield chunk
 
     def _read(self, offset: int, into: memoryview) -> None:
         while into:

@@ -76,7 +76,7 @@ class InfeasibleError(PortError):
 
     `needed_bytes`: the smallest RAM budget that would do, which `option` gives; `is_tried`: whether a trial kept within it; `remedy`: what else would help; `fastest_seconds`: seconds per step of the fastest plan, if only the deadline is too short; `base_bytes`: what a trial
     before found the worker to hold besides the step, where that leaves room for one; `held_bytes`: the same, of a trial with more memory; `left_whole`: what takes more memory for it gave other
-    bits in pieces, and where that showed.
+    bits in tiles, and where that showed.
     """
 
     exit_code = ExitCode.IMPOSSIBLE
@@ -604,8 +604,8 @@ def describe(
         recordings=prepared.recordings, limits=limits, device_kind=first.device, reordered=prepared.reordered, placed=prepared.placed,
         teams=prepared.teams,
         pruning=job.pruning, files=prepared.files,
-        in_pieces=any(graph.pieces for graph in prepared.graphs.values()),
-        summed_in_pieces=any(piece.reordered for graph in prepared.graphs.values() for piece in graph.pieces),
+        in_pieces=any(graph.tiles for graph in prepared.graphs.values()),
+        summed_in_pieces=any(tile.reordered for graph in prepared.graphs.values() for tile in graph.tiles),
         buckets=tuple(
             BucketSize(columns[0].shape[0], bucket.batch_size)
             for columns, bucket in zip(prepared.buckets, job.buckets, strict=True)
@@ -632,5 +632,5 @@ def _storage_chunks(tensor: torch.Tensor | TensorSlice) -> Chunks:
 
 def tensor_chunks(tensor: Column) -> Chunks:
     """Return a contiguous tensor, or a column in a file, for writing."""
-    pieces = tensor.pieces if isinstance(tensor, ColumnFile) else partial(chunks_of_tensor, tensor)
-    return Chunks(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), pieces)
+    chunks = tensor.chunks if isinstance(tensor, ColumnFile) else partial(chunks_of_tensor, tensor)
+    return Chunks(str(tensor.dtype).removeprefix("torch."), tuple(tensor.shape), chunks)

@@ -235,7 +235,7 @@ def planned(
     store = StateStore(folder, sizes, pager, job="test")
     scratch = {name: tuple(map(Scratch, (folder, *scratch_dirs))) for name in programs}
     try:
-        store.create(lambda key: pieces(capture.tensors[key], sizes[key]), {})
+        store.create(lambda key: chunks(capture.tensors[key], sizes[key]), {})
         persistents = Persistents(store, capture.layouts)
         raw = {k: _raw(t) for k, t in capture.tensors.items() if k in devices and k.startswith("constant/")}
         constants = {k: placed(t, devices[k], t.numel()) for k, t in raw.items()}
@@ -296,7 +296,7 @@ def tabulated(make: MakeOptimizer, schedule: MakeScheduler, updates: int) -> lis
     return rows
 
 
-def pieces(source: torch.Tensor | Fill, nbytes: int) -> Iterator[torch.Tensor]:
+def chunks(source: torch.Tensor | Fill, nbytes: int) -> Iterator[torch.Tensor]:
     """Yield the bytes that a storage starts from."""
     flat = _raw(source)
     assert flat.numel() == nbytes

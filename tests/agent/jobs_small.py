@@ -124,7 +124,7 @@ def write_job(
 ) -> None:
     """Write the bundle of a job: one choice of plans per seed (0: keep everything), with so many steps of plain PyTorch.
 
-    `remake`: with the graph of a whole update, cut into small pieces, that does or does not make again what a piece needs.
+    `remake`: with the graph of a whole update, cut into small chunks, that does or does not make again what a chunk needs.
     """
     prepared = with_expected_results(make_bundle.prepare(job, updates=30, followed=compared, ahead=ahead), compared)
     prepared = replace(prepared, plain=plain or prepared.plain)

@@ -125,11 +125,11 @@ def _converse(connect: Callable[[], socket.socket], request: bytes) -> bytes | N
         try:
             sock.sendall(request)
             sock.shutdown(socket.SHUT_WR)
-            pieces = []
-            while piece := sock.recv(1 << 16):
-                pieces.append(piece)
+            chunks = []
+            while chunk := sock.recv(1 << 16):
+                chunks.append(chunk)
         except TimeoutError:
             return None
         except OSError:  # closed before all was sent, which is its right
             return b""
-    return b"".join(pieces)
+    return b"".join(chunks)

@@ -1,4 +1,4 @@
-"""The table of steps whole and in pieces: two rows a share, the floor never higher."""
+"""The table of steps whole and in tiles: two rows a share, the floor never higher."""
 
 from pathlib import Path
 
@@ -11,7 +11,7 @@ from benchmarks.variants import compare_variants, variants_table
 def test_a_share_has_both_rows_and_the_floor_does_not_rise(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     whole, cut = compare_variants("resnet18", [50], tmp_path, small=True, strategy="greedy")
-    assert (whole.pieces, whole.percent) == ("whole", 50) and cut.pieces != "whole"
+    assert (whole.tiles, whole.percent) == ("whole", 50) and cut.tiles != "whole"
     assert cut.floor_bytes <= whole.floor_bytes
     assert whole.seconds is not None and cut.seconds is not None
     assert whole.overhead_joules is not None and cut.overhead_joules is not None

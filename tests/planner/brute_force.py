@@ -100,16 +100,16 @@ def with_a_weight(problem: Problem, seed: int, *, copied: bool = False) -> Probl
 
 
 def with_variants(problem: Problem, seed: int) -> Problem:
-    """Return the problem with two groups of stages: two stages in pieces or whole, and one with another kernel."""
+    """Return the problem with two groups of stages: two stages in tiles or whole, and one with another kernel."""
     rng = random.Random(seed)
     stages = sorted(rng.sample(range(problem.size), 3))
     kernel = stages.pop(rng.randrange(3))
-    pieces = tuple(_pieces(rng, problem, stages, count) for count in (2, 4))
+    tiles = tuple(_tiles(rng, problem, stages, count) for count in (2, 4))
     held = {kernel: rng.randint(0, 6), **{s: rng.randint(0, 3) for s in stages}}
     change = _change(rng, problem, kernel, held[kernel])
     others = (Alternative("another kernel", (change,)), Alternative("one that takes more", (_more(change),)))
     groups = (
-        StageGroup("chain", (Alternative("whole"), *pieces)),
+        StageGroup("chain", (Alternative("whole"), *tiles)),
         StageGroup("kernel", (Alternative("the usual"), *others)),
     )
     roomy = tuple(
@@ -119,8 +119,8 @@ def with_variants(problem: Problem, seed: int) -> Problem:
     return replace(problem, stages=roomy, groups=groups, ram_bytes=(problem.ram_bytes or 0) + rng.randint(0, 4))
 
 
-def _pieces(rng: random.Random, problem: Problem, stages: list[int], count: int) -> Alternative:
-    """Return stages in so many pieces: what they touch is there piece by piece where it is whole neither before nor after."""
+def _tiles(rng: random.Random, problem: Problem, stages: list[int], count: int) -> Alternative:
+    """Return stages in so many tiles: what they touch is there tile by tile where it is whole neither before nor after."""
     savings = list[TileSaving]()
     for i, tensor in enumerate(problem.tensors):
         touched = tuple(s for s in tensor.accesses if s in stages)
@@ -132,7 +132,7 @@ def _pieces(rng: random.Random, problem: Problem, stages: list[int], count: int)
         if touched and rng.random() < 0.8:
             savings.append(TileSaving(i, tensor.nbytes * (count - 1) // count, touched, tuple(around)))
     changes = [StageChange(s, rng.uniform(0, 0.5), rng.uniform(0, 1), 0, rng.randint(0, 1)) for s in stages]
-    return Alternative(f"{count} pieces", tuple(changes), tuple(savings))
+    return Alternative(f"{count} tiles", tuple(changes), tuple(savings))
 
 
 def _change(rng: random.Random, problem: Problem, stage: int, workspace_bytes: int) -> StageChange:

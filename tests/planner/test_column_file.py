@@ -32,7 +32,7 @@ def test_rows_come_back_as_they_were(dtype: torch.dtype, row: tuple[int, ...], t
         assert torch.equal(column[rows], whole[rows])
     chunks = tensor_chunks(column)
     assert (chunks.dtype, chunks.shape) == (str(dtype).removeprefix("torch."), tuple(whole.shape))
-    assert b"".join(chunks.pieces()) == b"".join(tensor_chunks(whole).pieces())
+    assert b"".join(chunks.chunks()) == b"".join(tensor_chunks(whole).chunks())
 
 
 def test_what_is_given_is_a_copy(tmp_path: Path) -> None:

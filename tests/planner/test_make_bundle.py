@@ -316,8 +316,8 @@ def _table(ops: Sequence[OpCost]) -> Any:
 
 
 @pytest.mark.parametrize("count", [0, 1, 1 << 18, (1 << 18) + 1])
-def test_tensors_are_written_in_pieces_of_a_mebibyte(count: int) -> None:
+def test_tensors_are_written_in_chunks_of_a_mebibyte(count: int) -> None:
     tensor = torch.arange(count, dtype=torch.float32)
     chunks = tensor_chunks(tensor)
-    pieces = [bytes(piece) for piece in chunks.pieces()]
-    assert b"".join(pieces) == tensor.numpy().tobytes() and len(pieces) == math.ceil(4 * count / (1 << 20))
+    found = [bytes(chunk) for chunk in chunks.chunks()]
+    assert b"".join(found) == tensor.numpy().tobytes() and len(found) == math.ceil(4 * count / (1 << 20))

@@ -147,7 +147,7 @@ def pin_as_asked(kind: str) -> None:
 
 
 def grow_segments(kind: str) -> None:
-    """Let torch's allocator of a CUDA device grow its segments, so that free memory is not in pieces; nothing for others.
+    """Let torch's allocator of a CUDA device grow its segments, so that free memory is not fragmented; nothing for others.
 
     What is set already stays, this setting included. Never call it for a GPU that shares the host's memory: the driver of a Tegra
     ends the process.

@@ -1,6 +1,6 @@
 """Transfers between a device's memory and a page file through two host buffers, filled and emptied in turn.
 
-Only the page thread uses them. While it writes one buffer to the file, the device copies the next piece into the other; while the device
+Only the page thread uses them. While it writes one buffer to the file, the device copies the next chunk into the other; while the device
 takes one, the file is read into the other. Where memory is shared, pages that the host can address go directly to the file and back without
 a copy, if that was measured to be faster.
 """
@@ -21,11 +21,11 @@ address: Callable[[torch.Tensor], int] = torch.Tensor.data_ptr
 
 
 class Staging:
-    """Buffers of `piece_bytes` each; no transfer moves more at once. `shares`: pages that the host can address are not copied."""
+    """Buffers of `chunk_bytes` each; no transfer moves more at once. `shares`: pages that the host can address are not copied."""
 
-    def __init__(self, backend: Backend, piece_bytes: int, *, shares: bool = False) -> None:
-        self.backend, self.piece_bytes, self.shares = backend, piece_bytes, shares
-        self.buffers = [backend.allocate_host(piece_bytes) for _ in range(BUFFERS)]
+    def __init__(self, backend: Backend, chunk_bytes: int, *, shares: bool = False) -> None:
+        self.backend, self.chunk_bytes, self.shares = backend, chunk_bytes, shares
+        self.buffers = [backend.allocate_host(chunk_bytes) for _ in range(BUFFERS)]
         self.emptied: list[Event] = [DONE] * BUFFERS
         """Event for each buffer that occurs when the device has read its contents."""
         self._turn = 0
@@ -101,8 +101,8 @@ class DeviceSide:
         if place in self._ahead and self._ahead[place][1] >= nbytes:
             return
         buffer = self._staging.take()
-        into, piece = self._staging.buffers[buffer][:nbytes], self._contents[place : place + nbytes]
-        event = self._staging.emptied[buffer] = self._staging.backend.copy(into, piece, self._after)
+        into, chunk = self._staging.buffers[buffer][:nbytes], self._contents[place : place + nbytes]
+        event = self._staging.emptied[buffer] = self._staging.backend.copy(into, chunk, self._after)
         self._ahead[place] = buffer, nbytes, event
 
     def room(self, place: int) -> int:

@@ -46,17 +46,17 @@ class RingCopy:
 
 
 class TransferRing:
-    """The ring and its thread, shared by all steps of a job. `piece_bytes`: size of each buffer. `around`: context in which its thread
+    """The ring and its thread, shared by all steps of a job. `chunk_bytes`: size of each buffer. `around`: context in which its thread
     copies.
     """
 
     def __init__(
         self,
         backend: Backend,
-        piece_bytes: int,
+        chunk_bytes: int,
         around: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext,
     ) -> None:
-        self.staging, self._around = Staging(backend, piece_bytes), around
+        self.staging, self._around = Staging(backend, chunk_bytes), around
         self._thread = ThreadPoolExecutor(1, "transfer-ring")
 
     def close(self) -> None:
@@ -73,17 +73,17 @@ class TransferRing:
 
     def _deliver(self, side: DeviceSide, source: torch.Tensor) -> Event:
         with self._around():
-            for place, nbytes in self._pieces(source):
+            for place, nbytes in self._chunks(source):
                 ctypes.memmove(side.room(place), address(source) + place, nbytes)
                 side.deliver(place, nbytes)
         return side.landed
 
     def _fetch(self, side: DeviceSide, target: torch.Tensor) -> Event:
         with self._around():
-            for place, nbytes in self._pieces(target):
+            for place, nbytes in self._chunks(target):
                 ctypes.memmove(address(target) + place, side.fetch(place, nbytes), nbytes)
         return side.landed
 
-    def _pieces(self, contents: torch.Tensor) -> list[tuple[int, int]]:
-        total, piece = contents.numel(), self.staging.piece_bytes
-        return [(place, min(piece, total - place)) for place in range(0, total, piece)]
+    def _chunks(self, contents: torch.Tensor) -> list[tuple[int, int]]:
+        total, chunk = contents.numel(), self.staging.chunk_bytes
+        return [(place, min(chunk, total - place)) for place in range(0, total, chunk)]

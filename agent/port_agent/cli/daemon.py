@@ -427,8 +427,8 @@ def _logs(arguments: Arguments) -> int:
     if not arguments.follow:
         print(client.text(path), end="")
         return 0
-    for piece in client.follow(f"{path}&follow=1"):
-        print(piece, end="", flush=True)
+    for chunk in client.follow(f"{path}&follow=1"):
+        print(chunk, end="", flush=True)
     return 0
 
 

@@ -103,15 +103,15 @@ class ControlClient:
         """Write the answer to `file` and return its bytes."""
         answer = self._answer("GET", path, None)
         with file.open("wb") as out:
-            for piece in self._chunks(answer.read):
-                out.write(piece)
+            for chunk in self._chunks(answer.read):
+                out.write(chunk)
             return out.tell()
 
     def follow(self, path: str) -> Iterator[str]:
-        """Yield pieces of text as they arrive, until the daemon ends the stream."""
+        """Yield chunks of text as they arrive, until the daemon ends the stream."""
         answer = self._answer("GET", path, None, forever=True)
-        for piece in self._chunks(answer.read1):
-            yield piece.decode("utf-8", "replace")
+        for chunk in self._chunks(answer.read1):
+            yield chunk.decode("utf-8", "replace")
 
     def _json(self, method: str, path: str, body: bytes | None) -> Any:
         return json.loads(self._whole(self._answer(method, path, body)))
@@ -123,12 +123,12 @@ class ControlClient:
         """Yield what `read` returns; raises ControlError if the connection ends before the answer does."""
         while True:
             try:
-                piece = read(_CHUNK_BYTES)
+                chunk = read(_CHUNK_BYTES)
             except (OSError, http.client.HTTPException) as error:
                 raise ControlError(f"the agent at {self.path} ended in the middle of its answer; try again") from error
-            if not piece:
+            if not chunk:
                 return
-            yield piece
+            yield chunk
 
     def _answer(
         self,

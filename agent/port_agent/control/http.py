@@ -72,19 +72,19 @@ class HttpRequest:
         while self.consumed < self.length:
             try:
                 async with asyncio.timeout(IDLE_TIMEOUT_S):
-                    piece = await self.reader.read(min(_CHUNK_BYTES, self.length - self.consumed))
+                    chunk = await self.reader.read(min(_CHUNK_BYTES, self.length - self.consumed))
             except TimeoutError as error:
                 raise HttpError(408, f"no data came after {self.consumed} of {self.length} bytes") from error
-            if not piece:
+            if not chunk:
                 raise HttpError(400, f"the connection ended after {self.consumed} of {self.length} bytes")
-            self.consumed += len(piece)
-            yield piece
+            self.consumed += len(chunk)
+            yield chunk
 
     async def json_text(self) -> bytes:
         """Return the JSON body of a request; raises HttpError if it is too long for a description."""
         if self.length > JSON_LIMIT_BYTES:
             raise HttpError(413, f"{self.length} bytes of JSON exceed the limit of {JSON_LIMIT_BYTES}")
-        return b"".join([piece async for piece in self.body()])
+        return b"".join([chunk async for chunk in self.body()])
 
     async def json(self) -> dict[str, object]:
         """Return the body as a JSON object, which is empty for an empty body; raises HttpError for anything else."""
@@ -267,9 +267,9 @@ async def _send(writer: asyncio.StreamWriter, response: HttpResponse, *, keep: b
         return  # the handler that takes over sees a closed connection
     await _drain(writer)
     if response.stream is not None:
-        async for piece in response.stream:
-            if piece:
-                writer.write(f"{len(piece):x}\r\n".encode() + piece + b"\r\n")
+        async for chunk in response.stream:
+            if chunk:
+                writer.write(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
                 await _drain(writer)
         writer.write(b"0\r\n\r\n")
         await _drain(writer)

@@ -102,8 +102,8 @@ class FederatedTensors:
         """Write averaged tensors as weights of the job, atomically; raises OSError."""
         tensors = {name: _chunks(arrays[name], layout) for name, layout in self.layouts.items()}
         with atomic_stream(path, self.nbytes) as stream:
-            for piece in encode(tensors, {"format": "pt"}):
-                stream.write(piece)
+            for chunk in encode(tensors, {"format": "pt"}):
+                stream.write(chunk)
 
 
 def tensors_of(path: Path, scratch: Path, data: Path | None = None) -> TensorsOf:

@@ -375,7 +375,7 @@ static void find_room(size_t bytes, const struct block *except) {
 
 /* Give a block pages. Fresh ones are allocated by the kernel when they are touched. Offered pages that fit nowhere
  * have been returned by then: those beyond the limit, and beyond the most that was ever in use at once. So a program
- * that needs little does not grow to its limit in pieces. */
+ * that needs little does not grow to its limit in small steps. */
 static bool give_pages(struct block *block) {
     size_t moved, fresh;
     bool done = frames_take(block, &moved, &fresh);

@@ -74,7 +74,7 @@ class DeviceMemoryReport:
     written_bytes: int
     stall_seconds: float
     over_bytes: int
-    pieces_bytes: int
+    fragmented_bytes: int
     """The most that the device's allocator had reserved without a tensor in it, at ends of segments."""
     ran_again: int
     """Operators that the device refused memory at first."""
@@ -590,7 +590,7 @@ def _device_report(device: DevicePool) -> DeviceMemoryReport:
         written_bytes=moved.written_bytes,
         stall_seconds=moved.stall_seconds,
         over_bytes=device.residency.counters.over_bytes,
-        pieces_bytes=device.pieces_bytes,
+        fragmented_bytes=device.fragmented_bytes,
         ran_again=device.ran_again,
     )
 

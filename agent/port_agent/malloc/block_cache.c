@@ -10,7 +10,7 @@
 
 #include "block_internal.h"
 
-/* Moving more pieces than this into one block takes longer than faulting in fresh pages. */
+/* Moving more segments than this into one block takes longer than faulting in fresh pages. */
 #define MOST_SEGMENTS 32u
 
 /* Stop moving pages after the kernel has refused this often: someone else changed a part of our mappings. */
@@ -200,17 +200,17 @@ static void abandon(struct block_cache *cache, const struct block *block, uintpt
 }
 
 /* Move pages of the oldest cached blocks, `wanted` bytes in all, to the start of a reserved block. Return the bytes
- * moved, or -1 if the kernel refused. Blocks in too many pieces are unmapped instead, which limits fragmentation. */
+ * moved, or -1 if the kernel refused. Blocks in too many segments are unmapped instead, which limits fragmentation. */
 static ptrdiff_t move_oldest(struct block_cache *cache, struct block *block, size_t wanted) {
-    size_t moved = 0, pieces = 0;
+    size_t moved = 0, segments = 0;
     struct segment **end = &block->segments;
     while (wanted && cache->oldest) {
         size_t bytes = cache->oldest->bytes < wanted ? cache->oldest->bytes : wanted;
         struct segment *list = detach(cache, cache->oldest, bytes);
         wanted -= bytes;
-        pieces += segments_count(list);
-        if (pieces > MOST_SEGMENTS) {
-            pieces -= segments_count(list);
+        segments += segments_count(list);
+        if (segments > MOST_SEGMENTS) {
+            segments -= segments_count(list);
             unmap_list(cache, list);
             continue;
         }

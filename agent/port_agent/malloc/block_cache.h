@@ -1,6 +1,6 @@
 /* Page-aligned memory blocks, and a cache of freed ones that stays within a budget.
  *
- * Every block is a private anonymous mapping (or a piece of one) of exactly the requested size, rounded up to pages. A
+ * Every block is a private anonymous mapping (or a part of one) of exactly the requested size, rounded up to pages. A
  * freed block stays mapped and resident for later requests as long as live + cached bytes fit within the limit. The
  * cache serves a request with a block of its size, a part of a larger one, or pages moved together from several. It
  * takes or unmaps the blocks first that were unused for longest. None of this faults pages in, and no page counts

@@ -518,7 +518,7 @@ def _verify(slot: Slot, place: int, checksum: int) -> None:
 
 def _read_fully(file: PageFile, into: list[memoryview], offset: int) -> None:
     """Fill the parts one after another. Raises CorruptPageError if the file ends too early."""
-    left = [piece for piece in into if len(piece)]
+    left = [chunk for chunk in into if len(chunk)]
     while left:
         count = os.preadv(file.fd, left, offset)
         if count == 0:

@@ -20,7 +20,7 @@ def divide_with_device(
     request: PlanRequest,
     captured: CapturedStep,
     costs: Costs,
-    pieces: StepTiling,
+    tiling: StepTiling,
     prepared: "CapturedJob",
     progress: "Progress",
 ) -> "tuple[CapturedJob, MeasuredCosts, DeviceCosts, Mapping[str, float]]":
@@ -49,7 +49,7 @@ def divide_with_device(
     )
     if request.board is not None and other == CPU:
         there, _ = device_costs.other_board(graphs, there, costs.here, request.board)
-    on_cpu, on_device = (pieces.measured, there) if home == CPU else (there, pieces.sliced.measured)
+    on_cpu, on_device = (tiling.measured, there) if home == CPU else (there, tiling.sliced.measured)
     if costs.drawn is not None:
         on_device = costs.drawn.applied(prepared.graphs, on_device)
     links = measured_links(backend, watts)

@@ -127,15 +127,15 @@ def _planned(
         unpublished: bool = False,
     ) -> "tuple[StepTiling, BundleReport, Mapping[str, float]]":
         nonlocal first
-        pieces, first, found = first, None, replace(costs, device=device)
-        if pieces is None:
+        tiling, first, found = first, None, replace(costs, device=device)
+        if tiling is None:
             with MeasurementWorker(request.ram_bytes) as measurer:
-                pieces = step_tiling(request, captured, found, machine, measurer, sparse, progress, make_free)
+                tiling = step_tiling(request, captured, found, machine, measurer, sparse, progress, make_free)
         make_free()
         with closing(DryRunWorkers(costs.choice.threads)) as workers:
             workers.load()
-            job = _Job(request, captured, found, machine, pieces, make_free, is_last, unpublished)
-            return pieces, *_made(job, None if unpublished else peers, progress, workers)
+            job = _Job(request, captured, found, machine, tiling, make_free, is_last, unpublished)
+            return tiling, *_made(job, None if unpublished else peers, progress, workers)
 
     def accept(ram_bytes: int, held_bytes: int) -> None:
         """Make a bundle for another budget, up to its dry run, as the next run with that budget does."""
@@ -144,7 +144,7 @@ def _planned(
         make(device, True, other, replace(captured, pools=Pools(ram_bytes)), unpublished=True)
 
     try:
-        pieces, made, by_device = again_with_base(make, costs.device)
+        tiling, made, by_device = again_with_base(make, costs.device)
     except InfeasibleError as refusal:
         if sparse is None and request.place is None:
             confirm_floor(refusal, accept)
@@ -153,7 +153,7 @@ def _planned(
     return PlanReport(
         bundle=request.out, manifest=made.manifest, measured_peak_bytes=made.measured_peak_bytes,
         measured_device_bytes=made.measured_device_bytes, sparse=sparse, step_s_by_threads=costs.choice.step_s,
-        left_whole=pieces.sliced.left_whole, stages=stages, peers=tuple(peers.report()) if peers is not None else (),
+        left_whole=tiling.sliced.left_whole, stages=stages, peers=tuple(peers.report()) if peers is not None else (),
         step_s_by_device=by_device, device_watts=costs.drawn, epochs=request.epochs or captured.job.epochs, planning_s=sum(taken.wall_s for taken in stages.values()),
     )  # fmt: skip
 
@@ -166,7 +166,7 @@ class _Job:
     captured: CapturedStep
     costs: Costs
     machine: PlanMachine
-    pieces: StepTiling
+    tiling: StepTiling
     make_free: Callable[[], None]
     is_last: bool
     """Whether no other tiling is planned if this one does not fit."""
@@ -195,11 +195,11 @@ def _made(
     from port_planner.ir.plan import Plan
     from port_planner.search.plan_problem import plan_problem
 
-    request, captured, pieces = job.request, job.captured, job.pieces
-    limits, computing_bytes = pieces.limits, captured.pools.computing_bytes
+    request, captured, tiling = job.request, job.captured, job.tiling
+    limits, computing_bytes = tiling.limits, captured.pools.computing_bytes
     asked: dict[str, Any] = {"strategy": request.strategy, "time_limit_s": request.time_limit_s, "limits": limits}
     progress("follow", 0.0)
-    prepared = with_weight_files(pieces.sliced.prepared)
+    prepared = with_weight_files(tiling.sliced.prepared)
     follow = partial(with_expected_results, prepared, compared_steps_of(request, captured.job))
     prepared = within_device(follow, "running plain PyTorch", captured.job, captured.backend, captured.pools)
     prepared, measured, device, by_device = _divided(job, prepared, progress)
@@ -222,7 +222,7 @@ def _made(
     try:
         made = bundle.make(request.out, draft, measured, device, options, progress, workers)
     except make_bundle.InfeasibleError as error:
-        error.left_whole = pieces.sliced.left_whole
+        error.left_whole = tiling.sliced.left_whole
         graph, table = next(iter(prepared.graphs.values())), CostTable(device, measured.ops[0])
         _write_model(request, graph, table, Plan(ram_bytes=computing_bytes), captured.pace)
         if captured.pace is None or error.fastest_seconds is None:
@@ -259,15 +259,15 @@ def _divided(
     job: _Job, prepared: "CapturedJob", progress: "Progress"
 ) -> "tuple[CapturedJob, MeasuredCosts, DeviceCosts, Mapping[str, float]]":
     """Divide the operators if requested; also return the seconds of a step on each single device."""
-    request, captured, costs, pieces = job.request, job.captured, job.costs, job.pieces
+    request, captured, costs, tiling = job.request, job.captured, job.costs, job.tiling
     if captured.teams:
         prepared, measured, by_device = divide_among_teams(
-            request, captured, costs, job.machine, prepared, pieces.measured, progress
+            request, captured, costs, job.machine, prepared, tiling.measured, progress
         )
         return prepared, measured, costs.device, by_device
     if request.place is not None:
-        return divide_with_device(request, captured, costs, pieces, prepared, progress)
-    return prepared, pieces.measured, costs.device, {}
+        return divide_with_device(request, captured, costs, tiling, prepared, progress)
+    return prepared, tiling.measured, costs.device, {}
 
 
 def _write_model(

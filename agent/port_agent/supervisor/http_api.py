@@ -452,8 +452,8 @@ async def _receive(request: HttpRequest, directory: DirectoryHandle, name: str, 
     whole = False
     try:
         with file:
-            async for piece in request.body():
-                await asyncio.to_thread(file.write, piece)  # a full write-back cache would hold up the loop
+            async for chunk in request.body():
+                await asyncio.to_thread(file.write, chunk)  # a full write-back cache would hold up the loop
                 check_free(directory, request.length - request.consumed, kept_free_bytes)
             file.flush()
             await asyncio.to_thread(os.fsync, file.fileno())
@@ -484,7 +484,7 @@ async def _content(request: HttpRequest, limit_bytes: int) -> bytes:
     """Return the body of a request; raises HttpError if there is none, or if it is too long."""
     if not 0 < request.length <= limit_bytes:
         raise HttpError(413, f"{request.length} bytes; send 1 to {limit_bytes}")
-    return b"".join([piece async for piece in request.body()])
+    return b"".join([chunk async for chunk in request.body()])
 
 
 def _new_token() -> str:
@@ -498,8 +498,8 @@ async def _encoded(texts: AsyncIterator[str]) -> AsyncIterator[bytes]:
 
 async def _chunks(path: Path) -> AsyncIterator[bytes]:
     with path.open("rb") as file:
-        while piece := file.read(1 << 16):
-            yield piece
+        while chunk := file.read(1 << 16):
+            yield chunk
 
 
 def _groups_of(uid: int, gid: int) -> list[int]:

@@ -13,9 +13,9 @@ class RunningChecksum:
     def __init__(self) -> None:
         self._crc = 0
 
-    def update(self, piece: bytes | memoryview) -> None:
+    def update(self, chunk: bytes | memoryview) -> None:
         """Add the next part."""
-        self._crc = zlib.crc32(piece, self._crc)
+        self._crc = zlib.crc32(chunk, self._crc)
 
     def text(self) -> str:
         """Return the checksum of all parts so far, as eight digits."""
@@ -36,6 +36,6 @@ def file_checksum(path: Path) -> str:
     """Return the checksum of a file, read at the medium's speed; raises OSError."""
     running = RunningChecksum()
     with path.open("rb") as file:
-        while piece := file.read(_CHUNK_BYTES):
-            running.update(piece)
+        while chunk := file.read(_CHUNK_BYTES):
+            running.update(chunk)
     return running.text()

@@ -185,8 +185,8 @@ async def start_helper(
 async def _tail(stream: asyncio.StreamReader | None) -> bytes:
     """Return the end of a stream's content."""
     held = b""
-    while stream is not None and (piece := await stream.read(_ERRORS_READ_BYTES)):
-        held = (held + piece)[-_ERRORS_READ_BYTES:]
+    while stream is not None and (chunk := await stream.read(_ERRORS_READ_BYTES)):
+        held = (held + chunk)[-_ERRORS_READ_BYTES:]
     return held
 
 

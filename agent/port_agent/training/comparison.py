@@ -21,7 +21,7 @@ _SAYS_LITTLE = ("DEFAULT", "NO AVX")
 """Torch's names for vector units that do not determine the kernels; every Arm core without SVE has the same name."""
 _BLAS = re.compile(r"BLAS_INFO=(\w+)")
 
-Pieces = Callable[[str], Iterable[memoryview]]
+Chunks = Callable[[str], Iterable[memoryview]]
 """Returns the bytes of a storage by its key, in row-major order."""
 
 
@@ -63,7 +63,7 @@ def compare_generators(expected: Mapping[str, str], kind: str) -> None:
         )
 
 
-def compare_step(reference: ExpectedResults, step: int, loss: float, pieces: Pieces, kind: str = CPU) -> None:
+def compare_step(reference: ExpectedResults, step: int, loss: float, chunks: Chunks, kind: str = CPU) -> None:
     """Compare the loss of step `step`, counted from 1, and after the last recorded step also the state.
 
     `kind`: kind of device that computed the step. Raises MismatchError.
@@ -80,7 +80,7 @@ def compare_step(reference: ExpectedResults, step: int, loss: float, pieces: Pie
         )
     if step < len(reference.losses):
         return
-    different = [key for key, known in reference.checksums.items() if _checksum(pieces(key)) != known]
+    different = [key for key, known in reference.checksums.items() if _checksum(chunks(key)) != known]
     if different:
         raise _mismatch(
             reference,
@@ -94,10 +94,10 @@ def _whose(reference: ExpectedResults) -> str:
     return "its operators run one at a time on their devices" if reference.placed else "plain PyTorch"
 
 
-def _checksum(pieces: Iterable[memoryview]) -> str:
+def _checksum(chunks: Iterable[memoryview]) -> str:
     total = xxhash.xxh3_64()
-    for piece in pieces:
-        total.update(piece)
+    for chunk in chunks:
+        total.update(chunk)
     return total.hexdigest()
 
 

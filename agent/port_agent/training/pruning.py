@@ -39,19 +39,19 @@ class WeightPruning:
 
     def _prune(self, persistents: Persistents, key: str) -> None:
         threshold = self.thresholds[key]
-        persistents.for_each_chunk(key, lambda piece: _zero_up_to(piece, threshold), changes=True)
+        persistents.for_each_chunk(key, lambda chunk: _zero_up_to(chunk, threshold), changes=True)
 
 
-def _zero_up_to(piece: torch.Tensor, threshold: float) -> None:
-    piece.masked_fill_(piece.abs() <= threshold, 0.0)
+def _zero_up_to(chunk: torch.Tensor, threshold: float) -> None:
+    chunk.masked_fill_(chunk.abs() <= threshold, 0.0)
 
 
 def magnitude_below(persistents: Persistents, key: str, share: float) -> float:
     """Return a magnitude that at least this share of a weight's items do not exceed, accurate to 1/256."""
     counts = torch.zeros(_CLASSES, dtype=torch.int64)
 
-    def count(piece: torch.Tensor) -> None:
-        bits = piece.cpu().float().abs().view(torch.int32)
+    def count(chunk: torch.Tensor) -> None:
+        bits = chunk.cpu().float().abs().view(torch.int32)
         counts.add_(torch.bincount(bits >> _CLASS_BITS, minlength=_CLASSES))
 
     persistents.for_each_chunk(key, count, changes=False)

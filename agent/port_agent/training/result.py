@@ -59,9 +59,9 @@ def save_result(bundle: Bundle, persistents: Persistents, step: int, path: Path)
     checksum = RunningChecksum()
     try:
         with atomic_stream(path, trained_bytes(bundle)) as stream:
-            for piece in encode(tensors, {"format": "pt", "step": str(step)}):
-                stream.write(piece)
-                checksum.update(piece)
+            for chunk in encode(tensors, {"format": "pt", "step": str(step)}):
+                stream.write(chunk)
+                checksum.update(chunk)
     except OSError as error:
         raise ResultError(
             f"the weights ({format_bytes(trained_bytes(bundle))}) could not be written to {path}: {error.strerror}; free some "

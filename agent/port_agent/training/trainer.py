@@ -513,7 +513,7 @@ class Trainer:
             program.compute_seconds / batches, program.joules / batches, times.paging,
         )  # fmt: skip
         if self.step <= self.options.verify:
-            compare_step(self._reference, self.step, loss, self.persistents.pieces, self.backend.kind)
+            compare_step(self._reference, self.step, loss, self.persistents.chunks_of, self.backend.kind)
             if self.options.referee and self.step == len(self._reference.losses):
                 compare_generators(m.plain.generators, self.backend.kind)
         return event
@@ -585,8 +585,8 @@ class Trainer:
         total = xxhash.xxh3_128()
         for key in self.manifest.state:
             total.update(key.encode())
-            for piece in self.persistents.pieces(key):
-                total.update(piece)
+            for chunk in self.persistents.chunks_of(key):
+                total.update(chunk)
         return total.hexdigest()
 
 

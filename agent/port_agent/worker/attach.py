@@ -111,6 +111,6 @@ def _read_head(line: socket.socket) -> tuple[int, dict[str, str]]:
 
 def _refusal(line: socket.socket, headers: dict[str, str]) -> str:
     wanted, content = int(headers.get("content-length", "0")), b""
-    while len(content) < wanted and (piece := line.recv(wanted - len(content))):
-        content += piece
+    while len(content) < wanted and (chunk := line.recv(wanted - len(content))):
+        content += chunk
     return msgspec.json.decode(content, type=Refusal).error

@@ -127,7 +127,7 @@ def drawing(graph: StepGraph, costs: CostTable, plan: Plan, *, most: int = MAX_L
 
 
 def _figures(program: Program, plan: Plan) -> tuple[tuple[str, str], ...]:
-    tiled = len(program.graph.pieces)
+    tiled = len(program.graph.tiles)
     figures = [
         ("peak", format_bytes(program.peak_bytes)),
         ("a step takes", format_seconds(program.seconds)),
@@ -137,7 +137,7 @@ def _figures(program: Program, plan: Plan) -> tuple[tuple[str, str], ...]:
         ("read from flash", format_bytes(program.read_bytes)),
         ("written to flash", format_bytes(program.written_bytes)),
         ("found by", plan.strategy),
-        *([("in pieces", "1 chain" if tiled == 1 else f"{tiled} chains")] if tiled else []),
+        *([("in tiles", "1 chain" if tiled == 1 else f"{tiled} chains")] if tiled else []),
     ]
     return tuple(figures)
 
@@ -151,7 +151,7 @@ def _lane_name(graph: StepGraph, s: int) -> str:
 def _name(graph: StepGraph, i: int) -> str:
     """Return an operator's name with its module, and its tile number and the number of tiles."""
     name, tile = graph.operator_of_module(i), graph.ops[i].tile
-    return name if tile is None else f"{name}, piece {tile.index + 1} of {tile.count}"
+    return name if tile is None else f"{name}, tile {tile.index + 1} of {tile.count}"
 
 
 def _runs(graph: StepGraph) -> Iterator[TileRun]:

@@ -62,7 +62,7 @@ def operators_svg(spots: Sequence[Spot], title: str) -> str:
         f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="var(--paper)"/>',
         f'<text x="12" y="22" font-size="14" font-weight="600">{html.escape(title)}</text>',
         '<rect class="KEEP" x="12" y="34" width="11" height="11" rx="2"/><text x="28" y="43">whole</text>'
-        '<rect class="piece" x="74" y="34" width="11" height="11" rx="2"/><text x="90" y="43">in pieces</text>'
+        '<rect class="tile" x="74" y="34" width="11" height="11" rx="2"/><text x="90" y="43">in tiles</text>'
         '<text class="faint" x="152" y="43">seconds of a call over the memory it touches; areas are shares of the step</text>',
     ]
     for seconds in ys.lines:
@@ -80,10 +80,10 @@ def operators_svg(spots: Sequence[Spot], title: str) -> str:
         each, share = spot.seconds / spot.calls, spot.seconds / total
         calls = "1 call" if spot.calls == 1 else f"{spot.calls:,} calls"
         words = (
-            f"{spot.name}{' in pieces' if spot.tiled else ''}: {calls} of {format_seconds(each)}, {share:.1%} of the step, "
+            f"{spot.name}{' in tiles' if spot.tiled else ''}: {calls} of {format_seconds(each)}, {share:.1%} of the step, "
             f"{format_bytes(spot.nbytes)} each"
         )
-        kind, radius = ("piece" if spot.tiled else "KEEP"), _RADIUS[0] + (_RADIUS[1] - _RADIUS[0]) * share**0.5
+        kind, radius = ("tile" if spot.tiled else "KEEP"), _RADIUS[0] + (_RADIUS[1] - _RADIUS[0]) * share**0.5
         left, top = x(spot.nbytes), y(each)
         parts.append(
             f'<circle class="{kind}" cx="{left:.1f}" cy="{top:.1f}" r="{radius:.1f}" fill-opacity="0.6">'

@@ -11,12 +11,12 @@ from port_planner.draw.drawing import Bar, Drawing, Shade
 
 STYLE = """
 .plan{--paper:#fff;--ink:#1d2733;--faint:#68788a;--rule:#dde3ea;--band:#f4f6f9;--kept:#5b8db8;--recompute:#e09f3e;--page_out:#b23a48;
---page_in:#4f8a3d;--packed:#9388cf;--piece:#1b8a8f;--process:#aab7c4;font-family:system-ui,sans-serif;font-size:11px;fill:var(--ink);background:var(--paper)}
+--page_in:#4f8a3d;--packed:#9388cf;--tile:#1b8a8f;--process:#aab7c4;font-family:system-ui,sans-serif;font-size:11px;fill:var(--ink);background:var(--paper)}
 @media (prefers-color-scheme:dark){.plan{--paper:#14181d;--ink:#dfe6ee;--faint:#8b9bab;--rule:#2b333c;--band:#1b2128;--kept:#5e97c9;
---recompute:#e3aa55;--page_out:#d8616c;--page_in:#74b35f;--packed:#a49ae0;--piece:#4fc0c4;--process:#46525e}}
+--recompute:#e3aa55;--page_out:#d8616c;--page_in:#74b35f;--packed:#a49ae0;--tile:#4fc0c4;--process:#46525e}}
 .plan .faint{fill:var(--faint)}.plan .rule{stroke:var(--rule)}.plan .band{fill:var(--band)}.plan .KEEP{fill:var(--kept)}
 .plan .RECOMPUTE{fill:var(--recompute)}.plan .PAGE_OUT{fill:var(--page_out)}.plan .PAGE_IN{fill:var(--page_in)}.plan .PACKED{fill:var(--packed)}
-.plan .process{fill:var(--process)}.plan .piece{fill:var(--piece)}.plan .budget{stroke:var(--page_out);stroke-dasharray:6 3}.plan .lane:hover text{font-weight:600}
+.plan .process{fill:var(--process)}.plan .tile{fill:var(--tile)}.plan .budget{stroke:var(--page_out);stroke-dasharray:6 3}.plan .lane:hover text{font-weight:600}
 .plan .lane:hover .row{fill:var(--rule)}.plan .row{fill:transparent}
 """.replace("\n", "")
 
@@ -30,7 +30,7 @@ _MIN_LEFT, _MARGIN, _RIGHT, _TOP, _AXIS = 130, 12, 24, 74, 44
 _MIN_BAR = 0.8
 _RUN, _PALER = 5, 0.45
 """Tile markers on the axis: height in pixels, and opacity of every second one."""
-TILED = "operators in pieces"
+TILED = "operators in tiles"
 _TICKS = 6
 _PHASE_LETTERS = 8
 _MIN_SPAN = 20
@@ -68,7 +68,7 @@ class _Svg:
         """Class and words of each entry, with the left and top of its mark, in as many lines as the width needs."""
         entries = [(shade.name, shade.value) for shade in Shade]
         if self.picture.runs:
-            entries.append(("piece", TILED))
+            entries.append(("tile", TILED))
         if self.picture.unshown:
             entries.append(("", f"{self.picture.unshown:,} further tensors count only in the curve"))
         placed, at, top = [], float(_MARGIN), 34.0
@@ -120,8 +120,8 @@ class _Svg:
 
     def _legend(self) -> Iterator[str]:
         for name, words, at, top in self.legend:
-            if name == "piece":
-                yield f'<rect class="piece" x="{at:.0f}" y="{top + 3:.0f}" width="11" height="{_RUN}"/>'
+            if name == "tile":
+                yield f'<rect class="tile" x="{at:.0f}" y="{top + 3:.0f}" width="11" height="{_RUN}"/>'
             elif name:
                 yield f'<rect class="{name}" x="{at:.0f}" y="{top:.0f}" width="11" height="11" rx="2"/>'
             style, left = ("", at + 16) if name else ('class="faint" ', at)
@@ -215,11 +215,11 @@ class _Svg:
             left, tile = self.x(run.start), run.tile
             width = max(self.x(run.stop) - left, _MIN_BAR)
             words = (
-                f"{tile.what}: piece {tile.index + 1} of {tile.count}{', summed in another order' if tile.reordered else ''}\n"
+                f"{tile.what}: tile {tile.index + 1} of {tile.count}{', summed in another order' if tile.reordered else ''}\n"
                 f"from {self._operator(run.start)} to {self._operator(run.stop - 1)}"
             )
             yield (
-                f'<rect class="piece" x="{left:.1f}" y="{self.top + _CURVE + 1}" width="{width:.1f}" height="{_RUN}" '
+                f'<rect class="tile" x="{left:.1f}" y="{self.top + _CURVE + 1}" width="{width:.1f}" height="{_RUN}" '
                 f'fill-opacity="{1 if tile.index % 2 == 0 else _PALER}"><title>{html.escape(words)}</title></rect>'
             )
 

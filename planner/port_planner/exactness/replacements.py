@@ -80,7 +80,7 @@ def compared_bytes(graph: StepGraph, rewritten: RewrittenGraph, replacement: Rep
     there = {compared.lies_at[s] for s in compared.given}
     actual, _ = _run_bytes(rewritten.graph, replacement.new, there, compared.wanted_there, rewritten.sources)
     cancelled = given + (_mirrored_bytes(graph, compared.given) if _only_product(graph, replacement) else 0)
-    by_rows = [_by_rows_bytes(graph, i) for i in replacement.old if _row_pieces(graph, i, rewritten, replacement.new)]
+    by_rows = [_by_rows_bytes(graph, i) for i in replacement.old if _row_tiles(graph, i, rewritten, replacement.new)]
     return max(given + max(before, expected + actual), cancelled, *by_rows)
 
 
@@ -220,14 +220,14 @@ def _adds_otherwise(graph: StepGraph, rewritten: RewrittenGraph, replacement: Re
     Other operators can hide this: their addends mask it.
     """
     for place, i in enumerate(replacement.old):
-        for start, rows in _row_pieces(graph, i, rewritten, replacement.new):
+        for start, rows in _row_tiles(graph, i, rewritten, replacement.new):
             if not _is_alike_by_rows(graph, graph.ops[i], start, rows):
-                where = f"{graph.ops[i].name} adds in another order where {rows} rows are a piece"
+                where = f"{graph.ops[i].name} adds in another order where {rows} rows are a tile"
                 return Difference(replacement, where, place)
     return None
 
 
-def _row_pieces(graph: StepGraph, i: int, rewritten: RewrittenGraph, new: Sequence[int]) -> list[tuple[int, int]]:
+def _row_tiles(graph: StepGraph, i: int, rewritten: RewrittenGraph, new: Sequence[int]) -> list[tuple[int, int]]:
     """Return start and size of tiles, one of each size, in which the new ops compute rows of a half-precision product."""
     op = graph.ops[i]
     product = _half_product(graph, op)

@@ -272,7 +272,7 @@ class StepGraph:
         return frozenset(self.values[v].storage for v in (self.loss, *self.aux))
 
     @cached_property
-    def pieces(self) -> tuple[Tile, ...]:
+    def tiles(self) -> tuple[Tile, ...]:
         """The chains of operators that run in tiles, each represented by its first tile, in order."""
         found: dict[int, Tile] = {}
         for tile in (op.tile for op in self.ops if op.tile is not None):

@@ -17,7 +17,7 @@ from port_planner.problem.problem import Gap, Paging, Problem
 from port_planner.problem.replay import read_window, write_window
 
 BUCKETS = 32
-"""Pieces of equal compute time that the step is cut into; within one, transfers may take any order."""
+"""Segments of equal compute time that the step is cut into; within one, transfers may take any order."""
 
 MAX_AHEAD_STAGES = 64
 
@@ -132,7 +132,7 @@ def _window(problem: Problem, gap: Gap, seconds: float, step: int) -> list[tuple
 
 
 def eq7_bucket_stall(f: Columns) -> None:
-    """Hidden transfer seconds of a link within one piece of the step <= its compute seconds + stall of the piece."""
+    """Hidden transfer seconds of a link within one segment of the step <= its compute seconds + stall of the segment."""
     problem = f.problem
     bucket_of = np.minimum(
         (np.cumsum([s.seconds for s in problem.stages]) / (problem.base_seconds or 1.0) * BUCKETS).astype(int),
@@ -161,7 +161,7 @@ def eq7_bucket_stall(f: Columns) -> None:
 
 
 def eq7_total_stall(f: Columns) -> None:
-    """The step's stall covers all transfers of each link that compute does not, exposed ones and those too long for a piece."""
+    """The step's stall covers all transfers of each link that compute does not, exposed ones and those too long for a segment."""
     problem = f.problem
     stall = f.stalls[-1] = f.model.column("stall", _stall_cost(f), np.inf)
     total: dict[int, list[Term]] = defaultdict(lambda: [(stall, 1.0)])
@@ -219,7 +219,7 @@ def eq7_write_behind(f: Columns) -> None:
 
 
 def eq7_exposed_stall(f: Columns) -> None:
-    """stall >= exposed reads and writes of a link + its stalls of the pieces."""
+    """stall >= exposed reads and writes of a link + its stalls of the segments."""
     for link, exposed in f.exposed.items():
         tiles = [(v, -1.0) for (other, _), v in f.bucket_stalls.items() if other == link]
         f.model.row(f"eq7_exposed_stall{_of_link(link)}", exposed + tiles, 0.0, np.inf)

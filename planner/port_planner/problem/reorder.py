@@ -74,75 +74,75 @@ def reorder(graph: StepGraph) -> tuple[int, ...]:
 
 
 def _reorder(graph: StepGraph) -> tuple[int, ...]:
-    tiles, dependent = _pieces(graph), dependencies(graph)
-    flat = tuple(i for tile in _schedule(graph, tiles, dependent) for i in tile)
+    groups, dependent = _groups(graph), dependencies(graph)
+    flat = tuple(i for group in _schedule(graph, groups, dependent) for i in group)
     recorded = range(len(graph.ops))
     if flat == tuple(recorded) or sorted(flat) != [*recorded] or not _follows(flat, dependent):
         return ()
     return flat if _peak(graph, flat) < peak_bytes(graph) else ()
 
 
-def _pieces(graph: StepGraph) -> list[list[int]]:
+def _groups(graph: StepGraph) -> list[list[int]]:
     """Return the ops in groups that must stay together: update groups, and every other op alone."""
     group_of = {i: g for g, group in enumerate(update_groups(graph)) for i in range(group.first, group.last + 1)}
-    tiles: list[list[int]] = []
+    groups: list[list[int]] = []
     for i in range(len(graph.ops)):
         g = group_of.get(i)
-        if tiles and g is not None and group_of.get(tiles[-1][-1]) == g:
-            tiles[-1].append(i)
+        if groups and g is not None and group_of.get(groups[-1][-1]) == g:
+            groups[-1].append(i)
         else:
-            tiles.append([i])
-    return tiles
+            groups.append([i])
+    return groups
 
 
-def _schedule(graph: StepGraph, tiles: list[list[int]], before: list[set[int]]) -> list[list[int]]:
-    tile_of = {i: p for p, tile in enumerate(tiles) for i in tile}
-    needs = [{tile_of[j] for i in tile for j in before[i]} - {p} for p, tile in enumerate(tiles)]
-    forward = [p for p, tile in enumerate(tiles) if graph.ops[tile[0]].phase is Phase.FORWARD]
+def _schedule(graph: StepGraph, groups: list[list[int]], before: list[set[int]]) -> list[list[int]]:
+    number_of = {i: p for p, group in enumerate(groups) for i in group}
+    needs = [{number_of[j] for i in group for j in before[i]} - {p} for p, group in enumerate(groups)]
+    forward = [p for p, group in enumerate(groups) if graph.ops[group[0]].phase is Phase.FORWARD]
     for a, b in itertools.pairwise(forward):
         needs[b].add(a)
-    followers: list[list[int]] = [[] for _ in tiles]
+    followers: list[list[int]] = [[] for _ in groups]
     for p, found in enumerate(needs):
         for q in found:
             followers[q].append(p)
     waiting = [len(found) for found in needs]
-    left = _use_counts(graph, tiles)
-    ready = [(_net(graph, tiles[p], left), p) for p, count in enumerate(waiting) if not count]
+    left = _use_counts(graph, groups)
+    ready = [(_net(graph, groups[p], left), p) for p, count in enumerate(waiting) if not count]
     heapq.heapify(ready)
     done: list[list[int]] = []
     while ready:
         key, p = heapq.heappop(ready)
-        now = _net(graph, tiles[p], left)
+        now = _net(graph, groups[p], left)
         if now != key:  # other ops have run since and changed what this one frees
             heapq.heappush(ready, (now, p))
             continue
-        done.append(tiles[p])
-        for s in _touched(graph, tiles[p]):
+        done.append(groups[p])
+        for s in _touched(graph, groups[p]):
             left[s] -= 1
         for q in followers[p]:
             waiting[q] -= 1
             if not waiting[q]:
-                heapq.heappush(ready, (_net(graph, tiles[q], left), q))
+                heapq.heappush(ready, (_net(graph, groups[q], left), q))
     return done
 
 
-def _touched(graph: StepGraph, tile: list[int]) -> set[int]:
-    return {s for i in tile for s in (*graph.reads[i], *graph.creates[i])}
+def _touched(graph: StepGraph, group: list[int]) -> set[int]:
+    return {s for i in group for s in (*graph.reads[i], *graph.creates[i])}
 
 
-def _use_counts(graph: StepGraph, tiles: list[list[int]]) -> dict[int, int]:
+def _use_counts(graph: StepGraph, groups: list[list[int]]) -> dict[int, int]:
     counts: dict[int, int] = defaultdict(int)
-    for tile in tiles:
-        for s in _touched(graph, tile):
+    for group in groups:
+        for s in _touched(graph, group):
             counts[s] += 1
     return counts
 
 
-def _net(graph: StepGraph, tile: list[int], left: dict[int, int]) -> int:
-    """Return the bytes that running `tile` adds to the resident ones; negative if it frees more."""
-    fresh = {s for i in tile for s in graph.creates[i]}
+def _net(graph: StepGraph, group: list[int], left: dict[int, int]) -> int:
+    """Return the bytes that running `group` adds to the resident ones; negative if it frees more."""
+    fresh = {s for i in group for s in graph.creates[i]}
     added = sum(graph.storages[s].nbytes for s in fresh)
-    for s in _touched(graph, tile):
+    for s in _touched(graph, group):
         if left[s] == 1 and graph.storages[s].role is Role.TEMPORARY and s not in graph.kept:
             added -= graph.storages[s].nbytes
     return added

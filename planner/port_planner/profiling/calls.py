@@ -187,5 +187,5 @@ def _made_up(value: Value, device: str) -> torch.Tensor:
 def _fill(flat: torch.Tensor) -> None:
     """Fill with one sequence of numbers repeatedly, because drawing all of them takes as long as many operators."""
     drawn = flat[:_DRAWN].uniform_(0.1, 0.9)
-    for piece in flat[_DRAWN:].split(_DRAWN):
-        piece.copy_(drawn[: piece.numel()])
+    for chunk in flat[_DRAWN:].split(_DRAWN):
+        chunk.copy_(drawn[: chunk.numel()])

@@ -46,7 +46,7 @@ LARGE_GAP = 2e-3
 """Gap to its own optimum that such a search must reach, because adopting the LP's decisions costs more than that."""
 
 LARGE_ENOUGH = 0.005
-"""Gap of a large problem below which its pieces are not searched, because loading the model for them takes seconds."""
+"""Gap of a large problem below which its neighbourhoods are not searched, because loading the model for them takes seconds."""
 
 LARGE_GAPS = 1000
 """Number of gaps of a captured step above which it is searched with a narrow window, because building the model also takes time."""
@@ -121,7 +121,7 @@ def _climb_abstract(state: Climb, total: float) -> None:
 
 
 def _climb_captured(state: Climb, total: float) -> None:
-    """Search a captured step in pieces, because transfers that stall make its LP weak.
+    """Search a captured step in neighbourhoods, because transfers that stall make its LP weak.
 
     A model of the whole is used only if nothing else solved it.
     """
@@ -135,7 +135,7 @@ def _climb_captured(state: Climb, total: float) -> None:
 
 
 def captured_breadth(problem: Problem) -> Breadth:
-    """Return the breadth at which the pieces of a captured step are searched."""
+    """Return the breadth at which the neighbourhoods of a captured step are searched."""
     return Breadth(3, 1, early_pages=False) if len(problem.gaps) > LARGE_GAPS else Breadth(8, 2, early_pages=False)
 
 
@@ -179,7 +179,7 @@ def _returns(problem: Problem, breadth: Breadth) -> int:
 
 
 def search_windows(state: Climb, breadth: Breadth, seconds: float, min_gain: float = 0.0) -> None:
-    """Improve the best schedule piece by piece."""
+    """Improve the best schedule neighbourhood by neighbourhood."""
     neighbourhood_search(state, _formulation(state, breadth), seconds, min_gain)
 
 

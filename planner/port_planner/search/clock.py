@@ -19,7 +19,7 @@ def now() -> float:
 
 
 def note_attempt() -> None:
-    """Count an attempt: a schedule that was judged, or a piece that was searched."""
+    """Count an attempt: a schedule that was judged, or a neighbourhood that was searched."""
     if _Count.attempts is not None:
         _Count.attempts += 1.0
 

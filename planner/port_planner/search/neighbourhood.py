@@ -1,7 +1,7 @@
 """Neighbourhood search: all decisions except those of a few gaps are fixed to the best schedule, and the rest is solved.
 
-If the LP is weak (graphs with much recomputation at tight budgets), a solver on the whole model finds almost nothing. On pieces of fifty
-gaps it finds the optimum in a fraction of a second. Pieces are ordered by size, because most joules belong to large tensors, and by
+If the LP is weak (graphs with much recomputation at tight budgets), a solver on the whole model finds almost nothing. On neighbourhoods of fifty
+gaps it finds the optimum in a fraction of a second. Neighbourhoods are ordered by size, because most joules belong to large tensors, and by
 time, the stage at which the gaps end or start. So the search is deterministic.
 """
 
@@ -22,11 +22,11 @@ WINDOW_GAP = 5e-3
 
 
 @dataclass(frozen=True, slots=True)
-class PieceSize:
-    """How large pieces are: `first` gaps, later at least `least`; adapted by counts that are equal in every run.
+class NeighbourhoodSize:
+    """How large neighbourhoods are: `first` gaps, later at least `least`; adapted by counts that are equal in every run.
 
-    The next piece has more gaps if one took fewer than `few` simplex iterations without gain. It has fewer if one took more
-    than `many`, or was not solved within this many `nodes` of the solver's tree. `seconds`: the processor time that a piece may
+    The next neighbourhood has more gaps if one took fewer than `few` simplex iterations without gain. It has fewer if one took more
+    than `many`, or was not solved within this many `nodes` of the solver's tree. `seconds`: the processor time that a neighbourhood may
     take on any machine.
     """
 
@@ -38,12 +38,12 @@ class PieceSize:
     seconds: float
 
 
-NARROW, WIDE = PieceSize(12, 6, 150, 600, 10, 1.0), PieceSize(24, 10, 400, 4000, 100, 3.0)
-"""Sizes of small pieces, which gain most in little time, and of larger ones, which then find changes of many decisions at once."""
+NARROW, WIDE = NeighbourhoodSize(12, 6, 150, 600, 10, 1.0), NeighbourhoodSize(24, 10, 400, 4000, 100, 3.0)
+"""Sizes of small neighbourhoods, which gain most in little time, and of larger ones, which then find changes of many decisions at once."""
 
 
 def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float, min_gain: float = 0.0) -> None:
-    """Improve the best schedule piece by piece for at most `seconds` of CPU time, in small pieces and then in larger ones.
+    """Improve the best schedule neighbourhood by neighbourhood for at most `seconds` of CPU time, in small neighbourhoods and then in larger ones.
 
     Each phase ends once a pass over all gaps lowers the step's cost by less than the share `min_gain`.
     """
@@ -52,13 +52,13 @@ def neighbourhood_search(state: Climb, formulation: Formulation, seconds: float,
     search = _Search(state, formulation)
     stop_at = state.left - seconds
     for size in (NARROW, WIDE):
-        _search_pieces(search, size, stop_at, min_gain)
+        _search_neighbourhoods(search, size, stop_at, min_gain)
 
 
-def _search_pieces(search: "_Search", size: PieceSize, stop_at: float, min_gain: float) -> None:
+def _search_neighbourhoods(search: "_Search", size: NeighbourhoodSize, stop_at: float, min_gain: float) -> None:
     state, search.tile = search.state, size.first
     quiet, rate = 0, GainRate(state, min_gain)
-    for gaps in search.pieces():
+    for gaps in search.neighbourhoods():
         if rate.is_too_low(search.patience() // 4) or quiet > search.patience():
             return
         if state.left <= max(stop_at, 0.05) or state.proven:
@@ -72,7 +72,7 @@ def _search_pieces(search: "_Search", size: PieceSize, stop_at: float, min_gain:
 
 
 class _Search:
-    """A model whose pieces are freed in turn and solved while the rest stays fixed."""
+    """A model whose neighbourhoods are freed in turn and solved while the rest stays fixed."""
 
     def __init__(self, state: Climb, formulation: Formulation) -> None:
         self.state, self.formulation = state, formulation
@@ -110,11 +110,11 @@ class _Search:
         return found
 
     def patience(self) -> int:
-        """Return the number of pieces without improvement after which to stop: every order was then tried."""
+        """Return the number of neighbourhoods without improvement after which to stop: every order was then tried."""
         return 4 * (2 * len(self.formulation.gaps) // self.tile + 2)
 
-    def pieces(self) -> Iterator[list[int]]:
-        """Yield pieces of gaps forever, overlapping by half, in four orders."""
+    def neighbourhoods(self) -> Iterator[list[int]]:
+        """Yield neighbourhoods of gaps forever, overlapping by half, in four orders."""
         problem = self.formulation.problem
         gaps = list(self.formulation.gaps)
         ends = sorted(gaps, key=lambda g: (problem.gaps[g].before % problem.size, g))
@@ -146,7 +146,7 @@ class _Search:
             clock.note_attempt()
         else:
             found = left.whole(run.values)
-            if state.offer(formulation.schedule(found), f"piece of {len(gaps)}"):
+            if state.offer(formulation.schedule(found), f"neighbourhood of {len(gaps)}"):
                 self.hiding = {c: float(np.round(found[c])) for c in self.hiding}
         return run.status, state.cost < before * (1 - 1e-9), run.iterations
 

@@ -46,7 +46,7 @@ _ROUNDING = 1e-9
 """Relative rounding error of sums in a different order."""
 
 FINISHING = 0.1
-"""Share of the time limit that the search leaves free, because it finishes the current piece when its time is up."""
+"""Share of the time limit that the search leaves free, because it finishes the current neighbourhood when its time is up."""
 
 RIVAL_ROOMS = (0.97, 0.9)
 """Shares of the memory for tensors for which further plans are searched, in the time that the search leaves.

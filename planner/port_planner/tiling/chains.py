@@ -158,7 +158,7 @@ class _Walk:
         self.before: list[int] = []
         self.drawn: list[int] = []
         self.loss: int | None = None
-        self.pieces: set[int] = set()
+        self.tiles: set[int] = set()
         """Storages created or changed tile by tile."""
         self.whole: set[int] = set()
         """Storages that a tile's op reads whole."""
@@ -214,7 +214,7 @@ class _Walk:
         values = self.graph.values
         added = {values[v].storage for v in sums_of(op, dims)}
         self.summed |= added
-        self.pieces |= {*self.graph.creates[i], *op.writes} - added
+        self.tiles |= {*self.graph.creates[i], *op.writes} - added
         self.whole |= {values[v].storage for v in operands(op) if v not in dims}
 
     def _joins(self, i: int, op: Op, dims: dict[int, int]) -> bool:
@@ -229,10 +229,10 @@ class _Walk:
         big = {s for s in changed - added if self.graph.storages[s].nbytes > 0}
         if not added <= set(self.graph.creates[i]) or self.summed & {*self.graph.reads[i], *changed}:
             return False
-        return big <= cut and not (wholes | parts) & self.pieces and not changed & self.whole and not cut & wholes
+        return big <= cut and not (wholes | parts) & self.tiles and not changed & self.whole and not cut & wholes
 
     def _draws_a_tile(self, op: Op) -> bool:
-        return set(op.writes) <= self.pieces and len(op.outputs) == 1
+        return set(op.writes) <= self.tiles and len(op.outputs) == 1
 
     def _is_loss(self, op: Op) -> bool:
         log_probs, target, weight, _, ignored = op.args
@@ -243,13 +243,13 @@ class _Walk:
             len(shape) == 2
             and isinstance(ignored, int)
             and ignored < 0
-            and self.graph.values[log_probs.value].storage in self.pieces
+            and self.graph.values[log_probs.value].storage in self.tiles
         )
 
     def _can_run_before(self, i: int, op: Op) -> bool:
         """Return whether an op depends on nothing of the chain and may run ahead of it."""
         reads = set(self.graph.reads[i])
-        if op.random or touched_bytes(self.graph, i) > self.thin_bytes or reads & (self.pieces | self.summed):
+        if op.random or touched_bytes(self.graph, i) > self.thin_bytes or reads & (self.tiles | self.summed):
             return False
         used = {s for k in self.taken for s in self.graph.reads[k]}
         return not set(op.writes) & used

@@ -19,7 +19,7 @@ from port_planner.tiling.rewriting import GraphBuilder, Replacement, RewrittenGr
 CONVOLUTION_BACKWARD = "aten::convolution_backward"
 CONVOLUTION = "aten::convolution"
 WHAT = "convolution_backward in halves"
-_PIECES = "convolution_backward, gradient by gradient"
+_TILES = "convolution_backward, gradient by gradient"
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +62,7 @@ def _split(graph: StepGraph, without: frozenset[int], input_half: _InputHalf) ->
             continue
         if len(halves) > 1:
             chain, count = len(replacements), len(halves)
-            halves = tuple(replace(half, tile=Tile(chain, _PIECES, k, count)) for k, half in enumerate(halves))
+            halves = tuple(replace(half, tile=Tile(chain, _TILES, k, count)) for k, half in enumerate(halves))
         replacements.append(Replacement((i,), tuple(builder.add(half) for half in halves), WHAT))
     return RewrittenGraph(builder.graph(), tuple(replacements))
 

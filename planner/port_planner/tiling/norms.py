@@ -45,7 +45,7 @@ def norms_by_channels(
             moved[result.storage] = moved.get(gradient.storage, gradient.storage)
         what, first = "native_batch_norm_backward by channels", len(builder.ops)
         _add_tiles(builder, lying(builder, graph, op, moved), bounds, Tile(chain, what, 0, len(bounds)))
-        replacements.append(Replacement((i,), tuple(range(first, len(builder.ops))), f"{what} in {len(bounds)} pieces"))
+        replacements.append(Replacement((i,), tuple(range(first, len(builder.ops))), f"{what} in {len(bounds)} tiles"))
         chain += 1
     return RewrittenGraph(builder.graph(), tuple(replacements), moved=moved)
 

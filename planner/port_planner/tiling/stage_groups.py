@@ -46,7 +46,7 @@ def chain_groups(coarse: Coarse, cut: Tiling) -> ChainGroups:
         chains = [chain for chain, _ in cut.counted if not ops.isdisjoint(chain.ops)]
         alternatives, counts = [Alternative("whole")], [1]
         for count, rewritten in tiled.items():
-            tiles = _pieces(rewritten, ops)
+            tiles = _tiles(rewritten, ops)
             if tiles > counts[-1]:
                 alternatives.append(_TileGroups(coarse, rewritten, ops, tiles).alternative(chains))
                 counts.append(count)
@@ -69,7 +69,7 @@ def _tied(graph: StepGraph, cut: Tiling, alike: Sequence[frozenset[int]]) -> lis
     return found
 
 
-def _pieces(rewritten: RewrittenGraph, ops: frozenset[int]) -> int:
+def _tiles(rewritten: RewrittenGraph, ops: frozenset[int]) -> int:
     """Return the number of tiles of the chains of a kind; 1 if one of them is whole."""
     replaced = {i for r in rewritten.replacements for i in r.old}
     counts = [
@@ -106,7 +106,7 @@ class _TileGroups:
             )
         for chain in chains:
             savings |= {(one.tensor, one.stages): one for one in self._savings(chain)}
-        return Alternative(f"{self.count} pieces", tuple(changes.values()), tuple(savings.values()))
+        return Alternative(f"{self.count} tiles", tuple(changes.values()), tuple(savings.values()))
 
     def _costs(self) -> Iterator[StageChange]:
         """Yield the extra cost of each replacement's tiles over its operators, at the stage of the first."""

@@ -145,7 +145,7 @@ class _TileRewriter:
             new = sorted(i for n in group for i in self.new_ops[n])
             names = [base_name(self.graph.ops[i].name) for i in old]
             tiles = len(self.tile_bounds[min(group)].bounds)
-            what = f"{names[0]} to {names[-1]} ({len(names)} operators) in {tiles} pieces"
+            what = f"{names[0]} to {names[-1]} ({len(names)} operators) in {tiles} tiles"
             sums = {s for n in group for s in self._sums(self.chains[n])}
             found.append(Replacement(tuple(old), tuple(new), what, tuple(sorted(sums))))
         return tuple(found)
@@ -175,7 +175,7 @@ class _TileRewriter:
         for tile in range(len(self.bounds)):
             first = len(self.builder.ops)
             for i in sorted({*chain.cut, *chain.drawn}):
-                self._piece(graph.ops[i], chain.cut.get(i), i, tile)
+                self._add_tile(graph.ops[i], chain.cut.get(i), i, tile)
             if chosen is not None and chain.loss is not None:
                 self._gather(graph.ops[chain.loss], chosen, tile)
             self.builder.mark(first, Tile(self.earlier + n, what, tile, len(self.bounds)), self.summing)
@@ -209,7 +209,7 @@ class _TileRewriter:
         v = self.builder.value(mask)
         self.builder.add(Op(op.name, (Ref(v), *op.args[1:]), op.kwargs, (v,), (s,), op.phase, random=True))
 
-    def _piece(self, op: Op, dims: dict[int, int] | None, i: int, tile: int) -> None:
+    def _add_tile(self, op: Op, dims: dict[int, int] | None, i: int, tile: int) -> None:
         """Add one tile of an op; results that must be whole are copied to their place."""
         graph = self.graph
         if dims is None:  # a mask that was drawn: its tile, as numbers

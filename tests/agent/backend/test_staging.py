@@ -110,5 +110,5 @@ def test_the_host_waits_for_the_device_before_it_reaches_there(tmp_path: Path, b
     staging.side(there).reach()
 
 
-def test_its_bytes_are_two_pieces(backend: SimBackend) -> None:
+def test_its_bytes_are_two_chunks(backend: SimBackend) -> None:
     assert Staging(backend, BURST).nbytes == 2 * BURST

@@ -53,10 +53,10 @@ def test_operators_are_summed_by_name_and_device() -> None:
 def test_variants_of_an_operator_are_apart_and_what_is_reordered_says_so() -> None:
     graph, costs = captured()
     first = graph.ops[0]
-    pieces = tuple(
+    chunks = tuple(
         replace(op, tile=Tile(0, "all", i % 4, 4)) if op.name == first.name else op for i, op in enumerate(graph.ops)
     )
-    cut = replace(graph, ops=(replace(first, tile=None), *pieces[1:]))
+    cut = replace(graph, ops=(replace(first, tile=None), *chunks[1:]))
     sums = [one for one in operator_sums(cut, costs, (first.name,)) if f"aten::{one.name}" == first.name]
     assert {one.variant for one in sums} == {"whole", "4 tiles"}
     assert {one.exactness for one in sums} == {REORDERED}
@@ -64,7 +64,7 @@ def test_variants_of_an_operator_are_apart_and_what_is_reordered_says_so() -> No
     summed = replace(first, tile=Tile(0, "all", 0, 4, reordered=True))
     apart = [
         one
-        for one in operator_sums(replace(cut, ops=(summed, *pieces[1:])), costs)
+        for one in operator_sums(replace(cut, ops=(summed, *chunks[1:])), costs)
         if f"aten::{one.name}" == first.name
     ]
     assert {(one.variant, one.exactness) for one in apart} == {("4 tiles", REORDERED), ("4 tiles", BITWISE)}

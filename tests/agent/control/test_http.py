@@ -1,4 +1,4 @@
-"""The control socket: HTTP as it should and should not come, whole, in pieces, glued, and from whom."""
+"""The control socket: HTTP as it should and should not come, whole, in chunks, glued, and from whom."""
 
 import asyncio
 import json
@@ -24,7 +24,7 @@ async def echo(request: HttpRequest) -> HttpResponse:
     if request.path == "/fail":
         raise HttpError(409, "it is as it is")
     if request.path == "/stream":
-        return HttpResponse(200, b"", "text/plain", pieces())
+        return HttpResponse(200, b"", "text/plain", chunks())
     if request.path == "/take":
         return HttpResponse(101, headers={"Connection": "Upgrade"}, takes_over=shout)
     if request.path == "/ignore":
@@ -37,13 +37,13 @@ async def shout(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
     writer.write((await reader.read()).upper())
 
 
-async def pieces() -> Any:
-    for piece in (b"one ", b"", b"two"):
-        yield piece
+async def chunks() -> Any:
+    for chunk in (b"one ", b"", b"two"):
+        yield chunk
 
 
 def converse(data: bytes, step: int | None = None, refused: str = "") -> bytes:
-    """Return everything the server answers to `data`, sent whole or in pieces of `step` bytes."""
+    """Return everything the server answers to `data`, sent whole or in chunks of `step` bytes."""
 
     waits: list[bool] = []
 
@@ -72,7 +72,7 @@ POST = b'POST /p HTTP/1.1\r\nContent-Length: 7\r\n\r\n{"a":1}'
 
 
 @pytest.mark.parametrize("step", [None, 1, 7])
-def test_requests_whole_in_pieces_and_glued(step: int | None) -> None:
+def test_requests_whole_in_chunks_and_glued(step: int | None) -> None:
     answer = converse(GET + POST + GET, step)
     assert answer.count(b"HTTP/1.1 200 OK") == 3
     assert b'"path":"/a b","query":{"x":"1","y":""}' in answer

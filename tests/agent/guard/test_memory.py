@@ -205,7 +205,7 @@ def test_a_program_computes_what_it_computes_without(name: str, bound: tuple[str
     assert report["peak_tensor_bytes"] < 12 << 20
 
 
-IN_PIECES = """
+IN_TILES = """
 a, b = torch.randn(2000, 2001), torch.randn(2000, 2001)
 for step in range(2):
     c = torch.exp(a) + b
@@ -235,8 +235,8 @@ print(d.sum().item(), b.sum().item(), b[::4099].tolist())
     assert json.loads((tmp_path / "report.json").read_text())["peak_tensor_bytes"] < 6 << 20
 
 
-def test_operators_that_do_not_fit_run_in_pieces(tmp_path: Path) -> None:
-    written(tmp_path, MANY + IN_PIECES)
+def test_operators_that_do_not_fit_run_in_tiles(tmp_path: Path) -> None:
+    written(tmp_path, MANY + IN_TILES)
     expected = plain("train.py", folder=tmp_path)
     bound = ("--tensors", "36M", "--report", str(tmp_path / "report.json"))
     done = followed("train.py", folder=tmp_path, bound=bound)
@@ -623,7 +623,7 @@ print(data_bytes() - before < 16 << 20, counters.resident_bytes <= 2 * counters.
 """
 
 
-def test_a_program_that_needs_little_does_not_grow_to_its_limit_in_pieces(tmp_path: Path) -> None:
+def test_a_program_that_needs_little_does_not_grow_to_its_limit_in_small_steps(tmp_path: Path) -> None:
     written(tmp_path, FRAGMENTED)
     done = followed("train.py", folder=tmp_path, bound=("--tensors", "600M", "--guard-only"), timeout_s=100)
     assert (done.code, done.output) == (0, "True True\n"), done.said

@@ -35,7 +35,7 @@ class Program:
         self.made: list[Tensor] = []
         self.seen: list[Seen] = []
         self.steps: list[Callable[[], object]] = [
-            self.pieces, self.pieces, self.in_place, self.in_place, self.out, self.view, self.view, self.copy, self.lists, self.lists,
+            self.chunks, self.chunks, self.in_place, self.in_place, self.out, self.view, self.view, self.copy, self.lists, self.lists,
             self.rows, self.moved, self.forget,
         ]  # fmt: skip
 
@@ -72,7 +72,7 @@ class Program:
             return self.any().flatten()[-1:]
         return self.fresh(x) if kind == 2 else torch.full(self.draw.choice([(), (1,), (1, 1)]), 3.0)
 
-    def pieces(self) -> object:
+    def chunks(self) -> object:
         x = self.any()
         y, z = self.other(x), self.other(x)
         call = self.draw.choice([

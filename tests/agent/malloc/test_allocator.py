@@ -239,16 +239,16 @@ def test_a_repeated_step_needs_no_fresh_pages(library: ctypes.CDLL) -> None:
     assert fresh[1:] == [0, 0, 0]
 
 
-def test_split_pieces_grow_together_again(library: ctypes.CDLL) -> None:
+def test_split_chunks_grow_together_again(library: ctypes.CDLL) -> None:
     library.port_malloc_set_hard_limit(NO_LIMIT)
     library.port_malloc_trim(0)
     library.port_malloc_set_limit(10 * SMALLEST_BLOCK_BYTES)
     whole = library.malloc(10 * SMALLEST_BLOCK_BYTES)
     library.free(whole)
-    pieces = [library.malloc(3 * SMALLEST_BLOCK_BYTES) for _ in range(3)]
+    chunks = [library.malloc(3 * SMALLEST_BLOCK_BYTES) for _ in range(3)]
     stats = Model(library).stats()
     assert (stats.live_blocks, stats.cached_blocks, stats.cached_bytes) == (3, 1, SMALLEST_BLOCK_BYTES)
-    for address in (pieces[1], pieces[0], pieces[2]):
+    for address in (chunks[1], chunks[0], chunks[2]):
         library.free(address)
     assert Model(library).stats().cached_blocks == 1
     assert library.malloc(10 * SMALLEST_BLOCK_BYTES) == whole

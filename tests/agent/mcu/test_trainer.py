@@ -144,8 +144,8 @@ def wait_for_echo(transport: Transport, info: DeviceInfo, sequence: int, patienc
     decoder = FrameDecoder()
     for _ in range(int(patience.give_up_s / patience.longest_s)):
         transport.write(b"\0" + frame)
-        while piece := transport.read(patience.longest_s):
-            if any(content[8:] == data for content in decoder.feed(piece)):
+        while chunk := transport.read(patience.longest_s):
+            if any(content[8:] == data for content in decoder.feed(chunk)):
                 return
     raise AssertionError("the device hangs")
 

@@ -176,7 +176,7 @@ with contextlib.suppress(ssl.SSLWantReadError):
     context.wrap_bio(incoming, outgoing).do_handshake()
 hello = outgoing.read()
 
-def piece():
+def chunk():
     match numbers.randrange(5):
         case 0:
             return numbers.randbytes(numbers.randrange(1, 2000))
@@ -194,7 +194,7 @@ while sent < left:
     with contextlib.suppress(OSError), socket.create_connection((sys.argv[1], int(sys.argv[2])), timeout=20) as line:
         for _ in range(numbers.randrange(1, 20)):
             sent += 1
-            line.sendall(piece())
+            line.sendall(chunk())
 print(sent)
 """
 """Sends to a port what is no greeting, or the beginning of one that was changed, and prints how often."""

@@ -1,4 +1,4 @@
-"""Graphs of further shapes in pieces: only where they have no room whole, at the places of the first shape's."""
+"""Graphs of further shapes in tiles: only where they have no room whole, at the places of the first shape's."""
 
 from collections.abc import Iterable
 from dataclasses import replace
@@ -61,7 +61,7 @@ def _without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_the_first_shape_is_tried_in_pieces_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_shape_is_tried_in_tiles_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling_search, "first_tilings", lambda *_: [(FAT_BYTES, 4)])
     whole = recorded([(2, 1)])
     graph = whole.prepared.graphs["step"]

@@ -284,9 +284,9 @@ async def test_what_a_job_has_not_is_said(tmp_path: Path) -> None:
             await service.energy_report({})
 
 
-async def next_piece(pieces: AsyncIterator[str]) -> str:
+async def next_chunk(chunks: AsyncIterator[str]) -> str:
     """Return what a followed log shows next."""
-    return await asyncio.wait_for(anext(pieces), 60.0)
+    return await asyncio.wait_for(anext(chunks), 60.0)
 
 
 def test_a_followed_log_ends_with_the_job_or_when_it_is_tidied_away(
@@ -302,18 +302,18 @@ def test_a_followed_log_ends_with_the_job_or_when_it_is_tidied_away(
                 log = JobLog(store.job_dir(job.id), 1 << 20)
                 for text in ("one", "two"):
                     log.note(text, 0.0)
-                pieces = service.follow_log("birds", 1)
-                assert (await next_piece(pieces)).endswith("agent: two\n")
+                chunks = service.follow_log("birds", 1)
+                assert (await next_chunk(chunks)).endswith("agent: two\n")
                 log.note("three", 0.0)
-                assert (await next_piece(pieces)).endswith("agent: three\n")
+                assert (await next_chunk(chunks)).endswith("agent: three\n")
                 if ends_by_itself:
                     log.note("the end", 0.0)
                     put(made, job, JobState.FINISHED)
-                    assert (await next_piece(pieces)).endswith("agent: the end\n"), "what came before the end is shown"
+                    assert (await next_chunk(chunks)).endswith("agent: the end\n"), "what came before the end is shown"
                 else:
                     store.forget(job.id)
                 with pytest.raises(StopAsyncIteration):
-                    await next_piece(pieces)
+                    await next_chunk(chunks)
 
     asyncio.run(follow())
 

@@ -5,8 +5,8 @@ from pathlib import Path
 from port_agent.system.checksum import RunningChecksum, bytes_checksum, file_checksum, values_checksum
 
 
-def test_bytes_pieces_and_a_file_have_one_checksum(tmp_path: Path) -> None:
-    content = bytes(range(256)) * 8200  # more than one piece of a file
+def test_bytes_chunks_and_a_file_have_one_checksum(tmp_path: Path) -> None:
+    content = bytes(range(256)) * 8200  # more than one chunk of a file
     running = RunningChecksum()
     for start in range(0, len(content), 100_000):
         running.update(memoryview(content)[start : start + 100_000])

@@ -629,8 +629,8 @@ def test_an_executor_with_a_broken_order_gives_other_numbers(
         assert broken is FreesEarly or backend.races(), broken
         backend.races()
     if 0 in targets:  # pages of the host's memory pass through no buffers
-        for name in ("CHUNK", "BURST"):  # a page of more pieces than buffers: nobody waits before its last one is sent
+        for name in ("CHUNK", "BURST"):  # a page of more chunks than buffers: nobody waits before its last one is sent
             monkeypatch.setattr(f"port_agent.paging.pager.{name}", BLOCK)
-        assert not found("sound in pieces", backend)
+        assert not found("sound in chunks", backend)
         monkeypatch.setattr(Staging, "take", taken_at_once)
         assert found("ring", backend)

@@ -501,7 +501,7 @@ def test_a_write_that_fails_after_its_step_ends_the_run_and_costs_what_is_not_co
     after: str, tmp_path: Path, reference: tuple[list[float], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     t = paging_trainer(tmp_path)
-    write_piece = Pager._write_chunk
+    write_chunk = Pager._write_chunk
 
     def on_step(event: StepEvent) -> None:
         if event.step == 5:
@@ -513,7 +513,7 @@ def test_a_write_that_fails_after_its_step_ends_the_run_and_costs_what_is_not_co
     t.start()
     with pytest.raises(PageError, match="free space"):
         t.train(on_step, lambda *_: None)
-    monkeypatch.setattr(Pager, "_write_chunk", write_piece)
+    monkeypatch.setattr(Pager, "_write_chunk", write_chunk)
     t.close()
     t = paging_trainer(tmp_path)
     losses: list[float] = []

@@ -267,8 +267,8 @@ def test_the_host_holds_at_most_what_the_program_says_of_it(
         assert max(held) == lower(there.graph, flat_costs(there.graph), plan).beside_bytes, seed
 
 
-PIECE = 512
-"""Bytes of a ring's buffer: most of what a small step transfers takes several pieces."""
+CHUNK = 512
+"""Bytes of a ring's buffer: most of what a small step transfers takes several chunks."""
 
 
 def through_ring(
@@ -295,7 +295,7 @@ def through_ring(
 def test_through_the_ring_a_placed_step_has_the_same_bits(
     tmp_path: Path, backend: SimBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert through_ring(tmp_path, backend, monkeypatch, TransferRing(backend, PIECE)) == ([], [])
+    assert through_ring(tmp_path, backend, monkeypatch, TransferRing(backend, CHUNK)) == ([], [])
 
 
 def _early_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -340,5 +340,5 @@ def test_a_ring_with_a_wait_left_out_or_a_wrong_event_shows(
     mutate: Callable[[pytest.MonkeyPatch], None], tmp_path: Path, backend: SimBackend, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mutate(monkeypatch)
-    found, _ = through_ring(tmp_path, backend, monkeypatch, TransferRing(backend, PIECE))
+    found, _ = through_ring(tmp_path, backend, monkeypatch, TransferRing(backend, CHUNK))
     assert found

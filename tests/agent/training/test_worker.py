@@ -367,8 +367,8 @@ def test_messages_are_json_lines(tmp_path: Path) -> None:
     worker = start(tmp_path)
     receive: Callable[[int], bytes] = worker.channel._socket.recv
     data = b""
-    while piece := receive(65536):
-        data += piece
+    while chunk := receive(65536):
+        data += chunk
     worker.process.wait()
     lines = data.split(b"\n")
     assert lines[-1] == b""

@@ -9,10 +9,10 @@ BASE = torch.arange(700_000, dtype=torch.int32).view(700, 1000)
 
 
 @pytest.mark.parametrize("tensor", [BASE, BASE.t(), BASE[:, 3:9], torch.zeros(0), torch.tensor(3.5)])
-def test_pieces_are_the_tensor_row_after_row(tensor: torch.Tensor) -> None:
-    pieces = [bytes(p) for p in chunks_of_tensor(tensor)]
-    assert b"".join(pieces) == tensor.contiguous().numpy().tobytes()
-    assert all(len(p) <= 1 << 20 for p in pieces)
+def test_chunks_are_the_tensor_row_after_row(tensor: torch.Tensor) -> None:
+    chunks = [bytes(p) for p in chunks_of_tensor(tensor)]
+    assert b"".join(chunks) == tensor.contiguous().numpy().tobytes()
+    assert all(len(p) <= 1 << 20 for p in chunks)
 
 
 def test_a_storage_has_what_its_views_do_not_show() -> None:

@@ -55,11 +55,11 @@ def test_seconds_are_those_of_the_plans_order() -> None:
     assert drawing(graph(), costs(), Plan()).moments == (0.0, 1.0, 2.0, 3.0, 4.0, 5.0)
 
 
-def test_pieces_of_a_chain_are_runs_with_their_names() -> None:
+def test_tiles_of_a_chain_are_runs_with_their_names() -> None:
     step, tiles = graph(), [Tile(0, "chain", k, 2) for k in range(2)]
     ops = tuple(replace(op, tile=tiles[k // 2 - 1]) if k > 1 else op for k, op in enumerate(step.ops))
     picture = drawing(replace(step, ops=ops), costs(), Plan())
     assert picture.runs == (TileRun(tiles[0], 2, 4), TileRun(tiles[1], 4, 5))
-    assert picture.operators[2].endswith(", piece 1 of 2") and "piece" not in picture.operators[0]
-    assert dict(picture.figures)["in pieces"] == "1 chain"
+    assert picture.operators[2].endswith(", tile 1 of 2") and "tile" not in picture.operators[0]
+    assert dict(picture.figures)["in tiles"] == "1 chain"
     assert drawing(step, costs(), Plan()).runs == ()

@@ -38,10 +38,10 @@ def test_steps_of_nothing_and_short_bars_are_drawn() -> None:
     assert 'width="0.8"' in short
 
 
-def test_pieces_have_blocks_words_and_a_place_in_the_legend() -> None:
+def test_tiles_have_blocks_words_and_a_place_in_the_legend() -> None:
     runs = tuple(TileRun(Tile(0, "mm along dimension 0 of [4, <8]", k, 2), k, k + 1) for k in range(2))
     text = svg(replace(PICTURE, runs=runs))
     ElementTree.fromstring(text)
-    assert text.count('class="piece"') == 3 and f">{TILED}<" in text
-    assert "mm along dimension 0 of [4, &lt;8]: piece 2 of 2\nfrom operator 1 (relu)" in text
-    assert TILED not in svg(PICTURE) and 'class="piece"' not in svg(PICTURE)
+    assert text.count('class="tile"') == 3 and f">{TILED}<" in text
+    assert "mm along dimension 0 of [4, &lt;8]: tile 2 of 2\nfrom operator 1 (relu)" in text
+    assert TILED not in svg(PICTURE) and 'class="tile"' not in svg(PICTURE)

@@ -71,5 +71,5 @@ def test_what_rounds_apart_shows_at_the_ends_of_shares_and_only_there(two_thread
     apart = rounds_apart(ATEN.add.Tensor, (*numbers,), scaled)
     for count in (2 * 1000 * VECTOR, numbers.shape[1]):
         x, y = numbers[0, :count].clone(), numbers[1, :count].clone()
-        pieces = [ATEN.add(a, b, **scaled) for a, b in zip(x.split(1000 * VECTOR), y.split(1000 * VECTOR), strict=True)]
-        assert same_bits(ATEN.add(x, y, **scaled), torch.cat(pieces)) == (in_whole_vectors(count, 2) or not apart)
+        tiles = [ATEN.add(a, b, **scaled) for a, b in zip(x.split(1000 * VECTOR), y.split(1000 * VECTOR), strict=True)]
+        assert same_bits(ATEN.add(x, y, **scaled), torch.cat(tiles)) == (in_whole_vectors(count, 2) or not apart)

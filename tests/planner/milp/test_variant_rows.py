@@ -75,8 +75,8 @@ def test_seconds_and_joules_of_alternatives_are_those_of_the_replay(semantics: S
                 assert hurried.start_values(schedule) is None or not allowed(hurried, schedule)
 
 
-PIECES = TileSaving(0, 6, (0, 5), (0,))
-"""Of `held`, the two pieces of three that are not there while one is."""
+TILES = TileSaving(0, 6, (0, 5), (0,))
+"""Of `held`, the two tiles of three that are not there while one is."""
 
 CHAIN = Problem(
     stages=tuple(Stage(f"s{t}", 1.0, 1.0) for t in range(6)),
@@ -85,12 +85,12 @@ CHAIN = Problem(
         Tensor("with it", 4, (0, 5), (0,), rematerializations=(None,)),
     ),
     ram_bytes=8,
-    groups=(StageGroup("chain", (Alternative("whole"), Alternative("3 pieces", (StageChange(5, 0.1, 0.5),), (PIECES,)))),),
+    groups=(StageGroup("chain", (Alternative("whole"), Alternative("3 tiles", (StageChange(5, 0.1, 0.5),), (TILES,)))),),
 )  # fmt: skip
-"""A tensor that has room in pieces alone, and only if it is not kept between the two stages that touch it."""
+"""A tensor that has room in tiles alone, and only if it is not kept between the two stages that touch it."""
 
 
-def test_pieces_save_only_what_is_not_kept_whole() -> None:
+def test_tiles_save_only_what_is_not_kept_whole() -> None:
     formulation = Formulation(CHAIN, EXACT)
     run = HighsSession(formulation.model).run(10.0)
     assert run.values is not None
@@ -115,7 +115,7 @@ def test_the_relaxation_with_alternatives_is_no_dearer_than_any_schedule() -> No
 
 
 def test_what_another_alternative_dominates_has_no_column_unless_it_is_known() -> None:
-    worse = Alternative("more of all", (StageChange(5, 0.2, 0.6),), (PIECES,))
+    worse = Alternative("more of all", (StageChange(5, 0.2, 0.6),), (TILES,))
     problem = replace(CHAIN, groups=(replace(CHAIN.groups[0], alternatives=(*CHAIN.groups[0].alternatives, worse)),))
     assert set(Formulation(problem, EXACT).variants) == {(0, 0), (0, 1)}
     known = Schedule(variants=((0, 2),))
@@ -129,8 +129,8 @@ def _stages(count: int = 4) -> tuple[Stage, ...]:
     return tuple(Stage(f"s{t}", 1.0, 1.0) for t in range(count))
 
 
-def _in_pieces(tensor: int, nbytes: int, stage: int, gaps: tuple[int, ...] = ()) -> StageGroup:
-    tiles = Alternative("pieces", (), (TileSaving(tensor, nbytes, (stage,), gaps),))
+def _in_tiles(tensor: int, nbytes: int, stage: int, gaps: tuple[int, ...] = ()) -> StageGroup:
+    tiles = Alternative("tiles", (), (TileSaving(tensor, nbytes, (stage,), gaps),))
     return StageGroup("chain", (Alternative("whole"), tiles))
 
 
@@ -141,17 +141,17 @@ BORN = Problem(
     _stages(),
     (AGAIN, BUSY, Tensor("born", 9, (2,), (2,), rematerializations=(None,))),
     15,
-    groups=(_in_pieces(2, 6, 2),),
+    groups=(_in_tiles(2, 6, 2),),
 )
-"""What comes back at stage 2 needs 15 bytes, before a tensor is made there in pieces."""
+"""What comes back at stage 2 needs 15 bytes, before a tensor is made there in tiles."""
 
 LATER = Problem(
     _stages(),
     (AGAIN, BUSY, replace(AGAIN, name="later", nbytes=9, rematerializations=(Rematerialization(1.0, 1.0, ()),))),
     15,
-    groups=(_in_pieces(2, 6, 2, (2,)),),
+    groups=(_in_tiles(2, 6, 2, (2,)),),
 )
-"""What comes back first at stage 2 needs 15 bytes, before another tensor comes back in pieces."""
+"""What comes back first at stage 2 needs 15 bytes, before another tensor comes back in tiles."""
 
 
 @pytest.mark.parametrize(("problem", "gaps"), [(BORN, (0,)), (LATER, (0, 2))])

@@ -1,4 +1,4 @@
-"""What of a forward pass runs again for a piece of the backward pass: all that it needs, from what waits at a cut."""
+"""What of a forward pass runs again for a segment of the backward pass: all that it needs, from what waits at a cut."""
 
 import torch
 from torch import nn
@@ -22,7 +22,7 @@ def recorded() -> StepGraph:
 
 
 def layer_by_layer(graph: StepGraph) -> list[int]:
-    """Return the piece of every operator: of the weights' layer; the last layer's piece has the loss, too."""
+    """Return the segment of every operator: of the weights' layer; the last layer's segment has the loss, too."""
     forward: list[int] = []
     layer = 0
     for i, op in enumerate(graph.ops):
@@ -34,7 +34,7 @@ def layer_by_layer(graph: StepGraph) -> list[int]:
     return forward
 
 
-def test_a_piece_has_all_that_it_reads_and_makes_nothing_twice() -> None:
+def test_a_segment_has_all_that_it_reads_and_makes_nothing_twice() -> None:
     graph = recorded()
     tiles = layer_by_layer(graph)
     before = RepeatedOperators(graph, tiles, range(len(graph.ops))).before()
@@ -53,7 +53,7 @@ def test_a_piece_has_all_that_it_reads_and_makes_nothing_twice() -> None:
             )
 
 
-def test_what_the_last_piece_made_itself_is_not_made_again() -> None:
+def test_what_the_last_segment_made_itself_is_not_made_again() -> None:
     graph = recorded()
     tiles = layer_by_layer(graph)
     turning = LAYERS - 1

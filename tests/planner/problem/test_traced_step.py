@@ -102,7 +102,7 @@ def test_what_an_operator_changed_itself_is_not_made_again() -> None:
     assert all(t.rematerializations in ((), (None,)) for t in traced.problem.tensors)
 
 
-def test_operands_that_do_not_fit_together_pass_in_pieces() -> None:
+def test_operands_that_do_not_fit_together_pass_in_tiles() -> None:
     step = TracedStep(
         (TracedOp(0.1, 0, (0, 1), (0,)),), (TracedStorage(6 * MIB, True, 1), TracedStorage(3 * MIB, True, 1))
     )

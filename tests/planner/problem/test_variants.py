@@ -65,7 +65,7 @@ def test_what_takes_no_less_of_anything_is_left_out(other: StageChange, kept: tu
 )
 def test_savings_count_by_tensor_stage_and_what_they_hang_on(saving: TileSaving, kept: tuple[int, ...]) -> None:
     costlier = (StageChange(1, 0.0, 1.0),)
-    one = Alternative("pieces", costlier, (TileSaving(0, 6, (3,), (0,)),))
+    one = Alternative("tiles", costlier, (TileSaving(0, 6, (3,), (0,)),))
     assert _kept(one, Alternative("others", (replace(costlier[0], joules=2.0),), (saving,))) == kept
 
 

@@ -116,7 +116,7 @@ def test_random_operators_name_the_order_in_which_they_draw() -> None:
     assert places != sorted(places) and min(places) == places[0], "the first draws first, others in another order"
 
 
-def test_what_the_backward_pass_needs_is_made_again_in_its_piece() -> None:
+def test_what_the_backward_pass_needs_is_made_again_in_its_segment() -> None:
     graphs = recorded(dropout=0.5)
     update = whole(graphs, remake=True)
     again = {origin: n for origin, n in Counter(update.origin).items() if n > 1}

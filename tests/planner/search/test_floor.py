@@ -49,14 +49,14 @@ def attention() -> tuple[StepGraph, CostTable]:
 
 
 def steps(name: str) -> tuple[StepGraph, CostTable]:
-    if name == "pieces":
+    if name == "tiles":
         whole = language_step().graphs["step"]
         graph = tile_fat(whole, 140_000, 4).applied(whole).graph
         return graph, costs_of(graph, base=1 << 20)
     return attention() if name == "attention" else captured(name)
 
 
-LONG = ("resnet18", "vgg16bn", "mobilenetv2", "pieces", "resnet50", "bert", "gpt2", "vit")
+LONG = ("resnet18", "vgg16bn", "mobilenetv2", "tiles", "resnet50", "bert", "gpt2", "vit")
 
 
 @pytest.mark.slow

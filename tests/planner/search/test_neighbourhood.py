@@ -1,4 +1,4 @@
-"""Pieces of gaps freed in turn: each improves or changes nothing, together they reach what greedy misses."""
+"""Neighbourhoods of gaps freed in turn: each improves or changes nothing, together they reach what greedy misses."""
 
 import functools
 import time
@@ -52,7 +52,7 @@ def test_it_reaches_what_greedy_misses_and_makes_nothing_worse() -> None:
         neighbourhood_search(state, Formulation(problem, BREADTH, state.schedule), 5.0)
         assert best - 1e-6 <= state.cost <= before
         reached += state.cost <= best * (1 + 6e-3) + 1e-6
-    assert reached >= 0.8 * len(MISSED), "pieces of twenty gaps hold these problems whole"
+    assert reached >= 0.8 * len(MISSED), "neighbourhoods of twenty gaps hold these problems whole"
 
 
 def test_without_a_schedule_or_one_that_the_model_lacks_there_is_nothing_to_improve() -> None:
@@ -99,16 +99,16 @@ def test_it_ends_where_going_through_all_gaps_gained_too_little(monkeypatch: pyt
     monkeypatch.setattr(_Search, "patience", lambda _: 4)
     problem = random_problem(MISSED[0])
 
-    def pieces(min_gain: float) -> int:
+    def neighbourhoods(min_gain: float) -> int:
         state = started(problem)
         known = len(state.log)
         neighbourhood_search(state, Formulation(problem, BREADTH, state.schedule), 5.0, min_gain)
         return len(state.log) - known
 
-    assert pieces(2.0) <= 2 < pieces(0.0), "no piece saves twice of what everything costs"
+    assert neighbourhoods(2.0) <= 2 < neighbourhoods(0.0), "no neighbourhood saves twice of what everything costs"
 
 
-def test_it_finds_the_same_however_long_its_pieces_take(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_finds_the_same_however_long_its_neighbourhoods_take(monkeypatch: pytest.MonkeyPatch) -> None:
     problem = random_problem(MISSED[1])
     plain, clock = time.process_time, [0.0]
 
@@ -125,26 +125,30 @@ def test_it_finds_the_same_however_long_its_pieces_take(monkeypatch: pytest.Monk
         return state.log
 
     quick = found(0.0)
-    assert len(quick) > 2 and found(1.0) == quick, "a piece seems to take seconds here"
+    assert len(quick) > 2 and found(1.0) == quick, "a neighbourhood seems to take seconds here"
 
 
-def test_pieces_cover_every_gap_in_each_order_overlapping_by_half() -> None:
+def test_neighbourhoods_cover_every_gap_in_each_order_overlapping_by_half() -> None:
     problem = random_problem(MISSED[0])
     state = started(problem)
     search = _Search(state, Formulation(problem, BREADTH, state.schedule))
     gaps = set(search.formulation.gaps)
     search.tile = 2
-    pieces = list(islice(search.pieces(), 8 * len(gaps)))
-    per_order = [pieces[i : i + len(gaps)] for i in range(0, 4 * len(gaps), len(gaps))]
+    neighbourhoods = list(islice(search.neighbourhoods(), 8 * len(gaps)))
+    per_order = [neighbourhoods[i : i + len(gaps)] for i in range(0, 4 * len(gaps), len(gaps))]
     assert all(set().union(*map(set, order)) == gaps for order in per_order)
-    assert pieces[: 4 * len(gaps)] == pieces[4 * len(gaps) : 8 * len(gaps)], "the same again: deterministic"
+    assert neighbourhoods[: 4 * len(gaps)] == neighbourhoods[4 * len(gaps) : 8 * len(gaps)], (
+        "the same again: deterministic"
+    )
     assert search.patience() >= 4 * len(gaps)
     nbytes = {g: problem.tensors[problem.gaps[g].tensor].nbytes for g in gaps}
-    assert [nbytes[g] for g in pieces[0]] == sorted(nbytes.values())[: -len(pieces[0]) - 1 : -1], "largest first"
+    assert [nbytes[g] for g in neighbourhoods[0]] == sorted(nbytes.values())[: -len(neighbourhoods[0]) - 1 : -1], (
+        "largest first"
+    )
 
 
 @pytest.mark.parametrize("seed", MISSED)
-def test_what_is_not_in_the_piece_stays_as_it_is(seed: int) -> None:
+def test_what_is_not_in_the_neighbourhood_stays_as_it_is(seed: int) -> None:
     problem = random_problem(seed)
     state = started(problem)
     assert state.schedule is not None

@@ -124,8 +124,8 @@ def test_with_alternatives_of_many_kinds_the_optimum_equals_brute_force(semantic
 
 
 def _compare_with_alternatives(semantics: Semantics, seeds: range, least: int) -> None:
-    """A chain whole or in pieces, of which what is in pieces depends on the gaps around it; and another kernel."""
-    tried = in_pieces = held = 0
+    """A chain whole or in tiles, of which what is in tiles depends on the gaps around it; and another kernel."""
+    tried = in_tiles = held = 0
     for seed in seeds:
         problem = with_variants(random_problem(seed, semantics=semantics, packing=semantics is Semantics.REAL), seed)
         verify_problem(problem)
@@ -135,9 +135,9 @@ def _compare_with_alternatives(semantics: Semantics, seeds: range, least: int) -
             found = solve(problem, time_limit_s=10)
             _compare(found, best, seed)
             chosen = dict(found.schedule.variants) if found.schedule else {}
-            in_pieces += 0 in chosen
+            in_tiles += 0 in chosen
             held += 0 in chosen and any(s.gaps for s in problem.groups[0].alternatives[chosen[0]].savings)
-    assert tried >= 4 and in_pieces >= 1 and held >= least
+    assert tried >= 4 and in_tiles >= 1 and held >= least
 
 
 def test_the_hosts_memory_is_a_limit_of_its_own() -> None:

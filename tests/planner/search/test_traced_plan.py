@@ -75,7 +75,7 @@ def test_nothing_leaves_where_all_fits() -> None:
     assert plan.departures == () and plan.seconds == pytest.approx(3 * 0.007)
 
 
-def test_what_passes_through_in_pieces_may_leave_where_it_is_made() -> None:
+def test_what_passes_through_in_tiles_may_leave_where_it_is_made() -> None:
     """An operator takes and makes 12 MiB of 10; what it made is not there all the time afterwards."""
     ops = (
         TracedOp(0.01, 0, (0,), (), (1,)),

@@ -83,7 +83,7 @@ def test_blocks_have_the_bits_of_the_whole_and_the_graph_stays_one(dtype: torch.
         assert differing(graph, rewritten) == ()
         names = {storage.name for storage in small.storages}
         assert NAME not in names and f"{NAME}#rows/{count - 1}" in names
-        assert [tile.count for tile in small.pieces] == [count] * 3
+        assert [tile.count for tile in small.tiles] == [count] * 3
         assert len(rewritten.replacements) == 3
 
 

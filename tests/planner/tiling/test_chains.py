@@ -72,7 +72,7 @@ def test_a_chain_split_at_any_operator_has_the_same_bits_and_its_masks_stay_with
         assert differing(graph, rewritten) == ()
 
 
-def test_nothing_in_a_chain_reads_whole_what_the_chain_makes_in_pieces() -> None:
+def test_nothing_in_a_chain_reads_whole_what_the_chain_makes_in_tiles() -> None:
     graph = language_step().graphs["step"]
     for chain in find_chains(graph, FAT_BYTES):
         made = {s for i in chain.cut for s in graph.creates[i]}
@@ -177,7 +177,7 @@ def test_what_needs_a_passed_update_ends_the_chain() -> None:
     assert late not in taken
 
 
-def test_an_operator_of_too_few_rows_for_two_pieces_is_not_cut() -> None:
+def test_an_operator_of_too_few_rows_for_two_tiles_is_not_cut() -> None:
     graph = deep_step()
     heads = [
         op for op in graph.ops if base_name(op.name) == "addmm" and graph.values[op.outputs[0] or 0].shape == (8, 4)

@@ -73,7 +73,7 @@ def test_every_convolution_is_halved_and_the_graph_stays_one() -> None:
     for replacement in rewritten.replacements:
         tiles = [tile for i in replacement.new if (tile := rewritten.graph.ops[i].tile)]
         assert [(tile.index, tile.count) for tile in tiles] == [(0, 2), (1, 2)]
-    assert len(rewritten.graph.pieces) == 4
+    assert len(rewritten.graph.tiles) == 4
 
 
 @pytest.mark.parametrize("split", [split_gradients, split_gradients_by_mask])

@@ -124,7 +124,7 @@ def test_updates_stay_as_they_stream() -> None:
     assert updates[0] == updates[1]
 
 
-def test_pieces_are_cut_of_what_is_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tiles_are_cut_of_what_is_in_place(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("port_planner.tiling.tiles.SPLIT_BYTES", 50_000)
     graph = compacted(write_in_place(language_step().graphs["step"]).graph)
     rewritten = tile_chains(graph, find_chains(graph, 200_000), 4)

@@ -31,13 +31,13 @@ def step() -> StepGraph:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_pieces_of_channels_have_the_bits_of_the_whole_and_the_graph_stays_one(count: int) -> None:
+def test_tiles_of_channels_have_the_bits_of_the_whole_and_the_graph_stays_one(count: int) -> None:
     graph = step()
     rewritten = norms_by_channels(graph, 1, count)
     small = compacted(rewritten.graph)
     verify_graph(small)
     verify_operands(small)
-    assert [tile.count for tile in small.pieces] == [count] * 2
+    assert [tile.count for tile in small.tiles] == [count] * 2
     assert len(rewritten.replacements) == 2 and differing(graph, rewritten) == ()
     assert len(rewritten.moved) == 1, "the gradient that the shortcut reads again is not overwritten"
 

@@ -1,4 +1,4 @@
-"""Convolutions of single pixels as products of matrices: the same bits, pieces by samples, a slip found."""
+"""Convolutions of single pixels as products of matrices: the same bits, tiles by samples, a slip found."""
 
 from dataclasses import replace
 from pathlib import Path

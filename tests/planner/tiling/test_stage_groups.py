@@ -1,4 +1,4 @@
-"""Groups of stages made of chains: their costs are the estimates, and they save what exists in pieces alone."""
+"""Groups of stages made of chains: their costs are the estimates, and they save what exists in tiles alone."""
 
 from dataclasses import replace
 
@@ -17,7 +17,7 @@ from tests.planner.tiling.language_step import language_step
 
 
 @pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "SPLIT_BYTES", 50_000)
 
 
@@ -41,7 +41,7 @@ def test_each_kind_of_chain_is_a_group_of_a_sound_problem() -> None:
     assert changed.count(first) == 4 and all(changed.count(ops) == 1 for ops in others)
 
 
-def test_an_alternative_costs_what_its_pieces_are_estimated_to_cost_more() -> None:
+def test_an_alternative_costs_what_its_tiles_are_estimated_to_cost_more() -> None:
     coarse, cut, found = groups()
     costs, watts = coarse.costs.ops, coarse.costs.device.static_watts
     for group, ops, counts in zip(found.groups, found.ops, found.counts, strict=True):
@@ -54,7 +54,7 @@ def test_an_alternative_costs_what_its_pieces_are_estimated_to_cost_more() -> No
             assert one.seconds == pytest.approx(seconds) and one.joules == pytest.approx(joules + watts * seconds)
 
 
-def test_what_exists_in_pieces_alone_is_saved_but_for_one_of_them() -> None:
+def test_what_exists_in_tiles_alone_is_saved_but_for_one_of_them() -> None:
     coarse, cut, found = groups()
     graph, hanging = coarse.graph, 0
     for group, ops, counts in zip(found.groups, found.ops, found.counts, strict=True):
@@ -66,10 +66,10 @@ def test_what_exists_in_pieces_alone_is_saved_but_for_one_of_them() -> None:
                 assert not whole[s] and not ops.isdisjoint(graph.uses[s])
                 assert saving.nbytes == graph.storages[s].nbytes * (count - 1) // count
                 hanging += bool(saving.gaps)
-    assert hanging, "what the forward pass leaves to the backward pass is in pieces only if it is not kept"
+    assert hanging, "what the forward pass leaves to the backward pass is in tiles only if it is not kept"
 
 
-def test_what_is_filled_piece_by_piece_is_there_before_it_was() -> None:
+def test_what_is_filled_tile_by_tile_is_there_before_it_was() -> None:
     _, _, found = groups()
     held = [change.fixed_bytes for group in found.groups for one in group.alternatives for change in one.changes]
     assert max(held) > 0 and min(held) >= 0

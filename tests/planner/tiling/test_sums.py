@@ -1,4 +1,4 @@
-"""Sums over rows and samples in pieces: in another order where that is allowed, close to the whole's, marked, and never otherwise."""
+"""Sums over rows and samples in tiles: in another order where that is allowed, close to the whole's, marked, and never otherwise."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -29,7 +29,7 @@ FAT_BYTES = 200_000
 
 
 @pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "SPLIT_BYTES", 50_000)
 
 
@@ -67,8 +67,8 @@ def test_a_gradient_in_bfloat16_is_no_sum_of_parts() -> None:
 def test_chains_go_on_through_sums_and_say_which_operators_are_reordered() -> None:
     _, exact = cut(sums=False)
     graph, rewritten = cut(sums=True)
-    assert not any(tile.reordered for tile in exact.graph.pieces)
-    assert any(tile.reordered for tile in rewritten.graph.pieces)
+    assert not any(tile.reordered for tile in exact.graph.tiles)
+    assert any(tile.reordered for tile in rewritten.graph.tiles)
     verify_graph(rewritten.graph)
     verify_operands(rewritten.graph)
     reordered = {base_name(op.name) for op in rewritten.graph.ops if op.tile is not None and op.tile.reordered}
@@ -125,7 +125,7 @@ def test_a_part_that_is_left_out_is_found(monkeypatch: pytest.MonkeyPatch) -> No
     part_of_sum: Callable[..., int] = tiles._TileRewriter._tile_of_sum
 
     def twice(made: tiles._TileRewriter, v: int, tile: int) -> int:
-        """Let the last piece begin the sum anew."""
+        """Let the last tile begin the sum anew."""
         return part_of_sum(made, v, 0 if tile == len(made.bounds) - 1 else tile)
 
     monkeypatch.setattr(tiles._TileRewriter, "_tile_of_sum", twice)

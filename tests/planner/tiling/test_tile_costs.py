@@ -1,4 +1,4 @@
-"""Estimates of operators in pieces: those left whole keep their costs, pieces take about what the whole did."""
+"""Estimates of operators in tiles: those left whole keep their costs, tiles take about what the whole did."""
 
 import pytest
 
@@ -13,7 +13,7 @@ CALL_S = 1e-6
 
 
 @pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "SPLIT_BYTES", 50_000)
 
 
@@ -27,7 +27,7 @@ def _distinct(graph: StepGraph) -> list[OpCost]:
     return [OpCost(CALL_S + 1e-3 * i, 8 * i, 2e-3 * i) for i in range(len(graph.ops))]
 
 
-def test_what_stays_whole_keeps_its_costs_and_pieces_take_what_the_whole_did_and_a_call(graph: StepGraph) -> None:
+def test_what_stays_whole_keeps_its_costs_and_tiles_take_what_the_whole_did_and_a_call(graph: StepGraph) -> None:
     costs = _distinct(graph)
     rewritten = tile_fat(graph, 280_000, 4).applied(graph)
     assert rewritten.replacements
@@ -47,6 +47,6 @@ def test_what_stays_whole_keeps_its_costs_and_pieces_take_what_the_whole_did_and
         assert all(0 <= found[i].workspace_bytes <= most for i in replacement.new)
 
 
-def test_nothing_in_pieces_costs_what_it_did(graph: StepGraph) -> None:
+def test_nothing_in_tiles_costs_what_it_did(graph: StepGraph) -> None:
     costs = _distinct(graph)
     assert tile_costs(graph, costs, tile_fat(graph, 1 << 40, 4).applied(graph)) == tuple(costs)

@@ -1,4 +1,4 @@
-"""Chains in pieces: the bits of the whole, under random plans too; a slip in a boundary, a start or a mask is found."""
+"""Chains in tiles: the bits of the whole, under random plans too; a slip in a boundary, a start or a mask is found."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -26,7 +26,7 @@ FAT_BYTES = 200_000
 
 
 @pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "SPLIT_BYTES", 50_000)
 
 
@@ -35,7 +35,7 @@ def cut(count: int = 4) -> tuple[StepGraph, RewrittenGraph]:
     return graph, tile_chains(graph, find_chains(graph, FAT_BYTES), count)
 
 
-def test_pieces_have_the_bits_of_the_whole_and_the_graph_stays_one() -> None:
+def test_tiles_have_the_bits_of_the_whole_and_the_graph_stays_one() -> None:
     for count in (2, 3, 4, 8):
         graph, rewritten = cut(count)
         verify_graph(rewritten.graph)
@@ -68,30 +68,30 @@ def test_they_train_as_plain_pytorch_does_under_random_plans(tmp_path: Path) -> 
         assert not differences(expected, actual), seed
 
 
-def test_every_op_of_a_piece_says_which_it_is() -> None:
+def test_every_op_of_a_tile_says_which_it_is() -> None:
     graph, rewritten = cut(4)
-    assert graph.pieces == ()
+    assert graph.tiles == ()
     chains = find_chains(graph, FAT_BYTES)
-    assert len(rewritten.graph.pieces) == len(chains)
-    for tile in rewritten.graph.pieces:
+    assert len(rewritten.graph.tiles) == len(chains)
+    for tile in rewritten.graph.tiles:
         indices = [op.tile.index for op in rewritten.graph.ops if op.tile and op.tile.chain == tile.chain]
         assert indices == sorted(indices) and set(indices) == set(range(tile.count))
-    head = next(tile.what for tile in rewritten.graph.pieces if "nll_loss_forward" in tile.what)
+    head = next(tile.what for tile in rewritten.graph.tiles if "nll_loss_forward" in tile.what)
     assert head.endswith("along dimension 0 of [256, 1100]") and "operators)" in head
     assert unpack_graph(pack_graph(rewritten.graph)) == rewritten.graph
     moved = rewritten.graph.reordered(tuple(range(len(rewritten.graph.ops))))
-    assert moved.pieces == rewritten.graph.pieces
+    assert moved.tiles == rewritten.graph.tiles
 
 
 def test_chains_of_a_graph_in_halves_have_numbers_of_their_own() -> None:
     graph = language_step().graphs["step"]
     marked = replace(graph, ops=(replace(graph.ops[0], tile=Tile(3, "halves", 0, 1)), *graph.ops[1:]))
     rewritten = tile_chains(marked, find_chains(marked, FAT_BYTES), 4)
-    numbers = [tile.chain for tile in rewritten.graph.pieces]
+    numbers = [tile.chain for tile in rewritten.graph.tiles]
     assert len(numbers) > 1 and len(set(numbers)) == len(numbers) and min(n for n in numbers if n != 3) > 3
 
 
-def test_what_is_put_together_from_pieces_has_the_label_of_the_operator_in_pieces() -> None:
+def test_what_is_put_together_from_tiles_has_the_label_of_the_operator_in_tiles() -> None:
     graph, rewritten = cut()
     before = {graph.label(s) for s, uses in enumerate(graph.uses) if uses}
     made = [
@@ -121,7 +121,7 @@ def test_masks_are_drawn_whole_in_the_recorded_order() -> None:
 
 
 def off_by_one(made: "tiles._TileRewriter", value: Value, d: int, tile: int, s: int | None = None) -> Value:
-    """Let the second piece of a view begin a row too early."""
+    """Let the second tile of a view begin a row too early."""
     found = _CUT(made, value, d, tile, s)
     if s is None and found.storage == value.storage and tile == 1:
         return replace(found, offset=found.offset - value.stride[d])

@@ -1,4 +1,4 @@
-"""Which chains run in pieces: long chains in parts, kinds of chains, what may be changed about a cut."""
+"""Which chains run in tiles: long chains in parts, kinds of chains, what may be changed about a cut."""
 
 import pytest
 
@@ -14,7 +14,7 @@ FAT_BYTES = 140_000
 
 
 @pytest.fixture(autouse=True)
-def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "SPLIT_BYTES", 50_000)
 
 
@@ -61,7 +61,7 @@ def test_kinds_are_chains_alike_and_a_change_of_one_leaves_the_others(graph: Ste
     assert kinds(graph, cut.changed(head, 8).applied(graph))[0] == head
 
 
-def test_a_cut_split_at_an_operator_leaves_it_whole_and_the_rest_in_as_many_pieces(graph: StepGraph) -> None:
+def test_a_cut_split_at_an_operator_leaves_it_whole_and_the_rest_in_as_many_tiles(graph: StepGraph) -> None:
     cut = tile_fat(graph, 280_000, 4)
     head = next(chain for chain, _ in cut.counted if chain.loss is not None)
     product = next(i for i in head.cut if base_name(graph.ops[i].name) in ("mm", "addmm"))
@@ -85,5 +85,5 @@ def test_ways_to_begin_with_follow_the_room_and_the_fattest_operator(graph: Step
     )
 
 
-def test_other_numbers_of_pieces() -> None:
+def test_other_numbers_of_tiles() -> None:
     assert other_counts(1) == (2,) and other_counts(2) == (1, 4) and other_counts(8) == (1, 4, 16)

@@ -135,9 +135,9 @@ def run_infer(arguments: argparse.Namespace) -> int:
             _show_outputs(index, device.outputs(row.tobytes()), arguments.json)
         link.close()
         return 0
-    piece = max(1, min(device.samples_per_request(labelled=False), INFER_MAX))
-    for start in range(0, len(rows), piece):
-        for index, found in enumerate(device.infer(rows[start : start + piece].tobytes()), start):
+    chunk = max(1, min(device.samples_per_request(labelled=False), INFER_MAX))
+    for start in range(0, len(rows), chunk):
+        for index, found in enumerate(device.infer(rows[start : start + chunk].tobytes()), start):
             name = model.classes[found] if found < len(model.classes) else None
             if arguments.json:
                 show_json({"sample": index, "class": found, "name": name})

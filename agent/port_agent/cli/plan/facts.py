@@ -66,8 +66,8 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
         "bundle": str(path), "batches": batches, "threads": bundle.manifest.threads, "operators": len(graph.ops), "storages": len(graph.storages),
         "budget_bytes": choice.ram_bytes, "planned_peak_bytes": planned_peak,
         "peak_without_planning_bytes": keep_all.peak_bytes, "base_bytes": base_bytes,
-        "in_pieces": [_tile_text(piece) for piece in graph.pieces],
-        "reordered_pieces": sum(piece.reordered for piece in graph.pieces),
+        "in_pieces": [_tile_text(tile) for tile in graph.tiles],
+        "reordered_pieces": sum(tile.reordered for tile in graph.tiles),
         "floor_bytes": floor.nbytes, "floor": str(floor),
         "packed": count[Action.PACK], "packing_seconds": program.packing_seconds,
         "packed_and_paged": count[Action.PACK_PAGE],
@@ -88,9 +88,9 @@ def facts_of(path: Path, bundle: "Bundle", index: int) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _tile_text(piece: "Tile") -> str:
+def _tile_text(tile: "Tile") -> str:
     """Return which operators run in how many tiles, and whether the bits are those of the whole."""
-    return f"{piece.what} in {piece.count} tiles" + (", summed in another order" if piece.reordered else "")
+    return f"{tile.what} in {tile.count} tiles" + (", summed in another order" if tile.reordered else "")
 
 
 def _placed(bundle: "Bundle") -> dict[str, Any] | None:

@@ -182,8 +182,8 @@ function showNight(entries) {
   const spans = entries.map((entry, i) => [Math.max(entry.at, begin), i + 1 < entries.length ? entries[i + 1].at : now, entry]);
   const shown = spans.filter(([from, to]) => to > from && to > begin);
   const before = shown.length ? shown[0][0] - begin : 86400;
-  const piece = (kind, seconds, title) => element("i", { class: kind, style: "flex:" + seconds, title });
-  at("night").replaceChildren(piece("unknown", before, "no records"), ...shown.map(([from, to, entry]) => piece(kindOf(entry), to - from, entry.text)));
+  const segment = (kind, seconds, title) => element("i", { class: kind, style: "flex:" + seconds, title });
+  at("night").replaceChildren(segment("unknown", before, "no records"), ...shown.map(([from, to, entry]) => segment(kindOf(entry), to - from, entry.text)));
   at("hours").replaceChildren(...[0, 6, 12, 18, 24].map((hours) => element("span", {}, formatClock(begin + 3600 * hours))));
   at("night-keys").replaceChildren(...Object.entries(KINDS).map(([kind, text]) => {
     const seconds = Math.round(shown.filter(([, , entry]) => kindOf(entry) === kind).reduce((sum, [from, to]) => sum + to - from, 0));

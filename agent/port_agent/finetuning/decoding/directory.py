@@ -97,8 +97,8 @@ def decode_model(
             source.write_rest(building, kind.dtype)
             writer = _Writer(kind.dtype, count, progress)
             with (building / WEIGHTS).open("wb") as made:
-                for piece in safetensors_io.encode(writer.chunks(source.weights), {"format": "pt"}):
-                    made.write(piece)
+                for chunk in safetensors_io.encode(writer.chunks(source.weights), {"format": "pt"}):
+                    made.write(chunk)
     decoded = sum(weight.is_coded for weight in source.weights.values())
     nbytes = sum(path.stat().st_size for path in out.iterdir())
     return DecodeOutcome(str(out), kind, len(source.weights), decoded, writer.rounded, nbytes)
@@ -115,11 +115,11 @@ class _Writer:
         """Return the chunks from which the weights' file is written."""
         name = str(self._dtype).removeprefix("torch.")
         return {
-            key: Chunks(name, weight.shape, functools.partial(self._pieces, key, weight))
+            key: Chunks(name, weight.shape, functools.partial(self._chunks, key, weight))
             for key, weight in weights.items()
         }
 
-    def _pieces(self, name: str, weight: DecodedWeight) -> Iterator[memoryview]:
+    def _chunks(self, name: str, weight: DecodedWeight) -> Iterator[memoryview]:
         for given in weight.parts():
             made = given.to(self._dtype)
             if not made.isfinite().all():

@@ -152,8 +152,8 @@ def _write(
     try:
         path.parent.mkdir(exist_ok=True)
         with atomic_stream(path, nbytes) as stream:
-            for piece in safetensors_io.encode(tensors, metadata):
-                stream.write(piece)
+            for chunk in safetensors_io.encode(tensors, metadata):
+                stream.write(chunk)
     except OSError as error:
         raise FinetuneError(
             f"{path} of {format_bytes(nbytes)} cannot be written ({error.strerror}); free some space there, or copy "
@@ -164,11 +164,11 @@ def _write(
 def _codes(name: str, layer: Any, quantization: Quantization) -> Callable[[], Iterator[memoryview]]:
     """Return a function that yields the codes of a layer, some rows at a time."""
 
-    def pieces() -> Iterator[memoryview]:
+    def chunks() -> Iterator[memoryview]:
         for blocks, scales in _encoded(name, layer, quantization):
             yield codes_of(quantization, blocks, scales).data.cast("B")
 
-    return pieces
+    return chunks
 
 
 def _scales(name: str, layer: Any, quantization: Quantization) -> Callable[[], Iterator[memoryview]]:

@@ -105,4 +105,4 @@ class Records(Collection[Record]):
 
 def _has_words(record: Record) -> bool:
     written = parts_of(record) if record.is_text else (record.completion or "",)
-    return any(piece.strip() for piece in written) or bool(record.messages)
+    return any(chunk.strip() for chunk in written) or bool(record.messages)

@@ -67,7 +67,7 @@ class DevicePool:
         limit = self.budget.tensor_bytes() if self.budget is not None else size
         self.residency = Residency(table, self.storages, limit)
         self._lists, self._tile_bits = list_bits(), tile_bits()
-        self.pieces_bytes = 0
+        self.fragmented_bytes = 0
         """The most bytes that the allocator had reserved without a tensor in them, at ends of segments and where an operator did not fit."""
         self.ran_again = 0
         """Operators that did not fit at first."""
@@ -179,7 +179,7 @@ class DevicePool:
         except torch.OutOfMemoryError as error:
             if traits.writes or kwargs.get("generator") is not None:  # it may have begun
                 raise self._full(traits, inputs) from error
-        self._note_pieces()
+        self._note_fragmentation()
         self.residency.empty()
         self.storages.release()
         if state is not None:
@@ -200,7 +200,7 @@ class DevicePool:
 
     def end_segment(self) -> None:
         """Handle the end of a segment of the program."""
-        self._note_pieces()
+        self._note_fragmentation()
         if self.budget is not None:
             self.budget.end_segment()
 
@@ -215,15 +215,17 @@ class DevicePool:
         if self.budget is not None:
             self.budget.enforce()
 
-    def _note_pieces(self) -> None:
-        self.pieces_bytes = max(self.pieces_bytes, self.backend.reserved_bytes() - self.backend.allocated_bytes())
+    def _note_fragmentation(self) -> None:
+        self.fragmented_bytes = max(
+            self.fragmented_bytes, self.backend.reserved_bytes() - self.backend.allocated_bytes()
+        )
 
     def _say_ran_again(self, traits: OperatorTraits) -> None:
         self.ran_again += 1
         if self.ran_again == 1:
             place = program_line()
             sys.stderr.write(
-                f"port-agent: {place + ': ' if place else ''}{traits.name} did not fit on {self.device} at first ({format_bytes(self.pieces_bytes)} "
+                f"port-agent: {place + ': ' if place else ''}{traits.name} did not fit on {self.device} at first ({format_bytes(self.fragmented_bytes)} "
                 "were reserved without a tensor). It ran after everything else had left and unused memory was given back. More memory than "
                 f"{self._bound} avoids that\n"
             )

@@ -318,10 +318,10 @@ def _on_device(device: "DeviceMemoryReport | None", options: ExecOptions) -> str
         return "; no tensor was on a GPU, whose memory had a budget"
     outside = "" if device.outside_bytes is None else f", {format_bytes(device.outside_bytes)} of context and libraries"
     over = f", {format_bytes(device.over_bytes)} more than fits at once" if device.over_bytes else ""
-    pieces = f", up to {format_bytes(device.pieces_bytes)} reserved between tensors" if device.ran_again else ""
+    fragmented = f", up to {format_bytes(device.fragmented_bytes)} reserved between tensors" if device.ran_again else ""
     return (
         f"; {device.name}: peak {format_bytes(device.peak_tensor_bytes + (device.outside_bytes or 0))} of "
-        f"{format_bytes(bound)}{outside}{over}{pieces}, {format_bytes(device.written_bytes)} left and {format_bytes(device.read_bytes)} came back"
+        f"{format_bytes(bound)}{outside}{over}{fragmented}, {format_bytes(device.written_bytes)} left and {format_bytes(device.read_bytes)} came back"
     )
 
 

@@ -92,7 +92,7 @@ class FunctionGuards:
             found = (interceptor.table.of(t) for t in given if t.layout is torch.strided)
             added = self._add([s for s in dict.fromkeys(found) if s is not None])
             device.storages.streams.note()
-            with contextlib.suppress(torch.OutOfMemoryError):  # in pieces: operators bring one after another
+            with contextlib.suppress(torch.OutOfMemoryError):  # fragmented: operators bring one after another
                 interceptor.pools.ensure_resident(added)
 
     def _add(self, storages: Sequence[Storage]) -> list[Storage]:

@@ -21,14 +21,14 @@ from port_agent.backend.base import Backend, Event
 from port_agent.backend.transfer_ring import RingCopy, TransferRing
 from port_agent.intercept.residency.backing import NAN_BYTE
 from port_agent.intercept.residency.checksums import Checksums
-from port_agent.intercept.residency.pinned_pages import PIECE_BYTES, DirectCopy, PinnedPage, PinnedPages
+from port_agent.intercept.residency.pinned_pages import PINNED_CHUNK_BYTES, DirectCopy, PinnedPage, PinnedPages
 from port_agent.intercept.residency.residency import Residency
 from port_agent.intercept.residency.storages import HostPage, Moving, Storage, StorageTable, resize
 from port_agent.paging.pager import PageError, PagerStats
 from port_planner.base.units import format_bytes
 from port_planner.torch_compat.modes import without_modes
 
-RING_PIECE_BYTES = 4 << 20
+RING_CHUNK_BYTES = 4 << 20
 """Size of each of the ring's buffers of pinned memory."""
 
 _RESERVE_BYTES, _MIN_RESERVE_BYTES, _RESERVE_SHARE = 512 << 10, 64 << 10, 1 / 16
@@ -213,7 +213,7 @@ class DeviceStorages:
                 self._take_reserve()
         self.streams = ProgramStreams(device)
         self.stats = PagerStats()
-        self._ring = TransferRing(backend, RING_PIECE_BYTES, plain_operators)
+        self._ring = TransferRing(backend, RING_CHUNK_BYTES, plain_operators)
         self._host, self._blocks = host, HostBlocks(host)
         self._pinned = PinnedPages(backend)
         self._checksums = Checksums(device)
@@ -433,11 +433,11 @@ def _host_parts(page: HostPage | PinnedPage, start: int, nbytes: int) -> Iterato
     if isinstance(page, HostPage):
         yield _host_bytes(page.block)[start : start + nbytes]
         return
-    for number, piece in enumerate(page.pieces):
-        begin = number * PIECE_BYTES
-        first, last = max(start, begin), min(start + nbytes, begin + PIECE_BYTES)
+    for number, chunk in enumerate(page.chunks):
+        begin = number * PINNED_CHUNK_BYTES
+        first, last = max(start, begin), min(start + nbytes, begin + PINNED_CHUNK_BYTES)
         if first < last:
-            yield piece[first - begin : last - begin]
+            yield chunk[first - begin : last - begin]
 
 
 def _nothing_held() -> None:

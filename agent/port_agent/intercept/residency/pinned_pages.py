@@ -11,20 +11,20 @@ import torch
 from port_agent.backend.base import Backend, Event
 from port_planner.base.process_memory import available_bytes
 
-PIECE_BYTES = 16 << 20
-"""A page is that many of these and a smaller piece; a power of two, which torch's pinned memory is rounded up to."""
+PINNED_CHUNK_BYTES = 16 << 20
+"""A page is that many of these and a smaller chunk; a power of two, which torch's pinned memory is rounded up to."""
 _SLAB_BYTES = 1 << 20
-"""Pinned at once for smaller pieces."""
-_MIN_PIECE_BYTES = 1 << 10
+"""Pinned at once for smaller chunks."""
+_MIN_CHUNK_BYTES = 1 << 10
 SHARE = 1 / 4
 """Largest share of the host's memory, as available at the start, that is pinned."""
 
 
 @dataclass(slots=True)
 class PinnedPage:
-    """The page of a device's storage in pieces of pinned memory, in order."""
+    """The page of a device's storage in chunks of pinned memory, in order."""
 
-    pieces: list[torch.Tensor]
+    chunks: list[torch.Tensor]
     nbytes: int
     checksum: torch.Tensor | None = None
     """Checksum of the device's bytes when they were written; on the device."""
@@ -60,19 +60,19 @@ class PinnedPages:
 
     def take(self, nbytes: int) -> PinnedPage | None:
         """Return a page; None where no more memory may be pinned."""
-        pieces: list[torch.Tensor] = []
-        for start in range(0, nbytes, PIECE_BYTES):
-            piece = self._piece(min(nbytes - start, PIECE_BYTES))
-            if piece is None:
-                self.give_back(PinnedPage(pieces, nbytes))
+        chunks: list[torch.Tensor] = []
+        for start in range(0, nbytes, PINNED_CHUNK_BYTES):
+            chunk = self._chunk(min(nbytes - start, PINNED_CHUNK_BYTES))
+            if chunk is None:
+                self.give_back(PinnedPage(chunks, nbytes))
                 return None
-            pieces.append(piece)
-        return PinnedPage(pieces, nbytes)
+            chunks.append(chunk)
+        return PinnedPage(chunks, nbytes)
 
     def give_back(self, page: PinnedPage) -> None:
-        """Keep a page's pieces for others; what is still being read from them is in order with what comes in."""
-        for piece in page.pieces:
-            self._free[piece.numel()].append(piece)
+        """Keep a page's chunks for others; what is still being read from them is in order with what comes in."""
+        for chunk in page.chunks:
+            self._free[chunk.numel()].append(chunk)
 
     def release(self) -> None:
         """Let go of the memory of pages that were given back; no page is taken afterwards."""
@@ -89,14 +89,14 @@ class PinnedPages:
 
     def _copy(self, page: PinnedPage, contents: torch.Tensor, *, to_host: bool) -> DirectCopy:
         event = self._backend.reached()
-        for piece, part in zip(page.pieces, contents.split(PIECE_BYTES), strict=True):
-            there = piece[: part.numel()]
+        for chunk, part in zip(page.chunks, contents.split(PINNED_CHUNK_BYTES), strict=True):
+            there = chunk[: part.numel()]
             target, source = (there, part) if to_host else (part, there)
             event = self._backend.copy(target, source, event)
         return DirectCopy(event, to_host, contents)
 
-    def _piece(self, nbytes: int) -> torch.Tensor | None:
-        size = max(_MIN_PIECE_BYTES, 1 << (nbytes - 1).bit_length())
+    def _chunk(self, nbytes: int) -> torch.Tensor | None:
+        size = max(_MIN_CHUNK_BYTES, 1 << (nbytes - 1).bit_length())
         free = self._free[size]
         if not free:
             slab_bytes = max(size, _SLAB_BYTES)

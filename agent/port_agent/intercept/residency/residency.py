@@ -113,7 +113,7 @@ class Residency:
             self._free(evicted)
         try:
             self._start_read(storage)
-        except torch.OutOfMemoryError:  # of a device, whose free memory is in pieces
+        except torch.OutOfMemoryError:  # of a device, whose free memory is fragmented
             return False
         storage.next_use = needed_at
         self.eviction.touch(storage, storage.last_use, needed_at)
@@ -142,7 +142,7 @@ class Residency:
             self.try_make_free(storage.nbytes)
             try:
                 self._start_read(storage)
-            except torch.OutOfMemoryError:  # of a device, whose free memory is in pieces
+            except torch.OutOfMemoryError:  # of a device, whose free memory is fragmented
                 if math.isinf(self.limit_bytes):  # all is brought back
                     raise
                 self.empty()

@@ -144,11 +144,11 @@ class Simulator:
             raise SimulatorError("the simulator has no output to read its port from")
         seen = b""
         while select.select([process.stdout], [], [], START_S)[0]:
-            piece = os.read(process.stdout.fileno(), 4096)
-            seen += piece
+            chunk = os.read(process.stdout.fileno(), 4096)
+            seen += chunk
             if match := re.search(rb"(/dev/(?:pts/\d+|ttys\d+))\s", seen):
                 return match[1].decode()
-            if not piece:
+            if not chunk:
                 break
         self.kill()
         raise SimulatorError(

@@ -91,8 +91,8 @@ class Device:
 
         Raises MessageError if they arrive damaged.
         """
-        size, piece = self.info.parameter_bytes, self.info.max_payload
-        requests = (Read(at, min(piece, size - at)) for at in range(0, size, piece))
+        size, chunk = self.info.parameter_bytes, self.info.max_payload
+        requests = (Read(at, min(chunk, size - at)) for at in range(0, size, chunk))
         data = b"".join(self.session.request(request) for request in requests)
         if zlib.crc32(data) != self.parameters_crc():
             raise MessageError(
@@ -114,9 +114,9 @@ class Device:
                 f"{len(data):,} parameter bytes for a model of {self.info.parameter_bytes:,}; "
                 "the snapshot belongs to another model, reflash with: port-agent mcu flash"
             )
-        piece = self.info.max_payload - 4
-        for at in range(0, len(data), piece):
-            self.session.request(Load(at, data[at : at + piece]))
+        chunk = self.info.max_payload - 4
+        for at in range(0, len(data), chunk):
+            self.session.request(Load(at, data[at : at + chunk]))
         if zlib.crc32(data) != self.parameters_crc():
             raise MessageError(
                 f"{len(data):,} parameter bytes loaded into {self.session.port} differ from their CRC there; load again"
@@ -129,9 +129,9 @@ class Device:
 
     def push(self, sample: bytes) -> None:
         """Write one sample in parts, with its targets if the device must learn from it."""
-        piece = self.info.max_payload - 4
-        for at in range(0, len(sample), piece):
-            self.session.request(Push(at, sample[at : at + piece]))
+        chunk = self.info.max_payload - 4
+        for at in range(0, len(sample), chunk):
+            self.session.request(Push(at, sample[at : at + chunk]))
 
     def train(self, labels: tuple[int, ...], samples: bytes) -> LearnResult:
         """Train on one request of samples (`samples_per_request`, at least 1)."""
@@ -153,8 +153,8 @@ class Device:
     def outputs(self, sample: bytes) -> tuple[float, ...]:
         """Return the outputs for one sample: logits, or the numbers of a model with targets."""
         self.infer(sample)
-        size, piece = 4 * self.info.class_count, self.info.max_payload // 4 * 4
-        requests = (Read(at, min(piece, size - at), MemoryRegion.LOGITS) for at in range(0, size, piece))
+        size, chunk = 4 * self.info.class_count, self.info.max_payload // 4 * 4
+        requests = (Read(at, min(chunk, size - at), MemoryRegion.LOGITS) for at in range(0, size, chunk))
         data = b"".join(self.session.request(request) for request in requests)
         return struct.unpack(f"<{self.info.class_count}f", data)
 

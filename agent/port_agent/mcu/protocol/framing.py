@@ -98,20 +98,20 @@ class FrameDecoder:
 
     def feed(self, data: bytes) -> Iterator[bytes]:
         """Yield the content of every good frame that `data` completes."""
-        for index, piece in enumerate(data.split(DELIMITER)):
+        for index, chunk in enumerate(data.split(DELIMITER)):
             if index > 0 and (content := self._end()) is not None:
                 yield content
-            self._append(piece)
+            self._append(chunk)
 
     def clear(self) -> None:
         """Discard an unfinished frame, as after a reconnect."""
         self._pending.clear()
         self._skipping = False
 
-    def _append(self, piece: bytes) -> None:
+    def _append(self, chunk: bytes) -> None:
         if self._skipping:
             return
-        self._pending += piece
+        self._pending += chunk
         if len(self._pending) > ENCODED_MAX:
             self._skipping = True
             self._pending.clear()

@@ -48,7 +48,7 @@ class _Contents:
 
     address: int
     nbytes: int
-    pieces: Iterable[memoryview]
+    chunks: Iterable[memoryview]
 
 
 def _contents(tensor: torch.Tensor | TensorSlice) -> _Contents | None:
@@ -71,8 +71,8 @@ def _part_of_file(key: str, contents: _Contents, mappings: Iterable[FileMapping]
     if around is None or nbytes < MIN_BYTES:
         return None
     hasher = tensor_hasher()
-    for piece in contents.pieces:
-        hasher.update(piece)
+    for chunk in contents.chunks:
+        hasher.update(chunk)
     part = FileRange(around.path, around.offset + address - around.start, nbytes, hasher.hexdigest())
     try:
         for _ in contents_of_file(key, part, _CHUNK_BYTES):

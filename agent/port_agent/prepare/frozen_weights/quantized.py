@@ -103,17 +103,17 @@ def _may_be_coded(tensor: torch.Tensor) -> bool:
 def _coded(name: str, tensor: torch.Tensor) -> tuple[CodedWeight, dict[str, torch.Tensor]] | None:
     """Return how a weight is coded, and its parts by key; None if it is not quantized, or if torch decodes it to different bits."""
     for quantization in Quantization if packing.available() else ():
-        pieces: list[tuple[torch.Tensor, torch.Tensor]] = []
-        for piece in chunks_of_tensor(tensor):  # copies: the weight itself may be on flash, and stay there
-            found = _coded_piece(quantization, tensor.dtype, piece)
+        chunks: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for chunk in chunks_of_tensor(tensor):  # copies: the weight itself may be on flash, and stay there
+            found = _coded_chunk(quantization, tensor.dtype, chunk)
             if found is None:
                 break
-            pieces.append(found)
+            chunks.append(found)
         else:
             weight = CodedWeight(
                 name, _DTYPES[tensor.dtype], tensor.numel(), quantization.block, quantization is Quantization.NF4
             )
-            codes, scales = (torch.cat(parts) for parts in zip(*pieces, strict=True))
+            codes, scales = (torch.cat(parts) for parts in zip(*chunks, strict=True))
             stored = {weight.codes_name: codes, weight.scales_name: scales}
             if weight.paired:
                 stored[PAIRS] = _pairs()
@@ -124,23 +124,23 @@ def _coded(name: str, tensor: torch.Tensor) -> tuple[CodedWeight, dict[str, torc
 def _in_16_bits(name: str, tensor: torch.Tensor) -> tuple[ShortWeight, dict[str, torch.Tensor]] | None:
     """Return a 32-bit weight whose numbers all exist in a 16-bit type, and the 16-bit numbers by key; None for any other weight."""
     for dtype in _SHORT if tensor.dtype is torch.float32 else ():
-        pieces: list[torch.Tensor] = []
-        for piece in chunks_of_tensor(tensor):
-            numbers = torch.frombuffer(piece, dtype=torch.float32)
-            pieces.append(numbers.to(dtype))
-            if not same_bits(pieces[-1].to(torch.float32), numbers):
+        chunks: list[torch.Tensor] = []
+        for chunk in chunks_of_tensor(tensor):
+            numbers = torch.frombuffer(chunk, dtype=torch.float32)
+            chunks.append(numbers.to(dtype))
+            if not same_bits(chunks[-1].to(torch.float32), numbers):
                 break
         else:
             weight = ShortWeight(name, _name_of(dtype), tensor.numel())
-            return weight, {storage_key(Role.BUFFER, weight.short_name): torch.cat(pieces)}
+            return weight, {storage_key(Role.BUFFER, weight.short_name): torch.cat(chunks)}
     return None
 
 
-def _coded_piece(
-    quantization: Quantization, dtype: torch.dtype, piece: memoryview
+def _coded_chunk(
+    quantization: Quantization, dtype: torch.dtype, chunk: memoryview
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
     """Return codes and scales of some of a weight's items, a row for each block, in the form of `CodedWeight`."""
-    items = np.frombuffer(piece, np.uint8)
+    items = np.frombuffer(chunk, np.uint8)
     blocks, rest = divmod(items.size // dtype.itemsize, quantization.block)
     paired = quantization is Quantization.NF4
     codes = np.zeros((blocks, quantization.block * quantization.code_bits // 8), np.uint8 if paired else np.int8)
@@ -151,7 +151,7 @@ def _coded_piece(
     found = torch.from_numpy(codes).clone(), torch.from_numpy(scales).clone()
     levels = _pairs()[found[0].int()] if paired else found[0].float()
     decoded = (levels.view(-1, quantization.block) * found[1]).to(dtype)
-    return found if decoded.view(torch.uint8).numpy().tobytes() == piece.tobytes() else None
+    return found if decoded.view(torch.uint8).numpy().tobytes() == chunk.tobytes() else None
 
 
 def _pairs() -> torch.Tensor:

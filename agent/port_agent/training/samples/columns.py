@@ -68,8 +68,8 @@ class ArrivedColumns:
         for part, (of_part, paths) in enumerate(zip(self.sections, self.paths, strict=True)):
             for i, ((_, _, width), path) in enumerate(zip(of_part, paths, strict=True)):
                 with path.open("rb") as stream:
-                    pieces = iter(partial(stream.read, _CHUNK_BYTES), b"")
-                    sums[f"{train_part(part)}/{i}"] = block_sums(width, pieces)
+                    chunks = iter(partial(stream.read, _CHUNK_BYTES), b"")
+                    sums[f"{train_part(part)}/{i}"] = block_sums(width, chunks)
         return columns_digest(sums)
 
     def _copy(self, directory: Path, paths: Sequence[Sequence[Path]]) -> tuple[int, ...]:
@@ -190,19 +190,19 @@ def _copy_rows(file: Path, array: _StoredArray, target: IO[bytes]) -> None:
         step = max(1, _CHUNK_BYTES // max(1, item * count))
         for first in range(0, rows, step):
             size = min(step, rows - first) * item
-            pieces = [os.pread(columns.fileno(), size, (c * rows + first) * item) for c in range(count)]
-            block = np.frombuffer(b"".join(pieces), np.dtype((np.void, item))).reshape(*reversed(inner), -1)
+            chunks = [os.pread(columns.fileno(), size, (c * rows + first) * item) for c in range(count)]
+            block = np.frombuffer(b"".join(chunks), np.dtype((np.void, item))).reshape(*reversed(inner), -1)
             _write(target, np.ascontiguousarray(block.transpose()).tobytes())
 
 
 def _copy_bytes(file: Path, array: _StoredArray, target: IO[bytes]) -> None:
     left = array.nbytes
     while left:
-        piece = array.stream.read(min(left, _CHUNK_BYTES))
-        if not piece:
+        chunk = array.stream.read(min(left, _CHUNK_BYTES))
+        if not chunk:
             raise DataError(f"{file} ends in the middle of an array; copy it again")
-        left -= len(piece)
-        _write(target, piece)
+        left -= len(chunk)
+        _write(target, chunk)
 
 
 def _write(target: IO[bytes], data: bytes) -> None:

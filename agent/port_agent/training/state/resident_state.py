@@ -144,11 +144,11 @@ class Persistents:
         layout = self.layouts[key]
         return view(self._present(key), Value(0, layout.dtype, layout.shape, layout.stride, layout.offset))
 
-    def pieces(self, key: str) -> Iterator[memoryview]:
+    def chunks_of(self, key: str) -> Iterator[memoryview]:
         """Yield the bytes of a storage's tensor in row-major order. From flash, they come chunk by chunk, never whole."""
         if key in self.blocks:
             for rows in self.blocks[key].rows:
-                yield from self.pieces(rows)
+                yield from self.chunks_of(rows)
             return
         layout = self.layouts[key]
         nbytes = tensor_bytes(layout.dtype, layout.shape)
@@ -171,25 +171,25 @@ class Persistents:
         kind = dtype(self.layouts[key].dtype)
         held = self._in_ram(key)
         if held is not None:
-            for piece in whole_bytes(held)[: self.store.sizes[key]].split(CHUNK):
-                function(piece.view(kind))
+            for chunk in whole_bytes(held)[: self.store.sizes[key]].split(CHUNK):
+                function(chunk.view(kind))
             if changes and key in self.resident and self._copies is not None:
                 self._copies.current.discard(key)
             return
         pager, source, nbytes, buffer = self.store.pager, self.store.slot(key), self.store.sizes[key], block(CHUNK)
         target = self.store.working_slot(key) if changes else source
         for start in range(0, nbytes, CHUNK):
-            piece = buffer[: min(CHUNK, nbytes - start)]
-            pager.wait(pager.receive(source, piece, start, piece.numel()))
-            function(piece.view(kind))
+            chunk = buffer[: min(CHUNK, nbytes - start)]
+            pager.wait(pager.receive(source, chunk, start, chunk.numel()))
+            function(chunk.view(kind))
             if changes:
-                pager.wait(pager.send(target, piece, start))
+                pager.wait(pager.send(target, chunk, start))
 
     def chunks(self, keys: Iterable[str]) -> dict[str, Chunks]:
         """Return the tensors of these storages for writing, under the model's own names."""
         return {
             key.partition("/")[2]: Chunks(
-                self.layouts[key].dtype, self.layouts[key].shape, functools.partial(self.pieces, key)
+                self.layouts[key].dtype, self.layouts[key].shape, functools.partial(self.chunks_of, key)
             )
             for key in keys
         }
@@ -217,8 +217,8 @@ def initial_contents(bundle: Bundle, key: str, nbytes: int) -> Iterator[torch.Te
     """
     fill = bundle.manifest.fills.get(key)
     if fill is None:
-        for piece in bundle.contents(key, CHUNK):
-            yield torch.frombuffer(bytearray(piece), dtype=torch.uint8)
+        for chunk in bundle.contents(key, CHUNK):
+            yield torch.frombuffer(bytearray(chunk), dtype=torch.uint8)
         return
     kind = dtype(bundle.manifest.layouts[key].dtype)
     for start in range(0, nbytes, CHUNK):

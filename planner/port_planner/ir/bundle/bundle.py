@@ -232,7 +232,7 @@ class Bundle:
             raise BundleError(f"{path}: the layout of {key} is missing or does not fit its {nbytes} bytes")
 
     def contents(self, key: str, chunk_bytes: int) -> Iterator[bytes]:
-        """Yield a tensor's bytes in pieces of `chunk_bytes`.
+        """Yield a tensor's bytes in chunks of `chunk_bytes`.
 
         Raises BundleError at the end if they differ from what was written.
         """
@@ -327,7 +327,7 @@ def _is_part(part: TensorLayout, whole: TensorLayout, dimension: int) -> bool:
 
 
 def contents_of_file(key: str, part: FileRange, chunk_bytes: int) -> Iterator[bytes]:
-    """Yield a tensor's bytes from a safetensors file, in pieces of `chunk_bytes`.
+    """Yield a tensor's bytes from a safetensors file, in chunks of `chunk_bytes`.
 
     Raises BundleError if the file is missing, is not a weight file (a bundle may not read any other file), or has
     changed since the bundle was created.

@@ -30,12 +30,12 @@ def block_sum(block: bytes) -> bytes:
     return xxhash.xxh3_64_digest(block)
 
 
-def block_sums(row_bytes: int, pieces: Iterable[bytes | memoryview]) -> bytes:
+def block_sums(row_bytes: int, chunks: Iterable[bytes | memoryview]) -> bytes:
     """Return the concatenated checksums of a data set's blocks; the last block may be short."""
     whole = row_bytes * rows_per_block(row_bytes)
     sums, block, missing = bytearray(), xxhash.xxh3_64(), whole
-    for tile in pieces:
-        rest = memoryview(tile)
+    for chunk in chunks:
+        rest = memoryview(chunk)
         while len(rest):
             part, rest = rest[:missing], rest[missing:]
             block.update(part)

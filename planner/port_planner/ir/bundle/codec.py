@@ -45,7 +45,7 @@ class _TileRecord(NamedTuple):
     chain: Count
     what: Text
     place: Count
-    pieces: Count
+    tiles: Count
     reordered: bool = False
     """Whether a chain sums in another order; absent if it has the bits of the whole."""
 

@@ -1,4 +1,4 @@
-"""Safetensors files, written piece by piece and read in place.
+"""Safetensors files, written chunk by chunk and read in place.
 
 It needs no torch, and never a whole tensor in memory.
 
@@ -28,11 +28,11 @@ _DTYPE_NAMES = {v: k for k, v in _SAFE_NAMES.items()}
 
 @dataclass(frozen=True)
 class Chunks:
-    """A tensor to write: its bytes in row-major order, in pieces."""
+    """A tensor to write: its bytes in row-major order, in chunks."""
 
     dtype: str
     shape: tuple[int, ...]
-    pieces: Callable[[], Iterable[bytes | memoryview]]
+    chunks: Callable[[], Iterable[bytes | memoryview]]
 
 
 class TensorEntry(msgspec.Struct, frozen=True):
@@ -83,7 +83,7 @@ def encode(tensors: Mapping[str, Chunks], metadata: Mapping[str, str] | None = N
     """Yield the bytes of a safetensors file."""
     yield encoded_header(tensors, metadata)
     for key in sorted(tensors):
-        yield from tensors[key].pieces()
+        yield from tensors[key].chunks()
 
 
 def read_header(stream: IO[bytes], available: int) -> bytes:

@@ -130,7 +130,7 @@ def _write_packed(archive: zipfile.ZipFile, name: str, content: Any) -> str:
 
 
 def _write_tensors(archive: zipfile.ZipFile, name: str, tensors: Mapping[str, Chunks]) -> dict[str, str]:
-    """Write a safetensors member in pieces.
+    """Write a safetensors member in chunks.
 
     Returns the SHA-256 of its header and the checksum of each tensor.
     """
@@ -140,9 +140,9 @@ def _write_tensors(archive: zipfile.ZipFile, name: str, tensors: Mapping[str, Ch
         stream.write(header)
         for key in sorted(tensors):
             hasher = tensor_hasher()
-            for tile in tensors[key].pieces():
-                stream.write(tile)
-                hasher.update(tile)
+            for chunk in tensors[key].chunks():
+                stream.write(chunk)
+                hasher.update(chunk)
             hashes[f"{name}/{key}"] = hasher.hexdigest()
     return hashes
 
@@ -150,5 +150,5 @@ def _write_tensors(archive: zipfile.ZipFile, name: str, tensors: Mapping[str, Ch
 def _sums(column: Chunks) -> Chunks:
     """Return the checksums of a column of data, for writing."""
     rows = column.shape[0]
-    sums = block_sums(tensor_bytes(column.dtype, column.shape) // max(1, rows), column.pieces())
+    sums = block_sums(tensor_bytes(column.dtype, column.shape) // max(1, rows), column.chunks())
     return Chunks("uint8", (len(sums),), lambda: [sums])

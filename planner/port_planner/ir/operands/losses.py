@@ -18,7 +18,7 @@ def _nll_loss(call: GraphCall) -> bool:
     ]
     classes, rows = call.shape("self")[-1 if forward == "nll_loss_forward" else 1], call.shape("target")
     grad = rows if call.arguments.get("reduction") == 0 else ()
-    seen = bool(checked) or (forward == "nll_loss_forward" and _labels_seen_in_pieces(call))
+    seen = bool(checked) or (forward == "nll_loss_forward" and _labels_seen_in_tiles(call))
     return (
         seen
         and call.all_of("weight", (classes,))
@@ -27,7 +27,7 @@ def _nll_loss(call: GraphCall) -> bool:
     )
 
 
-def _labels_seen_in_pieces(call: GraphCall) -> bool:
+def _labels_seen_in_tiles(call: GraphCall) -> bool:
     """Return whether these labels, which are a tile of all, were checked as `port_planner.tiling.tiles` requires.
 
     `gather` with the non-negative labels raises an error if one is not a column. A one-class loss with the negative labels
@@ -47,10 +47,10 @@ def _labels_seen_in_pieces(call: GraphCall) -> bool:
     return ignored and _covered(wanted, gathered)
 
 
-def _covered(wanted: Value, pieces: list[Value]) -> bool:
+def _covered(wanted: Value, tiles: list[Value]) -> bool:
     """Return whether tiles of one row of elements together cover all of another."""
     reached, end = wanted.offset, wanted.offset + wanted.shape[0]
-    alike = [p for p in pieces if (p.storage, p.dtype, p.stride) == (wanted.storage, wanted.dtype, wanted.stride)]
+    alike = [p for p in tiles if (p.storage, p.dtype, p.stride) == (wanted.storage, wanted.dtype, wanted.stride)]
     for tile in sorted(alike, key=lambda p: p.offset):
         if tile.offset <= reached:
             reached = max(reached, tile.offset + tile.shape[0])

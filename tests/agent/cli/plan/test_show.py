@@ -71,7 +71,7 @@ def test_show_says_what_is_packed_where_it_waits_and_that_pruning_changes_the_nu
 
 @pytest.mark.slow
 @pytest.mark.parametrize("reordered", [False, True])
-def test_show_says_what_runs_in_pieces_and_marks_it(
+def test_show_says_what_runs_in_tiles_and_marks_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, show: Show, *, reordered: bool
 ) -> None:
     from port_planner import make_bundle
@@ -84,9 +84,9 @@ def test_show_says_what_runs_in_pieces_and_marks_it(
 
     def marked(graph: StepGraph) -> StepGraph:
         what = "relu to mm (2 operators) along dimension 0 of [8, 4]"
-        pieces = [Tile(0, what, k, 2, reordered=reordered and k == 1) for k in range(2)]
+        tiles = [Tile(0, what, k, 2, reordered=reordered and k == 1) for k in range(2)]
         return replace(
-            graph, ops=tuple(replace(op, tile=pieces[i // 2]) if i < 4 else op for i, op in enumerate(graph.ops))
+            graph, ops=tuple(replace(op, tile=tiles[i // 2]) if i < 4 else op for i, op in enumerate(graph.ops))
         )
 
     def prepared(*arguments: Any, **options: Any) -> make_bundle.CapturedJob:
@@ -106,5 +106,5 @@ def test_show_says_what_runs_in_pieces_and_marks_it(
         "1 chain of operators sums over its tiles, so last digits differ from plain PyTorch's" in words
     ) is reordered
     page = (tmp_path / "plan.html").read_text()
-    assert "operators in pieces" in page and "along dimension 0 of [8, 4]: piece 2 of 2" in page and "1 chain" in page
-    assert ("piece 2 of 2, summed in another order" in page) is reordered
+    assert "operators in tiles" in page and "along dimension 0 of [8, 4]: tile 2 of 2" in page and "1 chain" in page
+    assert ("tile 2 of 2, summed in another order" in page) is reordered

@@ -11,8 +11,8 @@ from port_agent.intercept.dispatch.traits import traits_of
 from port_agent.intercept.tiles.elementwise import TILE_BYTES
 
 aten = torch.ops.aten
-PIECE = TILE_BYTES // 4
-"""Numbers in a piece of an operand."""
+TILE = TILE_BYTES // 4
+"""Numbers in a tile of an operand."""
 
 
 def ways_of(bound: Budget) -> TilingChoice:
@@ -20,13 +20,13 @@ def ways_of(bound: Budget) -> TilingChoice:
     return TilingChoice(interceptor.table, interceptor.residency, interceptor.op_memory)
 
 
-def test_what_takes_more_than_the_limit_is_in_pieces_and_needs_only_what_must_be_written(tmp_path: Path) -> None:
+def test_what_takes_more_than_the_limit_is_in_tiles_and_needs_only_what_must_be_written(tmp_path: Path) -> None:
     with budget(tensors=4 * TILE_BYTES, page_dir=tmp_path).resizing() as b:
         tiling, add = ways_of(b), traits_of(aten.add.Tensor)
-        for pieces_each in (1, 2):
-            x, y = torch.ones(pieces_each * PIECE), torch.ones(pieces_each * PIECE)
-            pieces, from_file = tiling.tiled_call(add, add.func, (x, y), {}, x.nbytes + y.nbytes)
-            assert (pieces is not None) == (pieces_each == 2) and from_file is None
+        for tiles_each in (1, 2):
+            x, y = torch.ones(tiles_each * TILE), torch.ones(tiles_each * TILE)
+            tiles, from_file = tiling.tiled_call(add, add.func, (x, y), {}, x.nbytes + y.nbytes)
+            assert (tiles is not None) == (tiles_each == 2) and from_file is None
         away, here = (b.interceptor.table.of(tensor) for tensor in (x, y))
         assert away is not None and here is not None
         b.interceptor.residency.empty()
@@ -37,8 +37,8 @@ def test_what_takes_more_than_the_limit_is_in_pieces_and_needs_only_what_must_be
         assert held == [away, here] and away.resident
 
 
-def test_what_has_no_pieces_runs_whole_whatever_it_takes(tmp_path: Path) -> None:
+def test_what_has_no_tiles_runs_whole_whatever_it_takes(tmp_path: Path) -> None:
     with budget(tensors=TILE_BYTES, page_dir=tmp_path).resizing() as b:
-        x = torch.ones(2 * PIECE)
+        x = torch.ones(2 * TILE)
         cumsum = traits_of(aten.cumsum.default)
         assert ways_of(b).tiled_call(cumsum, cumsum.func, (x, 0), {}, x.nbytes) == (None, None)

@@ -84,7 +84,7 @@ def test_complex_operands_need_it(args: tuple[object, ...], needed: bool) -> Non
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tensors", ["4K", "8M", "64M"], ids=["in pieces", "one by one", "whole"])
+@pytest.mark.parametrize("tensors", ["4K", "8M", "64M"], ids=["in chunks", "one by one", "whole"])
 @pytest.mark.parametrize("foreach", [True, False])
 def test_autograd_knows_what_an_optimizer_changed(foreach: bool, tensors: str, tmp_path: Path) -> None:
     """`_foreach_` operators leave it to those that they call to count what is written."""

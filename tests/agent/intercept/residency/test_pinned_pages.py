@@ -4,12 +4,12 @@ import pytest
 import torch
 
 from port_agent.backend.cpu import CpuBackend
-from port_agent.intercept.residency.pinned_pages import PIECE_BYTES, PinnedPages
+from port_agent.intercept.residency.pinned_pages import PINNED_CHUNK_BYTES, PinnedPages
 
 
 def test_a_page_brings_back_what_left_and_its_memory_is_used_again() -> None:
-    pages = PinnedPages(CpuBackend(), 4 * PIECE_BYTES)
-    contents = (torch.arange(2 * PIECE_BYTES + 3000) % 251).to(torch.uint8)
+    pages = PinnedPages(CpuBackend(), 4 * PINNED_CHUNK_BYTES)
+    contents = (torch.arange(2 * PINNED_CHUNK_BYTES + 3000) % 251).to(torch.uint8)
     page = pages.take(contents.numel())
     assert page is not None
     out = pages.copy_out(page, contents)
@@ -18,13 +18,13 @@ def test_a_page_brings_back_what_left_and_its_memory_is_used_again() -> None:
     found = torch.zeros_like(contents)
     pages.copy_in(page, found).landed()
     assert torch.equal(found, contents)
-    assert [piece.numel() for piece in page.pieces] == [PIECE_BYTES, PIECE_BYTES, 1 << 12]
-    assert pages.take(2 * PIECE_BYTES) is None, "more than may be pinned"
+    assert [chunk.numel() for chunk in page.chunks] == [PINNED_CHUNK_BYTES, PINNED_CHUNK_BYTES, 1 << 12]
+    assert pages.take(2 * PINNED_CHUNK_BYTES) is None, "more than may be pinned"
     pages.give_back(page)
-    assert pages.take(2 * PIECE_BYTES) is not None
+    assert pages.take(2 * PINNED_CHUNK_BYTES) is not None
 
 
-def test_small_pages_share_a_piece() -> None:
+def test_small_pages_share_a_chunk() -> None:
     pages = PinnedPages(CpuBackend(), 1 << 20)
     taken = [pages.take(1000 + k % 24) for k in range(1 << 10)]
     assert all(page is not None for page in taken) and pages.take(1) is None
@@ -37,17 +37,17 @@ def test_where_no_memory_can_be_pinned_there_is_no_page(monkeypatch: pytest.Monk
         asked.append(nbytes)
         raise RuntimeError("CUDA error: out of memory")
 
-    pages = PinnedPages(CpuBackend(), 4 * PIECE_BYTES)
-    before = pages.take(PIECE_BYTES)
+    pages = PinnedPages(CpuBackend(), 4 * PINNED_CHUNK_BYTES)
+    before = pages.take(PINNED_CHUNK_BYTES)
     assert before is not None
     monkeypatch.setattr(CpuBackend, "allocate_host", refuse)
-    assert pages.take(2 * PIECE_BYTES) is None and pages.take(1) is None and len(asked) == 1
+    assert pages.take(2 * PINNED_CHUNK_BYTES) is None and pages.take(1) is None and len(asked) == 1
     pages.give_back(before)
-    assert pages.take(PIECE_BYTES) is not None, "what is pinned already is used on"
+    assert pages.take(PINNED_CHUNK_BYTES) is not None, "what is pinned already is used on"
 
 
 def test_nothing_is_held_after_the_end() -> None:
-    pages = PinnedPages(CpuBackend(), PIECE_BYTES)
+    pages = PinnedPages(CpuBackend(), PINNED_CHUNK_BYTES)
     page = pages.take(3000)
     assert page is not None
     pages.give_back(page)

@@ -27,7 +27,7 @@ def test_only_whole_contiguous_elementwise_operands_are_cut() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("left_out", [0, 1, 5000, TILE_BYTES // 4])
-def test_the_beginning_of_a_storage_is_read_and_changed_in_pieces(left_out: int, tmp_path: Path) -> None:
+def test_the_beginning_of_a_storage_is_read_and_changed_in_tiles(left_out: int, tmp_path: Path) -> None:
     def run() -> tuple[torch.Tensor, torch.Tensor]:
         torch.manual_seed(0)
         whole, other = torch.randn(ELEMENTS), torch.randn(ELEMENTS)
@@ -138,7 +138,7 @@ ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("name", ACTIVATIONS)
-def test_activations_and_their_gradients_run_in_pieces(
+def test_activations_and_their_gradients_run_in_tiles(
     name: str, dtype: torch.dtype, threads: int, tmp_path: Path
 ) -> None:
     def run() -> tuple[torch.Tensor, torch.Tensor]:
@@ -196,7 +196,7 @@ def test_what_writes_a_number_of_an_operand_is_plain_pytorchs_error(tmp_path: Pa
         x = torch.ones(ELEMENTS)
         with pytest.raises(RuntimeError, match="single memory location"):
             x.mul_(x[ELEMENTS - 1])
-        assert x.sum().item() == ELEMENTS, "no piece was changed"
+        assert x.sum().item() == ELEMENTS, "no tile was changed"
 
 
 @pytest.mark.slow
@@ -247,7 +247,7 @@ def test_an_update_larger_than_the_budget_has_the_same_bits(foreach: bool, tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("tiling", "room"), [(5, 9), (8, 9), (6, 11)])
-def test_buffers_of_pieces_take_no_room_once_they_are_done(tiling: int, room: int, tmp_path: Path) -> None:
+def test_buffers_of_tiles_take_no_room_once_they_are_done(tiling: int, room: int, tmp_path: Path) -> None:
     """Nor does a result that finds no room beside an operand: it lives in the page file."""
     items = tiling * TILE_BYTES // 4
     with budget(tensors=str(room * TILE_BYTES), page_dir=tmp_path).resizing() as held:
@@ -257,7 +257,7 @@ def test_buffers_of_pieces_take_no_room_once_they_are_done(tiling: int, room: in
         third = first.add(second)
         assert first.add_(second).add_(third)[-1].item() == 6.0
         assert table.peak_bytes <= room * TILE_BYTES
-    assert held.report.over_bytes == 0, "pieces of two at a time have room beside one"
+    assert held.report.over_bytes == 0, "tiles of two at a time have room beside one"
 
 
 SOFTMAXES = {
@@ -274,7 +274,7 @@ SOFTMAXES = {
 def test_a_softmax_of_rows_that_do_not_fit_has_the_same_bits(
     shape: tuple[int, ...], name: str, dtype: torch.dtype, tmp_path: Path
 ) -> None:
-    """Rows end within checksummed chunks, and may be longer than a piece."""
+    """Rows end within checksummed chunks, and may be longer than a tile."""
     forward, backward = SOFTMAXES[name]
 
     def run() -> tuple[torch.Tensor, torch.Tensor]:
@@ -298,7 +298,7 @@ def test_a_softmax_along_another_dimension_runs_whole() -> None:
     assert tiling_of(ATEN._softmax_backward_data.default, (x, x[:1], -1, x.dtype), {}, limit) is None
 
 
-def test_a_conversion_runs_in_pieces_where_numbers_are_converted_each_by_itself() -> None:
+def test_a_conversion_runs_in_tiles_where_numbers_are_converted_each_by_itself() -> None:
     x, limit = torch.empty(ELEMENTS, device="meta"), 1 << 20
     found = tiling_of(ATEN._to_copy.default, (x,), {"dtype": torch.float64}, limit)
     assert found is not None and found.made_bytes == 8 * ELEMENTS and 8 * found.step == TILE_BYTES
@@ -333,7 +333,7 @@ def test_the_loss_of_a_language_model_takes_its_logits_once(tmp_path: Path) -> N
 
 
 @pytest.mark.process
-def test_what_was_made_in_pieces_is_not_made_again_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_made_in_tiles_is_not_made_again_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However slow the medium: operand and result have no room beside each other."""
     with budget(tensors=14 * TILE_BYTES, page_dir=tmp_path).resizing() as b:
         monkeypatch.setattr(b.interceptor.planner, "paging_seconds", lambda nbytes: 1e9)
@@ -348,7 +348,7 @@ def test_what_was_made_in_pieces_is_not_made_again_whole(tmp_path: Path, monkeyp
 
 
 @pytest.mark.slow
-def test_pieces_that_are_written_in_place_fill_chunks_whatever_the_other_operand(tmp_path: Path) -> None:
+def test_tiles_that_are_written_in_place_fill_chunks_whatever_the_other_operand(tmp_path: Path) -> None:
     def run() -> torch.Tensor:
         torch.manual_seed(0)
         bytes_each, doubles = (

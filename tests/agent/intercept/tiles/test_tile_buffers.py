@@ -1,4 +1,4 @@
-"""Pieces that begin and end anywhere are what was written, chunk by chunk."""
+"""Tiles that begin and end anywhere are what was written, chunk by chunk."""
 
 from collections.abc import Iterator
 from functools import partial
@@ -33,7 +33,7 @@ def born_away(held: Budget) -> tuple[torch.Tensor, Storage]:
 @pytest.mark.slow
 @pytest.mark.parametrize("step", [CHUNK // 4, 1000, 100_003, ELEMENTS])
 @pytest.mark.parametrize("other", [CHUNK // 2, 70_001])
-def test_pieces_of_one_size_are_read_back_in_another(held: Budget, step: int, other: int) -> None:
+def test_tiles_of_one_size_are_read_back_in_another(held: Budget, step: int, other: int) -> None:
     with torch.utils._python_dispatch._disable_current_modes():
         expected, (tensor, storage) = torch.randn(ELEMENTS), born_away(held)
         buffers = TileBuffers(held.interceptor.residency, {storage.key: storage})
@@ -46,13 +46,13 @@ def test_pieces_of_one_size_are_read_back_in_another(held: Budget, step: int, ot
         storage.clean = True
 
 
-def test_a_piece_of_what_is_resident_is_a_view(held: Budget) -> None:
+def test_a_tile_of_what_is_resident_is_a_view(held: Budget) -> None:
     tensor = torch.randn(100, 100)
     tile = TileBuffers(held.interceptor.residency, {}).load(tensor, 150, 250)
     assert torch.equal(tile, tensor.view(-1)[150:250]) and tile.data_ptr() == tensor.data_ptr() + 4 * 150
 
 
-def test_what_was_read_ahead_of_a_piece_is_not_read_again(held: Budget) -> None:
+def test_what_was_read_ahead_of_a_tile_is_not_read_again(held: Budget) -> None:
     with torch.utils._python_dispatch._disable_current_modes():
         expected, (tensor, storage) = torch.randn(ELEMENTS), born_away(held)
         buffers, stats = (

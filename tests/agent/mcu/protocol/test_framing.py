@@ -71,7 +71,7 @@ def test_there_is_a_golden_frame_for_every_message() -> None:
 
 
 @pytest.mark.parametrize("path", FRAMES, ids=lambda path: path.stem)
-def test_golden_frame_in_any_pieces(path: Path) -> None:
+def test_golden_frame_in_any_chunks(path: Path) -> None:
     wire = golden(path)
     (content,) = FrameDecoder().feed(wire)
     assert encode_frame(content) == wire

@@ -15,7 +15,7 @@ def test_golden() -> None:
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 4, 5, 1000, len(STREAM)])
-def test_whatever_the_pieces_the_frames_are_the_same(chunk: int) -> None:
+def test_whatever_the_chunks_the_frames_are_the_same(chunk: int) -> None:
     reader = FrameReader()
     found = [frame for at in range(0, len(STREAM), chunk) for frame in reader.feed(STREAM[at : at + chunk])]
     assert found == CONTENTS and reader.held_bytes == 0

@@ -166,11 +166,11 @@ OFFENCES: dict[str, list[PeerMessage]] = {
     "hello": [own_hello("1")],
     "the same number": [question(3), question(3)],
     "a smaller number": [question(3), question(2)],
-    "pieces of nothing": [QuestionChunk(number=1, data=b"x")],
+    "chunks of nothing": [QuestionChunk(number=1, data=b"x")],
     "more than announced": [question(1, about="solve", nbytes=3), QuestionChunk(number=1, data=b"four")],
     "withdrawn unasked": [Withdrawal(number=7)],
     "an answer to nothing": [PeerAnswer(number=1, answer=AnswerKind.FOUND)],
-    "a piece of no answer": [AnswerChunk(number=1, data=b"x")],
+    "a chunk of no answer": [AnswerChunk(number=1, data=b"x")],
     "a flood of questions": [question(number) for number in range(1, MAX_COUNTED + 2)],
     "a flood of withdrawals": [question(1), *[Withdrawal(number=1)] * (MAX_COUNTED + 1)],
 }

@@ -1,4 +1,4 @@
-"""Jobs small enough to be cut into pieces within a test, what they cost, and where they are compared."""
+"""Jobs small enough to be cut into tiles within a test, what they cost, and where they are compared."""
 
 from pathlib import Path
 

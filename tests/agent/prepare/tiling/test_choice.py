@@ -1,4 +1,4 @@
-"""Whole, in halves or in pieces: the cheapest within the budget."""
+"""Whole, in halves or in tiles: the cheapest within the budget."""
 
 import itertools
 import math
@@ -72,7 +72,7 @@ def test_the_recorded_step_stays_a_rival_of_its_halves(
 
 @pytest.mark.process
 @pytest.mark.usefixtures("torch_forks")
-def test_chains_run_in_pieces_where_that_is_cheaper_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_chains_run_in_tiles_where_that_is_cheaper_and_only_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "SPLIT_BYTES", 50_000)
     model = language_model()
     made = make_bundle.prepare(
@@ -197,7 +197,7 @@ def test_ways_are_planned_properly_for_as_long_as_one_may_win(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("found", "bases"), [(30, [20, 30]), (20, [20]), (None, [20])])
-def test_pieces_are_chosen_again_where_a_trial_found_more_beside_the_step(found: int | None, bases: list[int]) -> None:
+def test_tiles_are_chosen_again_where_a_trial_found_more_beside_the_step(found: int | None, bases: list[int]) -> None:
     device, seen = costs_of(whole()[0].graphs["step"]).device, list[int]()
 
     def make(device: DeviceCosts, is_last: bool) -> str:

@@ -1,4 +1,4 @@
-"""What a plan of a job in pieces costs, if there is one."""
+"""What a plan of a job in tiles costs, if there is one."""
 
 import pytest
 

@@ -85,7 +85,7 @@ def test_a_graph_of_many_times_the_operators_is_measured_only_where_no_shorter_o
     finest = tile_fat(graph, 280_000, 8).applied(graph).graph
     floor = floor_of(finest, CostTable(device, ops_by_bytes(finest))).nbytes
     chosen(recorded, recorded, device, floor)
-    assert max(measured) > (few + many) / 2, "two pieces do not fit, eight do"
+    assert max(measured) > (few + many) / 2, "two tiles do not fit, eight do"
 
 
 @pytest.mark.slow

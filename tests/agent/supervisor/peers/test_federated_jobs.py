@@ -132,7 +132,7 @@ def run(work: Callable[[], Awaitable[None]]) -> None:
     asyncio.run(asyncio.wait_for(work(), 120.0))
 
 
-def test_a_message_in_pieces_is_trained_and_answered_across_restarts(tmp_path: Path, bundle: Path) -> None:
+def test_a_message_in_chunks_is_trained_and_answered_across_restarts(tmp_path: Path, bundle: Path) -> None:
     async def work() -> None:
         async with home(tmp_path, bundle) as made:
             assert (await made.ask(made.part(100))).state is TaskState.UNKNOWN, "it must begin at the beginning"

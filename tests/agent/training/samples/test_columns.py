@@ -22,8 +22,8 @@ def columns(root: Path, *files: tuple[np.ndarray, np.ndarray]) -> ArrivedColumns
 
 def test_their_digest_is_of_the_rows_and_not_of_the_files(tmp_path: Path) -> None:
     x, y = np.arange(15, dtype=np.float32).reshape(5, 3), np.arange(5)
-    whole, pieces = columns(tmp_path / "a", (x, y)), columns(tmp_path / "b", (x[:2], y[:2]), (x[2:], y[2:]))
-    assert whole.counts == pieces.counts == (5,) and whole.digest() == pieces.digest()
+    whole, chunks = columns(tmp_path / "a", (x, y)), columns(tmp_path / "b", (x[:2], y[:2]), (x[2:], y[2:]))
+    assert whole.counts == chunks.counts == (5,) and whole.digest() == chunks.digest()
     assert columns(tmp_path / "c", (x, y[::-1])).digest() != whole.digest()
 
 

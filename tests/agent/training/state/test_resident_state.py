@@ -126,23 +126,23 @@ def test_forgetting_goes_back_to_the_last_commit(kept: Persistents) -> None:
         TensorLayout("float32", (0, 4), (4, 1)),
     ],
 )
-def test_pieces_are_the_tensor_in_row_major_order_wherever_it_lies(
+def test_chunks_are_the_tensor_in_row_major_order_wherever_it_lies(
     kept: Persistents, layout: TensorLayout, resident: bool
 ) -> None:
     kept.prepare(HERE if resident else AWAY)
     kept.layouts = {M: layout}
-    pieces = [bytes(piece) for piece in kept.pieces(M)]
+    chunks = [bytes(chunk) for chunk in kept.chunks_of(M)]
     raw = numbers(0.5).view(getattr(torch, layout.dtype))
     expected = raw.as_strided(layout.shape, layout.stride, layout.offset).contiguous()
-    assert b"".join(pieces) == expected.view(-1).view(torch.uint8).numpy().tobytes()
-    assert len(pieces) == math.ceil(expected.nbytes / CHUNK)
+    assert b"".join(chunks) == expected.view(-1).view(torch.uint8).numpy().tobytes()
+    assert len(chunks) == math.ceil(expected.nbytes / CHUNK)
 
 
 def test_the_result_has_the_models_own_names(kept: Persistents) -> None:
     kept.prepare(AWAY)
     chunks = kept.chunks(["state/m", "parameter/w"])
     assert set(chunks) == {"m", "w"}
-    assert b"".join(map(bytes, chunks["w"].pieces())) == numbers(0.0).view(torch.uint8).numpy().tobytes()
+    assert b"".join(map(bytes, chunks["w"].chunks())) == numbers(0.0).view(torch.uint8).numpy().tobytes()
 
 
 def test_a_job_begins_with_what_its_bundle_holds_or_with_one_value() -> None:
@@ -158,7 +158,7 @@ def test_a_job_begins_with_what_its_bundle_holds_or_with_one_value() -> None:
             value = begun.view(getattr(torch, bundle.manifest.layouts[key].dtype))
             assert (value == bundle.manifest.fills[key]).all()
         else:
-            assert begun.numpy().tobytes() == b"".join(map(bytes, bundle_chunks(bundle, key).pieces()))
+            assert begun.numpy().tobytes() == b"".join(map(bytes, bundle_chunks(bundle, key).chunks()))
 
 
 # -- beside a device with its own memory, for which the CPU stands here
@@ -234,8 +234,8 @@ def test_the_last_commit_leaves_no_copy_behind(beside: Persistents) -> None:
 def test_pruning_changes_the_hosts_copy_where_that_is_the_weight(beside: Persistents) -> None:
     beside.prepare(HOST)
 
-    def clear(piece: torch.Tensor) -> None:
-        piece.zero_()
+    def clear(chunk: torch.Tensor) -> None:
+        chunk.zero_()
 
     beside.for_each_chunk(M, clear, changes=True)
     assert not now(beside, M).any()

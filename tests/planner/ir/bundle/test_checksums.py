@@ -8,13 +8,13 @@ from port_planner.ir.bundle.checksums import SUM_BYTES, block_sum, block_sums, r
 
 
 @pytest.mark.parametrize("row_bytes", [1, 4, 1000, 4096, 5000, 70_000])
-@pytest.mark.parametrize("piece_bytes", [1 << 20, 999, 8])
-def test_the_sums_of_blocks_whatever_the_pieces(row_bytes: int, piece_bytes: int) -> None:
+@pytest.mark.parametrize("chunk_bytes", [1 << 20, 999, 8])
+def test_the_sums_of_blocks_whatever_the_chunks(row_bytes: int, chunk_bytes: int) -> None:
     data = os.urandom(row_bytes * (3 * rows_per_block(row_bytes) + 1))
-    pieces = [data[i : i + piece_bytes] for i in range(0, len(data), piece_bytes)]
+    chunks = [data[i : i + chunk_bytes] for i in range(0, len(data), chunk_bytes)]
     whole = row_bytes * rows_per_block(row_bytes)
     blocks = [data[i : i + whole] for i in range(0, len(data), whole)]
-    assert block_sums(row_bytes, pieces) == b"".join(map(block_sum, blocks))
+    assert block_sums(row_bytes, chunks) == b"".join(map(block_sum, blocks))
     changed = bytearray(data)
     changed[whole] ^= 1
     before, after = (block_sums(row_bytes, [d]) for d in (data, bytes(changed)))
@@ -28,7 +28,7 @@ def test_rows_without_bytes_have_no_sums() -> None:
     assert block_sums(0, []) == b""
 
 
-def test_the_sum_of_a_tensor_whatever_the_pieces() -> None:
+def test_the_sum_of_a_tensor_whatever_the_chunks() -> None:
     data, parts = os.urandom(1000), tensor_hasher()
     whole = tensor_hasher()
     whole.update(data)

@@ -1,4 +1,4 @@
-"""Graphs, plans and costs as lists and back; and every piece of a list that is not what it should be."""
+"""Graphs, plans and costs as lists and back; and every chunk of a list that is not what it should be."""
 
 from collections.abc import Callable
 from dataclasses import replace

@@ -43,7 +43,7 @@ def indexed(data: bytes, start: int = 0) -> dict[str, Member]:
 
 
 def chunks(tensor: torch.Tensor, size: int = 5) -> Chunks:
-    """Return a tensor in pieces of an odd size."""
+    """Return a tensor in chunks of an odd size."""
     data = raw(tensor)
     kind = str(tensor.dtype).removeprefix("torch.")
     return Chunks(kind, tuple(tensor.shape), lambda: (data[i : i + size] for i in range(0, len(data), size)))

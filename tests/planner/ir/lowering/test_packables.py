@@ -93,7 +93,7 @@ def test_what_is_too_small_is_left_out() -> None:
 
 
 def test_numbers_made_of_a_mask_are_two_as_those_drawn_at_once_are() -> None:
-    """Pieces of dropout make them so: each part of a mask that was drawn whole, as bytes."""
+    """Tiles of dropout make them so: each part of a mask that was drawn whole, as bytes."""
     model = nn.ModuleList([nn.Linear(8, 64), nn.Linear(64, 2)])
 
     def loss(m: nn.ModuleList, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:

@@ -94,20 +94,20 @@ def _shuffled(graph: StepGraph, rng: random.Random) -> StepGraph:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("seeds", "in_pieces"),
+    ("seeds", "in_tiles"),
     [
         pytest.param(range(2), False, id="few, whole"),
         pytest.param(range(2, 150), False, id="many, whole", marks=pytest.mark.long),
-        pytest.param(range(50), True, id="many, in pieces", marks=pytest.mark.long),
+        pytest.param(range(50), True, id="many, in tiles", marks=pytest.mark.long),
     ],
 )
 def test_programs_of_random_plans_of_a_transformer_are_in_order(
-    seeds: range, in_pieces: bool, monkeypatch: pytest.MonkeyPatch
+    seeds: range, in_tiles: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With room to spare and in the least that they can do with, in orders of their own."""
     monkeypatch.setattr(tiles, "SPLIT_BYTES", 40_000)
     graph = demo_step()
-    if in_pieces:
+    if in_tiles:
         graph = tile_chains(graph, find_chains(graph, 40_000), 4).graph
         assert len(graph.ops) > len(demo_step().ops)
     decided: Counter[Action] = Counter()
@@ -116,7 +116,7 @@ def test_programs_of_random_plans_of_a_transformer_are_in_order(
         ordered = _shuffled(graph, rng) if seed % 2 else graph
         costs = flat_costs(ordered, workspace=1 << 12)
         plan = random_plan(
-            ordered, seed, page=rng.random() / 2, recompute=0.05 if in_pieces else 0.15, slices=rng.random(), pack=0.6
+            ordered, seed, page=rng.random() / 2, recompute=0.05 if in_tiles else 0.15, slices=rng.random(), pack=0.6
         )
         decided.update(d.action for d in plan.decisions)
         verify_lowered(lower(ordered, costs, plan))

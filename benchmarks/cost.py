@@ -92,7 +92,7 @@ def main() -> int:
 def measure(model: str, folder: Path, threads: int, ram_mib: int | None = None) -> list[Row]:
     """Return a row for each budget, or one for `ram_mib` of resident memory if that is given."""
     ours = Ours(model, folder, *case_of(model), steps=STEPS, threads=threads)
-    graph = next(iter(ours.prepared.graphs.values()))
+    graph = next(iter(ours.captured.graphs.values()))
     whole = lower(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes
     rows = []
     limit, beside = LIMITS_MIB[model] << 20, BESIDE_RESIDENT + (threads - 1) * BESIDE_RESIDENT_PER_THREAD

@@ -173,7 +173,7 @@ def measure(name: str, percents: Sequence[int], folder: Path, limit_s: float) ->
     from benchmarks.ours import Ours
 
     ours = Ours(name, folder, "sgd", None, steps=5)
-    graph = next(iter(ours.prepared.graphs.values()))
+    graph = next(iter(ours.captured.graphs.values()))
     costs = CostTable(ours.device, ours.measured.ops[0])
     whole, base = lower(graph, costs, Plan()).peak_bytes, costs.device.base_bytes
     for percent in percents:

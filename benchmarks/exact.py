@@ -77,8 +77,8 @@ def measure(model: str, folder: Path, steps: int, share: float, small: bool) -> 
     optimizer = OPTIMIZERS.get(model, "sgd")
     begin = time.perf_counter()
     ours = Ours(model, folder, optimizer, None, steps=steps, small=small)
-    prepared_s = time.perf_counter() - begin
-    graph = next(iter(ours.prepared.graphs.values()))
+    captured_s = time.perf_counter() - begin
+    graph = next(iter(ours.captured.graphs.values()))
     whole = lower(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes
     base = ours.device.base_bytes
     while True:
@@ -93,12 +93,12 @@ def measure(model: str, folder: Path, steps: int, share: float, small: bool) -> 
     run = ours.train(path)
     if run is None:
         raise SystemExit(f"{model} did not finish")
-    losses = list(plain_losses(ours.job, ours.prepared.data, steps))
+    losses = list(plain_losses(ours.job, ours.captured.data, steps))
     equal = losses == [s["loss"] for s in run.steps] and run.digest == digest(ours.job, list(bundle.manifest.state))
     plan = bundle.plans[0][bundle.manifest.graphs[0]]
     count = {a: sum(d.action is a for d in plan.decisions) for a in Action}
     return Row(
-        model, optimizer, prepared_s, plan_s, len(msgpack.packb(pack_plan(plan))), count[Action.PAGE],
+        model, optimizer, captured_s, plan_s, len(msgpack.packb(pack_plan(plan))), count[Action.PAGE],
         count[Action.RECOMPUTE], run.planned_peak_bytes / 2**20, run.peak_bytes / 2**20, share, equal,
     )  # fmt: skip
 

@@ -122,7 +122,7 @@ AT_CHOSEN_RATE = tuple(method for method in EVERYTHING if method.everything and 
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class CapturedJob:
+class PretrainedTask:
     """One seed of one task: its data and the pretrained model, quantised."""
 
     split: Split
@@ -150,12 +150,12 @@ def paired_difference(accuracies: Sequence[float], reference: Sequence[float]) -
     return float(np.mean(differences)), error
 
 
-def prepare(task: Task, seed: int) -> CapturedJob:
+def prepare(task: Task, seed: int) -> PretrainedTask:
     """Return one seed, pretrained and quantised with the first domain as calibration data."""
     split = task.split(seed)
     module = pretrain(task, split.before, seed)
     graph = import_module(module, split.before.inputs.shape[1:], task.name)
-    return CapturedJob(split, quantize(graph, split.before.inputs[:256]))
+    return PretrainedTask(split, quantize(graph, split.before.inputs[:256]))
 
 
 def _rates(rate: float, epochs: int) -> list[float]:
@@ -188,22 +188,22 @@ Sparse = Callable[[Graph], SparseScheme]
 
 
 def run_method(
-    task: Task, prepared: CapturedJob, method: Method, rate: float, seed: int, sparse: Sparse = last_five
+    task: Task, pretrained: PretrainedTask, method: Method, rate: float, seed: int, sparse: Sparse = last_five
 ) -> float:
     """Return the accuracy of one method on one seed."""
-    graph = prepared.model.graph
+    graph = pretrained.model.graph
     scheme = replace(full_scheme(graph) if method.everything else sparse(graph), chosen=method.chosen)
     if method.rule is None:
-        return adapt_float(prepared.model.graph, scheme, prepared.split, rate, task.epochs, seed)
+        return adapt_float(pretrained.model.graph, scheme, pretrained.split, rate, task.epochs, seed)
     if method.rule is UpdateRounding.Q88:
         scheme = scheme.with_low_bytes(method.narrow)
-    compiled = compile_quantized(prepared.model, scheme=scheme)
-    return adapt_int8(compiled, prepared.split, method, rate, task.epochs, seed)
+    compiled = compile_quantized(pretrained.model, scheme=scheme)
+    return adapt_int8(compiled, pretrained.split, method, rate, task.epochs, seed)
 
 
-def _best_rate(task: Task, tuning: dict[int, CapturedJob], method: Method, sparse: Sparse) -> float:
+def _best_rate(task: Task, tuning: dict[int, PretrainedTask], method: Method, sparse: Sparse) -> float:
     def score(rate: float) -> float:
-        found = [run_method(task, prepared, method, rate, seed, sparse) for seed, prepared in tuning.items()]
+        found = [run_method(task, pretrained, method, rate, seed, sparse) for seed, pretrained in tuning.items()]
         return float(np.mean(found))
 
     if task.rate is not None:
@@ -221,10 +221,10 @@ def compare_rules(
     best[methods[0].name] = shared
     scores: dict[str, list[float]] = {"before adapting": [], **{m.name: [] for m in methods}}
     for seed in seeds:
-        prepared = prepare(task, seed)
-        scores["before adapting"].append(untrained_accuracy(prepared))
+        pretrained = prepare(task, seed)
+        scores["before adapting"].append(untrained_accuracy(pretrained))
         for method in methods:
-            scores[method.name].append(run_method(task, prepared, method, best[method.name], seed, sparse))
+            scores[method.name].append(run_method(task, pretrained, method, best[method.name], seed, sparse))
         console.print(
             f"{task.name}, seed {seed}: " + ", ".join(f"{100 * values[-1]:.1f}" for values in scores.values()),
             style="dim",
@@ -251,11 +251,11 @@ def compare_at_chosen_rate(task: Task, seeds: Sequence[int], console: Console) -
     """Return one row per method, compared with fp32 at the same rate, each seed at the rate chosen for it."""
     scores: dict[str, list[float]] = {"before adapting": [], **{method.name: [] for method in AT_CHOSEN_RATE}}
     for seed in seeds:
-        prepared = prepare(task, seed)
-        rate = _chosen_rate(task, prepared)
-        scores["before adapting"].append(untrained_accuracy(prepared))
+        pretrained = prepare(task, seed)
+        rate = _chosen_rate(task, pretrained)
+        scores["before adapting"].append(untrained_accuracy(pretrained))
         for method in AT_CHOSEN_RATE:
-            scores[method.name].append(run_method(task, prepared, method, rate, seed))
+            scores[method.name].append(run_method(task, pretrained, method, rate, seed))
         console.print(
             f"{task.name}, seed {seed}, rate {rate:g}: "
             + ", ".join(f"{100 * values[-1]:.1f}" for values in scores.values()),
@@ -264,16 +264,16 @@ def compare_at_chosen_rate(task: Task, seeds: Sequence[int], console: Console) -
     return _rows(task, scores, AT_CHOSEN_RATE[0].name, {})
 
 
-def _chosen_rate(task: Task, prepared: CapturedJob) -> float:
-    train, model = prepared.split.train, compile_quantized(prepared.model)
+def _chosen_rate(task: Task, pretrained: PretrainedTask) -> float:
+    train, model = pretrained.split.train, compile_quantized(pretrained.model)
     return choose_rate(model, model.quantize_input(train.inputs), train.labels, epochs=task.epochs).best.rate
 
 
-def untrained_accuracy(prepared: CapturedJob) -> float:
+def untrained_accuracy(pretrained: PretrainedTask) -> float:
     """Return the int8 model's accuracy on the new domain before it learns."""
-    compiled = compile_quantized(prepared.model, scheme=SparseScheme({}))
+    compiled = compile_quantized(pretrained.model, scheme=SparseScheme({}))
     return HostEngine(compiled, FAST).evaluate(
-        compiled.quantize_input(prepared.split.test.inputs), prepared.split.test.labels
+        compiled.quantize_input(pretrained.split.test.inputs), pretrained.split.test.labels
     )[1]
 
 
@@ -347,18 +347,18 @@ def _mean_percent(shares: Sequence[float | None]) -> float | None:
 
 
 def _try_schemes(task: Task, seed: int, rate: float) -> dict[str, _Tried]:
-    prepared = prepare(task, seed)
-    graph, train = prepared.model.graph, prepared.split.train
+    pretrained = prepare(task, seed)
+    graph, train = pretrained.model.graph, pretrained.split.train
     schemes = last_k_schemes(graph)
     rival = schemes[len(schemes) // 2 - 1]
     budget = plan_memory(graph, rival).ram_bytes
-    model = compile_quantized(prepared.model, scheme=rival)
+    model = compile_quantized(pretrained.model, scheme=rival)
     inputs, options = model.quantize_input(train.inputs), UpdateOptions(rate)
     fitted = fit_scheme(model, inputs, train.labels, Limits(budget), epochs=task.epochs, options=options)
     best, optimum = fitted.best, fitted.optimum
 
     def accuracy(scheme: SparseScheme) -> float:
-        return _scheme_accuracy(task, prepared, scheme, rate, seed)
+        return _scheme_accuracy(task, pretrained, scheme, rate, seed)
 
     return {
         FOUND: _Tried(best.scheme, best.ram_bytes, accuracy(best.scheme), best.predicted, best.measured),
@@ -367,9 +367,9 @@ def _try_schemes(task: Task, seed: int, rate: float) -> dict[str, _Tried]:
     }
 
 
-def _scheme_accuracy(task: Task, prepared: CapturedJob, scheme: SparseScheme, rate: float, seed: int) -> float:
-    compiled = compile_quantized(prepared.model, scheme=scheme)
-    return adapt_int8(compiled, prepared.split, METHODS[1], rate, task.epochs, seed)
+def _scheme_accuracy(task: Task, pretrained: PretrainedTask, scheme: SparseScheme, rate: float, seed: int) -> float:
+    compiled = compile_quantized(pretrained.model, scheme=scheme)
+    return adapt_int8(compiled, pretrained.split, METHODS[1], rate, task.epochs, seed)
 
 
 def _gap(row: Row | SchemeRow) -> str:

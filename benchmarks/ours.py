@@ -90,7 +90,7 @@ class Ours:
         self.room = ComparisonLimits(COMPARING_BYTES, folder, threads)
         self.whole = TiledJob(whole, measured, ())
         sliced = with_split_gradients(whole, measured, self.room, power.compute_watts, lambda *_: None)
-        self.halved, self.prepared, self.measured = sliced, sliced.prepared, sliced.measured
+        self.halved, self.captured, self.measured = sliced, sliced.captured, sliced.measured
         self.device = device_costs.this_device(sliced.measured, folder, threads, power, lambda *_: None)
 
     def plan(
@@ -104,7 +104,7 @@ class Ours:
         """Return a bundle planned for a budget (with flash no faster than `limits`, read and write); None if none fits."""
         path = self.folder / f"{self.job.name}-{ram_bytes}.port"
         device = device_costs.slower_flash(self.device, *limits) if limits else self.device
-        device = with_packed_pages(device, self.prepared.initial_tensors)
+        device = with_packed_pages(device, self.captured.initial_tensors)
         planner = make_bundle.default_planner(strategy=strategy, time_limit_s=time_limit_s)
 
         def make(device: DeviceCosts, last: bool) -> None:
@@ -112,7 +112,7 @@ class Ours:
                 self.whole, self.halved, CutTarget(device, ram_bytes, self.room, lambda *_: None), planner, NO_LIMITS
             )
             options = bundle.MakeOptions(Pools(ram_bytes), (self.folder,), planner, throttle=throttle(limits))
-            draft = BundleFile.beside(path, sliced.prepared, self.threads)
+            draft = BundleFile.beside(path, sliced.captured, self.threads)
             bundle.make(path, draft, sliced.measured, device, options, lambda *_: None)
 
         try:

@@ -91,7 +91,7 @@ def measure(model: str, folder: Path, limits: tuple[float, float], time_limit_s:
     from port_planner.ir.plan import Plan
 
     ours = Ours(model, folder, *CASES[model], steps=4)
-    graph = next(iter(ours.prepared.graphs.values()))
+    graph = next(iter(ours.captured.graphs.values()))
     whole = lower(graph, CostTable(ours.device, ours.measured.ops[0]), Plan()).peak_bytes
     base = ours.device.base_bytes
     budgets = {"target": TARGETS_MIB[model] << 20} if model in TARGETS_MIB else {}

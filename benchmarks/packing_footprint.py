@@ -101,7 +101,7 @@ def main() -> None:
 def measure(model: str, folder: Path, batch: int, steps: int, pruning: Pruning | None = None) -> Row:
     """Return the row of one model; it is pruned before if a schedule says so."""
     ours = on_images(model, folder, batch, steps, pruning)
-    graph, name = ours.prepared.graphs["step"], f"{model}-kept.port"
+    graph, name = ours.captured.graphs["step"], f"{model}-kept.port"
     kept = CostTable(ours.device, ours.measured.ops[0])
     found = DryRunWorkers(1).dry_run(written(ours, folder / name, kept, Plan()), (folder,), probe_packing=True)
     costs = replace(kept, packings=found.packings["step"])
@@ -212,9 +212,9 @@ def prune(job: TrainingJob, pruning: Pruning, x: torch.Tensor, y: torch.Tensor) 
 
 def written(ours: Ours, path: Path, costs: CostTable, plan: Plan) -> Path:
     """Write the bundle of one plan; return its path."""
-    graphs = ours.prepared.graphs
+    graphs = ours.captured.graphs
     made = replace(plan, ram_bytes=ROOM, peak_bytes=lower(graphs["step"], costs, plan).peak_bytes)
-    make_bundle.write(path, ours.prepared, [{"step": made}], {"step": costs}, [ROOM], threads=1)
+    make_bundle.write(path, ours.captured, [{"step": made}], {"step": costs}, [ROOM], threads=1)
     return path
 
 

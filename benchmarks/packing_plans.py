@@ -97,7 +97,7 @@ def measure(model: str, folder: Path, arguments: argparse.Namespace) -> list[Row
     """Return the rows of one model."""
     images = model in IMAGES
     ours = on_images(model, folder, arguments.batch, 2) if images else Ours(model, folder, *case_of(model), steps=2)
-    graph = ours.prepared.graphs["step"]
+    graph = ours.captured.graphs["step"]
     without = CostTable(ours.device, ours.measured.ops[0])
     found = DryRunWorkers(1).dry_run(
         written(ours, folder / "kept.port", without, Plan()), (folder,), probe_packing=True
@@ -129,7 +129,7 @@ def measure(model: str, folder: Path, arguments: argparse.Namespace) -> list[Row
 def _figures(ours: Ours, costs: CostTable, found: PlanResult) -> tuple[float | None, float | None, int | None]:
     if found.plan is None:
         return None, None, None
-    program = lower(ours.prepared.graphs["step"], costs, found.plan)
+    program = lower(ours.captured.graphs["step"], costs, found.plan)
     return program.cost_joules, program.seconds, program.written_bytes
 
 

@@ -68,13 +68,13 @@ def measure(model: str, folder: Path, mib: int, limits: tuple[float, float], ste
     optimizer, batch = CASES[model]
     ours = Ours(model, folder, optimizer, batch, steps=steps)
     plain = slower_flash(ours.device, *limits)
-    packed = with_packed_pages(plain, ours.prepared.initial_tensors)
+    packed = with_packed_pages(plain, ours.captured.initial_tensors)
     planner = make_bundle.default_planner(strategy="greedy", time_limit_s=20.0)
     planned, runs = [], []
     for number, device in enumerate((plain, packed)):
-        plans, costs = make_bundle.plan_all(ours.prepared, ours.measured, device, mib << 20, planner)
+        plans, costs = make_bundle.plan_all(ours.captured, ours.measured, device, mib << 20, planner)
         path = folder / f"{model}-{number}.port"
-        make_bundle.write(path, ours.prepared, [plans], costs, [mib << 20], threads=1)
+        make_bundle.write(path, ours.captured, [plans], costs, [mib << 20], threads=1)
         run = ours.train(path, limits=limits)
         if run is None:
             raise SystemExit(f"{model}: a run failed")

@@ -80,16 +80,16 @@ def compare_variants(
     job = TrainingJob(
         made.model, made.loss_fn, make_optimizer(optimizer, made.model.parameters()), list(batch), batch[0].shape[0]
     )
-    prepared, watts = make_bundle.prepare(job), power_with(1)
+    captured, watts = make_bundle.prepare(job), power_with(1)
     quiet: Progress = lambda *_: None  # noqa: E731
-    measured = MeasurementWorker().measure(prepared.graphs.values(), 1, watts.compute_watts, quiet)
+    measured = MeasurementWorker().measure(captured.graphs.values(), 1, watts.compute_watts, quiet)
     prices = FlashPrices()
     paged_to = medium_under(folder, prices) if medium is None else medium_of(medium, prices)
     device = device_costs.on_medium(device_costs.this_device(measured, folder, 1, watts, quiet), paged_to)
-    whole = TiledJob(prepared, measured, ())
+    whole = TiledJob(captured, measured, ())
     room = ComparisonLimits(COMPARING_BYTES, folder, 1)
-    halved = with_split_gradients(prepared, measured, room, watts.compute_watts, quiet)
-    graph = next(iter(prepared.graphs.values()))
+    halved = with_split_gradients(captured, measured, room, watts.compute_watts, quiet)
+    graph = next(iter(captured.graphs.values()))
     costs = CostTable(device, measured.ops[0])
     kept = lower(graph, costs, Plan(), check_budget=False)
     least, most = floor_of(graph, costs).nbytes, kept.peak_bytes
@@ -116,7 +116,7 @@ def _row(
     planner: make_bundle.PlanFunction,
     kept_joules: float,
 ) -> Row:
-    graph = next(iter(sliced.prepared.graphs.values()))
+    graph = next(iter(sliced.captured.graphs.values()))
     costs = CostTable(device, sliced.measured.ops[0])
     plan = planner(graph, costs, ram_bytes).plan
     floor = floor_of(graph, costs).nbytes

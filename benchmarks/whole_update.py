@@ -77,22 +77,22 @@ def run(path: Path, folder: Path, count: int, peak_bytes: int) -> list[StepDone]
 
 def rows_of(case: str, count: int, ram_bytes: int, folder: Path) -> list[Row]:
     """Return what an update takes with and without the graph of a whole update."""
-    prepared = make_bundle.prepare(job_of(case, count))
+    captured = make_bundle.prepare(job_of(case, count))
     quiet = lambda stage, share: print(f"{stage} {share:.0%}   ", end="\r", file=sys.stderr)  # noqa: E731
     power = power_with(1)
-    measured = MeasurementWorker().measure(prepared.graphs.values(), 1, power.compute_watts, quiet)
+    measured = MeasurementWorker().measure(captured.graphs.values(), 1, power.compute_watts, quiet)
     device = device_costs.this_device(measured, folder, 1, power, quiet)
     device = device_costs.on_medium(device, medium_of(MediumKind.SD, FlashPrices()))
-    prepared = with_expected_results(prepared, count)
+    captured = with_expected_results(captured, count)
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=20.0)
-    whole, costs = with_whole_update(prepared, measured, device, int(ram_bytes * 0.99), quick)
+    whole, costs = with_whole_update(captured, measured, device, int(ram_bytes * 0.99), quick)
     if WHOLE_UPDATE not in whole.graphs:
         raise SystemExit("layer by layer costs no less here; choose a smaller --ram")
 
-    def row(how: str, prepared: CapturedJob, measured: MeasuredCosts) -> Row:
+    def row(how: str, captured: CapturedJob, measured: MeasuredCosts) -> Row:
         path = folder / f"{how}.port"
         options = bundle.MakeOptions(Pools(ram_bytes), (folder,), quick)
-        made = bundle.make(path, BundleFile.beside(path, prepared, 1), measured, device, options, quiet)
+        made = bundle.make(path, BundleFile.beside(path, captured, 1), measured, device, options, quiet)
         steps = run(path, folder / f"{how}.state", count, ram_bytes)
         return Row(
             how,
@@ -103,7 +103,7 @@ def rows_of(case: str, count: int, ram_bytes: int, folder: Path) -> list[Row]:
             made.measured_peak_bytes,
         )
 
-    return [row("one by one", prepared, measured), row("layer by layer", whole, costs)]
+    return [row("one by one", captured, measured), row("layer by layer", whole, costs)]
 
 
 def show(rows: Sequence[Row], title: str) -> None:

@@ -154,31 +154,31 @@ def judge_bundle(
     at("capture")
     try:
         job = _begun(make_job)
-        prepared = make_bundle.prepare(
+        captured = make_bundle.prepare(
             job,
             updates=length.steps // job.accumulate + 1,
             followed=compared_steps(job),
             ahead=lambda updates, schedule: known_steps(_begun(make_job), updates, AHEAD_WITHIN_S, schedule),
         )
         seen_steps = length.seen_steps or compared_steps(job)
-        shown, prepared = (_with_results(prepared, make_job, steps) for steps in (seen_steps, length.steps))
+        shown, captured = (_with_results(captured, make_job, steps) for steps in (seen_steps, length.steps))
     except PortError as error:
         return Outcome(name, Verdict.REFUSED, " ".join(str(error).split()), "capture")
     at("profile")
     power = power_with(1)
-    measured = profile_operators(prepared.graphs.values(), compute_watts=power.compute_watts)
+    measured = profile_operators(captured.graphs.values(), compute_watts=power.compute_watts)
     device = DeviceCosts("zoo", 0, power.static_watts, power.compute_watts, FLASH, 1)
-    return _trained_by_worker(name, shown, prepared, measured, device, at)
+    return _trained_by_worker(name, shown, captured, measured, device, at)
 
 
-def _with_results(prepared: CapturedJob, make_job: Callable[[], TrainingJob], steps: int) -> CapturedJob:
-    """Return the prepared job with plain PyTorch's results of a second job, which shares nothing with it."""
-    checked = with_expected_results(prepared, steps)
+def _with_results(captured: CapturedJob, make_job: Callable[[], TrainingJob], steps: int) -> CapturedJob:
+    """Return the captured job with plain PyTorch's results of a second job, which shares nothing with it."""
+    checked = with_expected_results(captured, steps)
     job = _begun(make_job)
     data, *further = [[*map(torch.as_tensor, samples)] for samples in (job.data, *(b.data for b in job.buckets))]
     losses = tuple(loss.hex() for loss in plain_losses(job, data, steps, buckets=further))
     state = itertools.chain(dropped_optimizer_state(job), model_state(job))
-    checksums = {key: tensor_checksum(tensor) for key, tensor in state if key in prepared.layouts}
+    checksums = {key: tensor_checksum(tensor) for key, tensor in state if key in captured.layouts}
     settings = arithmetic()
     return replace(
         checked, reference=ExpectedResults(losses, settings.threads, processor(CPU), checksums, arithmetic=settings)
@@ -200,7 +200,7 @@ def trained(job: TrainingJob, steps: int) -> Any:
 def _trained_by_worker(
     name: str,
     shown: CapturedJob,
-    prepared: CapturedJob,
+    captured: CapturedJob,
     measured: MeasuredCosts,
     device: DeviceCosts,
     at: Callable[[str], object],
@@ -210,9 +210,9 @@ def _trained_by_worker(
         at(setting)
         ram_bytes = AMPLE if setting == "ample" else need // 2
         try:
-            ram_bytes, plans, costs = _planned(prepared, measured, device, ram_bytes)
+            ram_bytes, plans, costs = _planned(captured, measured, device, ram_bytes)
             try:
-                choice = _dry_run(prepared, plans, costs, ram_bytes)
+                choice = _dry_run(captured, plans, costs, ram_bytes)
             except DryRunError as error:
                 if error.exit_code != ExitCode.IMPOSSIBLE:
                     raise
@@ -228,13 +228,13 @@ def _trained_by_worker(
 
 
 def _planned(
-    prepared: CapturedJob, measured: MeasuredCosts, device: DeviceCosts, ram_bytes: int
+    captured: CapturedJob, measured: MeasuredCosts, device: DeviceCosts, ram_bytes: int
 ) -> tuple[int, Mapping[str, Plan], Mapping[str, CostTable]]:
     """Plan a job for a budget, or for the least budget that its graphs, one after another, say they need."""
     planner = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
     while True:
         try:
-            return ram_bytes, *make_bundle.plan_all(prepared, measured, device, ram_bytes, planner)
+            return ram_bytes, *make_bundle.plan_all(captured, measured, device, ram_bytes, planner)
         except InfeasibleError as error:
             if error.needed_bytes is None or error.needed_bytes <= ram_bytes:
                 raise
@@ -242,13 +242,13 @@ def _planned(
 
 
 def _dry_run(
-    prepared: CapturedJob, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], ram_bytes: int
+    captured: CapturedJob, plans: Mapping[str, Plan], costs: Mapping[str, CostTable], ram_bytes: int
 ) -> PlanChoice:
     """Write a bundle, train as many steps of it as were compared, and return what the manifest says of its plan."""
     with tempfile.TemporaryDirectory(prefix="zoo-bundle-") as folder:
         path = Path(folder) / "job.port"
-        manifest = make_bundle.write(path, prepared, [plans], costs, [ram_bytes], threads=1)
-        DryRunWorkers(1).dry_run(path, (Path(folder),), compared=len(prepared.reference.losses))
+        manifest = make_bundle.write(path, captured, [plans], costs, [ram_bytes], threads=1)
+        DryRunWorkers(1).dry_run(path, (Path(folder),), compared=len(captured.reference.losses))
     return manifest.plans[0]
 
 

@@ -442,12 +442,12 @@ def _schedule(job: TrainingJob, updates: int) -> Schedule:
     return tabulated(job, updates, further)
 
 
-def with_blocks(prepared: CapturedJob, graphs: Mapping[str, StepGraph], blocks: Mapping[str, Blocks]) -> CapturedJob:
+def with_blocks(captured: CapturedJob, graphs: Mapping[str, StepGraph], blocks: Mapping[str, Blocks]) -> CapturedJob:
     """Return a job whose `graphs` have state tensors, by key, in these blocks: along dimension 0, and 1 if there are
     some.
     """
-    tensors, layouts = dict(prepared.tensors), dict(prepared.layouts)
-    made = dict(prepared.blocks)
+    tensors, layouts = dict(captured.tensors), dict(captured.layouts)
+    made = dict(captured.blocks)
     for key, ways in blocks.items():
         whole, layout = tensors.pop(key), layouts[key]
         stored = [block for block in itertools.chain.from_iterable(ways.values()) if block.stored]
@@ -458,7 +458,7 @@ def with_blocks(prepared: CapturedJob, graphs: Mapping[str, StepGraph], blocks: 
             tuple(key + block.suffix for block in stored if block.dimension == way) for way in (ROWS, COLUMNS)
         )
         made[key] = WeightBlocks(rows, columns)
-    return replace(prepared, graphs=graphs, tensors=tensors, layouts=layouts, blocks=made)
+    return replace(captured, graphs=graphs, tensors=tensors, layouts=layouts, blocks=made)
 
 
 def _block(
@@ -481,7 +481,7 @@ PlanFunction = Callable[[StepGraph, CostTable, int], PlanResult]
 
 
 def plan_all(
-    prepared: CapturedJob,
+    captured: CapturedJob,
     measured: MeasuredCosts,
     device: DeviceCosts,
     ram_bytes: int,
@@ -495,10 +495,10 @@ def plan_all(
     Raises InfeasibleError for the first graph that does not fit.
     """
     plans, costs = dict[str, Plan](), dict[str, CostTable]()
-    for (name, graph), table in zip(prepared.graphs.items(), measured.tables(device), strict=True):
+    for (name, graph), table in zip(captured.graphs.items(), measured.tables(device), strict=True):
         costs[name] = table
         known = [n for n in plans if kind_of_graph(n) == kind_of_graph(name)]
-        plan, like = None, neighbour(graph, {n: prepared.graphs[n] for n in known})
+        plan, like = None, neighbour(graph, {n: captured.graphs[n] for n in known})
         quick = plan_problem(graph, table, ram_bytes, "greedy", _NEIGHBOUR_S, limits)
         if like is not None:
             plan = transferred(graph, table, quick.limits, plans[like])
@@ -550,7 +550,7 @@ def default_planner(
 
 def write(
     path: Path,
-    prepared: CapturedJob,
+    captured: CapturedJob,
     plans: Sequence[Mapping[str, Plan]],
     costs: Mapping[str, CostTable],
     budgets: Sequence[int],
@@ -560,19 +560,19 @@ def write(
     limits: PlannedLimits = NO_LIMITS,
 ) -> Manifest:
     """Write the bundle and return its manifest. Raises BundleError if it cannot be written."""
-    manifest = describe(prepared, plans, costs, budgets, threads=threads, estimated=estimated, limits=limits)
-    kept = {k: t for k, t in prepared.tensors.items() if not isinstance(t, Fill) and k not in prepared.files}
+    manifest = describe(captured, plans, costs, budgets, threads=threads, estimated=estimated, limits=limits)
+    kept = {k: t for k, t in captured.tensors.items() if not isinstance(t, Fill) and k not in captured.files}
     tensors = {k: _storage_chunks(t) for k, t in kept.items()}
-    tensors |= {f"unused/{k}": tensor_chunks(t.contiguous()) for k, t in prepared.unused.items()}
-    parts = {train_part(bucket): columns for bucket, columns in enumerate((prepared.data, *prepared.buckets))}
+    tensors |= {f"unused/{k}": tensor_chunks(t.contiguous()) for k, t in captured.unused.items()}
+    parts = {train_part(bucket): columns for bucket, columns in enumerate((captured.data, *captured.buckets))}
     data = {f"{part}/{i}": tensor_chunks(c) for part, columns in parts.items() for i, c in enumerate(columns)}
-    data |= {f"eval/{i}": tensor_chunks(c) for i, c in enumerate(prepared.eval_data)}
-    write_bundle(path, Contents(manifest, prepared.graphs, costs, plans, tensors, data))
+    data |= {f"eval/{i}": tensor_chunks(c) for i, c in enumerate(captured.eval_data)}
+    write_bundle(path, Contents(manifest, captured.graphs, costs, plans, tensors, data))
     return manifest
 
 
 def describe(
-    prepared: CapturedJob,
+    captured: CapturedJob,
     plans: Sequence[Mapping[str, Plan]],
     costs: Mapping[str, CostTable],
     budgets: Sequence[int],
@@ -585,40 +585,40 @@ def describe(
 
     `estimated`: the costs are another board's.
     """
-    job = prepared.job
-    first = prepared.graphs[next(iter(prepared.graphs))]
+    job = captured.job
+    first = captured.graphs[next(iter(captured.graphs))]
     batch = tuple(TensorLayout(v.dtype, v.shape, v.stride, v.offset) for v in (first.values[b] for b in first.batch))
     device = next(iter(costs.values())).device
     return Manifest(
         name=job.name, torch=torch.__version__, threads=threads, seed=job.seed, batch_size=job.batch_size,
-        accumulate=job.accumulate, samples=prepared.data[0].shape[0], drop_last=job.drop_last,
-        graphs=tuple(prepared.graphs), batch=batch,
-        plans=tuple(choice_of(b, p, prepared.graphs, costs, job.accumulate) for b, p in zip(budgets, plans, strict=True)),
-        optimizer=prepared.optimizer.as_data(),
-        layouts=prepared.layouts,
-        fills={k: t.value for k, t in prepared.tensors.items() if isinstance(t, Fill)},
-        result=prepared.result,
+        accumulate=job.accumulate, samples=captured.data[0].shape[0], drop_last=job.drop_last,
+        graphs=tuple(captured.graphs), batch=batch,
+        plans=tuple(choice_of(b, p, captured.graphs, costs, job.accumulate) for b, p in zip(budgets, plans, strict=True)),
+        optimizer=captured.optimizer.as_data(),
+        layouts=captured.layouts,
+        fills={k: t.value for k, t in captured.tensors.items() if isinstance(t, Fill)},
+        result=captured.result,
         device=device.name, estimated=estimated,
-        eval_samples=prepared.eval_data[0].shape[0] if prepared.eval_data else 0,
-        schedule=prepared.schedule, allow_nonfinite=job.allow_nonfinite, reference=prepared.reference,
-        recordings=prepared.recordings, limits=limits, device_kind=first.device, reordered=prepared.reordered, placed=prepared.placed,
-        teams=prepared.teams,
-        pruning=job.pruning, files=prepared.files,
-        in_pieces=any(graph.tiles for graph in prepared.graphs.values()),
-        summed_in_pieces=any(tile.reordered for graph in prepared.graphs.values() for tile in graph.tiles),
+        eval_samples=captured.eval_data[0].shape[0] if captured.eval_data else 0,
+        schedule=captured.schedule, allow_nonfinite=job.allow_nonfinite, reference=captured.reference,
+        recordings=captured.recordings, limits=limits, device_kind=first.device, reordered=captured.reordered, placed=captured.placed,
+        teams=captured.teams,
+        pruning=job.pruning, files=captured.files,
+        in_pieces=any(graph.tiles for graph in captured.graphs.values()),
+        summed_in_pieces=any(tile.reordered for graph in captured.graphs.values() for tile in graph.tiles),
         buckets=tuple(
             BucketSize(columns[0].shape[0], bucket.batch_size)
-            for columns, bucket in zip(prepared.buckets, job.buckets, strict=True)
+            for columns, bucket in zip(captured.buckets, job.buckets, strict=True)
         ),
-        blocks=prepared.blocks, plain=prepared.plain, known=prepared.known, proximal=_proximal_term(prepared), plateau=plateau_of(job),
+        blocks=captured.blocks, plain=captured.plain, known=captured.known, proximal=_proximal_term(captured), plateau=plateau_of(job),
     )  # fmt: skip
 
 
-def _proximal_term(prepared: CapturedJob) -> ProximalTerm | None:
-    job = prepared.job
+def _proximal_term(captured: CapturedJob) -> ProximalTerm | None:
+    job = captured.job
     if job.proximal_mu is None:
         return None
-    kept = {key: name for key, name in kept_starts(job.model).items() if key in prepared.layouts}
+    kept = {key: name for key, name in kept_starts(job.model).items() if key in captured.layouts}
     return ProximalTerm(float(job.proximal_mu), kept)
 
 

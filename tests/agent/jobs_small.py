@@ -126,13 +126,13 @@ def write_job(
 
     `remake`: with the graph of a whole update, cut into small chunks, that does or does not make again what a chunk needs.
     """
-    prepared = with_expected_results(make_bundle.prepare(job, updates=30, followed=compared, ahead=ahead), compared)
-    prepared = replace(prepared, plain=plain or prepared.plain)
+    captured = with_expected_results(make_bundle.prepare(job, updates=30, followed=compared, ahead=ahead), compared)
+    captured = replace(captured, plain=plain or captured.plain)
     if remake is not None:
-        names = [name for name, count in full_batches(prepared.graphs, job.accumulate).items() for _ in range(count)]
-        update = whole_update([prepared.graphs[name] for name in names], room_bytes, remake=remake)
+        names = [name for name, count in full_batches(captured.graphs, job.accumulate).items() for _ in range(count)]
+        update = whole_update([captured.graphs[name] for name in names], room_bytes, remake=remake)
         assert update is not None
-        prepared = replace(prepared, graphs={**prepared.graphs, WHOLE_UPDATE: update.graph})
+        captured = replace(captured, graphs={**captured.graphs, WHOLE_UPDATE: update.graph})
     device = DeviceCosts(
         "test",
         0,
@@ -141,15 +141,15 @@ def write_job(
         Flash("card", 1e8, 2e6, 1e-4, 1e-9, 1e-9, packs_pages=packs_pages),
         scratch_targets=scratch_targets,
     )
-    tables = tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in prepared.graphs.values())
-    measured = MeasuredCosts(tables, 0, 0, packings=tuple(packings(g) for g in prepared.graphs.values()))
-    plans, costs = make_bundle.plan_all(prepared, measured, device, 1 << 40, _keep_all)
+    tables = tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in captured.graphs.values())
+    measured = MeasuredCosts(tables, 0, 0, packings=tuple(packings(g) for g in captured.graphs.values()))
+    plans, costs = make_bundle.plan_all(captured, measured, device, 1 << 40, _keep_all)
     choices = []
     for seed in seeds:
-        made = {n: plan(g, seed) if seed else plans[n] for n, g in prepared.graphs.items()}
-        peaks = {n: lower(prepared.graphs[n], costs[n], p, check_budget=False).peak_bytes for n, p in made.items()}
+        made = {n: plan(g, seed) if seed else plans[n] for n, g in captured.graphs.items()}
+        peaks = {n: lower(captured.graphs[n], costs[n], p, check_budget=False).peak_bytes for n, p in made.items()}
         choices.append({n: Plan(p.decisions, p.order, p.sliced, ram_bytes, peaks[n]) for n, p in made.items()})
-    make_bundle.write(path, prepared, choices, costs, [ram_bytes] * len(seeds), threads=1)
+    make_bundle.write(path, captured, choices, costs, [ram_bytes] * len(seeds), threads=1)
 
 
 def _keep_all(graph: Any, costs: Any, ram_bytes: int) -> Any:

@@ -19,8 +19,8 @@ from tests.planner.tied_job import ROWS, job
 @pytest.mark.slow
 def test_arrays_and_lists_are_data_too() -> None:
     x = np.arange(4.0 * ROWS, dtype=np.float32).reshape(ROWS, 4)
-    prepared = prepare(job(data=(x, x.tolist())))
-    assert [column.dtype for column in prepared.data] == [torch.float32] * 2
+    captured = prepare(job(data=(x, x.tolist())))
+    assert [column.dtype for column in captured.data] == [torch.float32] * 2
     columns = prepare(job(data=[torch.randn(4, ROWS).T] * 2)).data
     assert all(isinstance(column, torch.Tensor) and column.is_contiguous() for column in columns)
 

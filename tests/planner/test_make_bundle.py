@@ -48,19 +48,19 @@ DEVICE = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 1e8, 1e8, 1e-4, 1e-9, 1e
     ],
 )
 def test_every_size_of_batch_that_will_come_has_its_graph(changes: dict[str, Any], graphs: list[str]) -> None:
-    prepared = prepare(job(**changes))
-    assert sorted(prepared.graphs) == sorted(graphs)
-    for name, graph in prepared.graphs.items():
+    captured = prepare(job(**changes))
+    assert sorted(captured.graphs) == sorted(graphs)
+    for name, graph in captured.graphs.items():
         rows = int(name.partition("@")[2] or job(**changes).batch_size)
         assert {graph.values[v].shape[0] for v in graph.batch} == {rows}
         assert any(op.phase is Phase.UPDATE for op in graph.ops) is (name.partition("@")[0] in ("step", "last"))
 
 
 def test_the_result_is_the_models_state_tied_tensors_once() -> None:
-    prepared = prepare(job())
-    assert prepared.result == ("first.weight", "spare.bias", "spare.weight")
-    assert set(prepared.unused) == {"spare.bias", "spare.weight"}
-    assert "buffer/hidden" in prepared.tensors or any(key.startswith("constant/") for key in prepared.tensors)
+    captured = prepare(job())
+    assert captured.result == ("first.weight", "spare.bias", "spare.weight")
+    assert set(captured.unused) == {"spare.bias", "spare.weight"}
+    assert "buffer/hidden" in captured.tensors or any(key.startswith("constant/") for key in captured.tensors)
 
 
 def test_a_step_that_counts_is_refused_unless_its_program_can_be_run_ahead() -> None:
@@ -187,9 +187,9 @@ def test_a_teacher_that_follows_is_as_before_though_the_optimizer_does_not_have_
     made.loss_fn = loss
     made.optimizer = torch.optim.SGD([made.model.get_parameter("first.weight")], lr=0.1)
     before = made.model.get_parameter("spare.weight").clone()
-    prepared = prepare(made)
+    captured = prepare(made)
     assert torch.equal(made.model.get_parameter("spare.weight"), before)
-    kept = prepared.tensors["parameter/spare.weight"]
+    kept = captured.tensors["parameter/spare.weight"]
     assert isinstance(kept, torch.Tensor) and torch.equal(kept, before)
 
 
@@ -236,18 +236,18 @@ def flat(graphs: Sequence[Any]) -> MeasuredCosts:
 
 
 @pytest.mark.slow
-def test_a_bundle_holds_what_was_prepared(tmp_path: Path) -> None:
+def test_a_bundle_holds_what_was_captured(tmp_path: Path) -> None:
     held_out = [torch.randn(3, 4), torch.randn(3, 4)]
-    prepared = prepare(job(seed=7, eval_data=held_out, name="birds"), updates=2)
+    captured = prepare(job(seed=7, eval_data=held_out, name="birds"), updates=2)
     plans, costs = plan_all(
-        prepared,
-        flat(list(prepared.graphs.values())),
+        captured,
+        flat(list(captured.graphs.values())),
         DEVICE,
         1 << 30,
         default_planner(strategy="greedy", time_limit_s=1.0),
     )
     manifest = write(
-        tmp_path / "b.port", prepared, [plans, plans], costs, [1 << 30, 1 << 29], threads=2, estimated=True
+        tmp_path / "b.port", captured, [plans, plans], costs, [1 << 30, 1 << 29], threads=2, estimated=True
     )
     bundle = Bundle(tmp_path / "b.port")
     assert bundle.manifest == manifest
@@ -260,15 +260,15 @@ def test_a_bundle_holds_what_was_prepared(tmp_path: Path) -> None:
     )
     assert manifest.estimated and [choice.ram_bytes for choice in manifest.plans] == [1 << 30, 1 << 29]
     assert manifest.plans[0].peak_bytes == max(plan.peak_bytes for plan in plans.values())
-    assert bundle.graphs == prepared.graphs and bundle.costs == costs
+    assert bundle.graphs == captured.graphs and bundle.costs == costs
 
 
 def test_the_graph_that_does_not_fit_is_named_with_what_it_needs() -> None:
-    prepared = prepare(job())
+    captured = prepare(job())
     with pytest.raises(InfeasibleError, match="graph 'step': ") as caught:
         plan_all(
-            prepared,
-            flat(list(prepared.graphs.values())),
+            captured,
+            flat(list(captured.graphs.values())),
             DEVICE,
             16,
             default_planner(strategy="greedy", time_limit_s=1.0),
@@ -299,10 +299,10 @@ def test_the_error_names_what_would_do_and_whether_that_was_tried() -> None:
 
 @pytest.mark.slow
 def test_a_deadline_is_for_training_and_not_for_evaluation() -> None:
-    prepared = prepare(job(eval_data=[torch.randn(ROWS, 4)] * 2))
+    captured = prepare(job(eval_data=[torch.randn(ROWS, 4)] * 2))
     asked = default_planner(strategy="greedy", time_limit_s=1.0, limits=PlannedLimits(step_s=1e-9))
     results: dict[str, PlanResult] = {}
-    for name, graph in prepared.graphs.items():
+    for name, graph in captured.graphs.items():
         costs = {name: flat([graph]).ops[0]}
         results[name] = asked(graph, _table(costs[name]), 1 << 30)
     assert results["step"].plan is None and results["step"].fastest_seconds is not None

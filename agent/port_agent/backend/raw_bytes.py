@@ -8,7 +8,7 @@ from port_agent.malloc import active
 from port_planner.base.direct_io import BLOCK, padded
 from port_planner.ir.device_kinds import CPU
 
-_PREPARED = active()
+_ACTIVE = active()
 
 
 def block(nbytes: int) -> torch.Tensor:
@@ -20,7 +20,7 @@ def block(nbytes: int) -> torch.Tensor:
     a shared one, the kernel counts as data of this process and gives back the moment it is freed.
     """
     size = max(padded(nbytes), BLOCK)
-    if _PREPARED is not None or size < 16 * BLOCK:
+    if _ACTIVE is not None or size < 16 * BLOCK:
         return torch.empty(size, dtype=torch.uint8)
     return torch.frombuffer(
         mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8, count=size

@@ -18,10 +18,10 @@ if TYPE_CHECKING:
 
 def divide_with_device(
     request: PlanRequest,
-    captured: CapturedStep,
+    recorded: CapturedStep,
     costs: Costs,
     tiling: StepTiling,
-    prepared: "CapturedJob",
+    captured: "CapturedJob",
     progress: "Progress",
 ) -> "tuple[CapturedJob, MeasuredCosts, DeviceCosts, Mapping[str, float]]":
     """Measure the operators also on the other device, and divide them.
@@ -39,11 +39,11 @@ def divide_with_device(
     from port_planner.job_device import kind_of_job
     from port_planner.problem.placed_step import on_kind
 
-    backend, threads = captured.backend, costs.choice.threads
+    backend, threads = recorded.backend, costs.choice.threads
     watts = costs.device.compute_watts
-    home = kind_of_job(captured.job)
+    home = kind_of_job(recorded.job)
     other = backend.kind if home == CPU else CPU
-    graphs = {name: on_kind(graph, other) for name, graph in prepared.graphs.items()}
+    graphs = {name: on_kind(graph, other) for name, graph in captured.graphs.items()}
     there = MeasurementWorker(request.ram_bytes).measure(
         graphs.values(), threads, watts, progress, resident=False, elsewhere=True
     )
@@ -51,16 +51,16 @@ def divide_with_device(
         there, _ = device_costs.other_board(graphs, there, costs.here, request.board)
     on_cpu, on_device = (tiling.measured, there) if home == CPU else (there, tiling.sliced.measured)
     if costs.drawn is not None:
-        on_device = costs.drawn.applied(prepared.graphs, on_device)
+        on_device = costs.drawn.applied(captured.graphs, on_device)
     links = measured_links(backend, watts)
     device = with_transfer_ring(costs.device, backend)
-    op_memory = PlacementMemory(captured.pools, device)
+    op_memory = PlacementMemory(recorded.pools, device)
     found = placed_job(
-        prepared, on_cpu, on_device, backend.kind, links, watts, op_memory, time_limit_s=request.time_limit_s
+        captured, on_cpu, on_device, backend.kind, links, watts, op_memory, time_limit_s=request.time_limit_s
     )
-    reordered = reordered_in(found.prepared.graphs.values(), allowed=request.reordered)
+    reordered = reordered_in(found.captured.graphs.values(), allowed=request.reordered)
     made = with_placed_reference(
-        replace(found.prepared, reordered=reordered), prepared.graphs, found.kinds, backend.kind
+        replace(found.captured, reordered=reordered), captured.graphs, found.kinds, backend.kind
     )
     device = op_memory.costs(next(iter(made.graphs.values())), found.measured.ops[0]).device
     return made, found.measured, device, found.alone
@@ -68,10 +68,10 @@ def divide_with_device(
 
 def divide_among_teams(
     request: PlanRequest,
-    captured: CapturedStep,
+    recorded: CapturedStep,
     costs: Costs,
     machine: PlanMachine,
-    prepared: "CapturedJob",
+    captured: "CapturedJob",
     with_all: "MeasuredCosts",
     progress: "Progress",
 ) -> "tuple[CapturedJob, MeasuredCosts, Mapping[str, float]]":
@@ -86,8 +86,8 @@ def divide_among_teams(
     from port_agent.prepare.placement.teams import measured_times, on_cores_of, team_placement
     from port_planner.ir.devices.cpu_teams import CpuTeam
 
-    threads, graphs = costs.choice.threads, prepared.graphs
-    teams = tuple(team for team in captured.teams if team != CpuTeam(threads))
+    threads, graphs = costs.choice.threads, captured.graphs
+    teams = tuple(team for team in recorded.teams if team != CpuTeam(threads))
     powers = [machine.power(count) for count in (threads, *(team.threads for team in teams))]
     measured = [with_all]
     for team, power in zip(teams, powers[1:], strict=True):
@@ -99,7 +99,7 @@ def divide_among_teams(
     times = measured_times(threads, teams)
     watts = [power.compute_watts for power in powers]
     made = team_placement(
-        prepared, measured, threads, teams, times, watts, powers[0].static_watts, time_limit_s=request.time_limit_s
+        captured, measured, threads, teams, times, watts, powers[0].static_watts, time_limit_s=request.time_limit_s
     )
     kinds = {name: (CPU,) * len(graph.ops) for name, graph in graphs.items()}
-    return with_placed_reference(made.prepared, graphs, kinds, CPU), made.measured, made.alone
+    return with_placed_reference(made.captured, graphs, kinds, CPU), made.measured, made.alone

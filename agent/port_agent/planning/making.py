@@ -112,17 +112,17 @@ def _planned(
 
     peers = plan_peers(request)
     with MeasurementWorker(request.ram_bytes) as measurer:
-        captured = captured_of(request, measurer, progress)
-        costs = costs_of(request, captured, machine, measurer, peers, progress)
+        recorded = captured_of(request, measurer, progress)
+        costs = costs_of(request, recorded, machine, measurer, peers, progress)
         make_free()
-        sparse = sparse_of(request, captured, costs, progress) if request.sparse_update else None
-        first: StepTiling | None = step_tiling(request, captured, costs, machine, measurer, sparse, progress, make_free)
+        sparse = sparse_of(request, recorded, costs, progress) if request.sparse_update else None
+        first: StepTiling | None = step_tiling(request, recorded, costs, machine, measurer, sparse, progress, make_free)
 
     def make(
         device: "DeviceCosts",
         is_last: bool,
         request: PlanRequest = request,
-        captured: CapturedStep = captured,
+        recorded: CapturedStep = recorded,
         *,
         unpublished: bool = False,
     ) -> "tuple[StepTiling, BundleReport, Mapping[str, float]]":
@@ -130,18 +130,18 @@ def _planned(
         tiling, first, found = first, None, replace(costs, device=device)
         if tiling is None:
             with MeasurementWorker(request.ram_bytes) as measurer:
-                tiling = step_tiling(request, captured, found, machine, measurer, sparse, progress, make_free)
+                tiling = step_tiling(request, recorded, found, machine, measurer, sparse, progress, make_free)
         make_free()
         with closing(DryRunWorkers(costs.choice.threads)) as workers:
             workers.load()
-            job = _Job(request, captured, found, machine, tiling, make_free, is_last, unpublished)
+            job = _Job(request, recorded, found, machine, tiling, make_free, is_last, unpublished)
             return tiling, *_made(job, None if unpublished else peers, progress, workers)
 
     def accept(ram_bytes: int, held_bytes: int) -> None:
         """Make a bundle for another budget, up to its dry run, as the next run with that budget does."""
         other = replace(request, ram_bytes=ram_bytes, strategy="greedy", iterations=None, write_model=None)
         device = replace(costs.device, base_bytes=held_bytes)
-        make(device, True, other, replace(captured, pools=Pools(ram_bytes)), unpublished=True)
+        make(device, True, other, replace(recorded, pools=Pools(ram_bytes)), unpublished=True)
 
     try:
         tiling, made, by_device = again_with_base(make, costs.device)
@@ -154,7 +154,7 @@ def _planned(
         bundle=request.out, manifest=made.manifest, measured_peak_bytes=made.measured_peak_bytes,
         measured_device_bytes=made.measured_device_bytes, sparse=sparse, step_s_by_threads=costs.choice.step_s,
         left_whole=tiling.sliced.left_whole, stages=stages, peers=tuple(peers.report()) if peers is not None else (),
-        step_s_by_device=by_device, device_watts=costs.drawn, epochs=request.epochs or captured.job.epochs, planning_s=sum(taken.wall_s for taken in stages.values()),
+        step_s_by_device=by_device, device_watts=costs.drawn, epochs=request.epochs or recorded.job.epochs, planning_s=sum(taken.wall_s for taken in stages.values()),
     )  # fmt: skip
 
 
@@ -163,7 +163,7 @@ class _Job:
     """What is known about a job when its plans are made."""
 
     request: PlanRequest
-    captured: CapturedStep
+    recorded: CapturedStep
     costs: Costs
     machine: PlanMachine
     tiling: StepTiling
@@ -195,46 +195,46 @@ def _made(
     from port_planner.ir.plan import Plan
     from port_planner.search.plan_problem import plan_problem
 
-    request, captured, tiling = job.request, job.captured, job.tiling
-    limits, computing_bytes = tiling.limits, captured.pools.computing_bytes
+    request, recorded, tiling = job.request, job.recorded, job.tiling
+    limits, computing_bytes = tiling.limits, recorded.pools.computing_bytes
     asked: dict[str, Any] = {"strategy": request.strategy, "time_limit_s": request.time_limit_s, "limits": limits}
     progress("follow", 0.0)
-    prepared = with_weight_files(tiling.sliced.prepared)
-    follow = partial(with_expected_results, prepared, compared_steps_of(request, captured.job))
-    prepared = within_device(follow, "running plain PyTorch", captured.job, captured.backend, captured.pools)
-    prepared, measured, device, by_device = _divided(job, prepared, progress)
+    captured = with_weight_files(tiling.sliced.captured)
+    follow = partial(with_expected_results, captured, compared_steps_of(request, recorded.job))
+    captured = within_device(follow, "running plain PyTorch", recorded.job, recorded.backend, recorded.pools)
+    captured, measured, device, by_device = _divided(job, captured, progress)
     job.make_free()
     progress("plan", 0.0)
     if limits.step_s is None and limits.written_bytes is None:  # those are limits of one batch
         quick = make_bundle.default_planner(strategy="greedy", time_limit_s=request.time_limit_s)
-        prepared, measured = with_whole_update(prepared, measured, device, computing_bytes, quick)
+        captured, measured = with_whole_update(captured, measured, device, computing_bytes, quick)
     planner = make_bundle.default_planner(**asked, iterations=request.iterations)
     if peers is not None:
         planner = peers.planner(planner, partial(plan_problem, **asked))
     options = bundle.MakeOptions(
-        captured.pools, (job.machine.page_dir, *job.machine.scratch_dirs), planner, request.frontier, is_last=job.is_last,
-        run_alone=partial(_alone, job, prepared, CostTable(device, measured.ops[0])), unpublished=job.unpublished,
+        recorded.pools, (job.machine.page_dir, *job.machine.scratch_dirs), planner, request.frontier, is_last=job.is_last,
+        run_alone=partial(_alone, job, captured, CostTable(device, measured.ops[0])), unpublished=job.unpublished,
     )  # fmt: skip
     draft = BundleFile.beside(
-        request.out, prepared, job.costs.choice.threads, estimated=request.board is not None, limits=limits,
+        request.out, captured, job.costs.choice.threads, estimated=request.board is not None, limits=limits,
         make_free=job.make_free,
     )  # fmt: skip
     try:
         made = bundle.make(request.out, draft, measured, device, options, progress, workers)
     except make_bundle.InfeasibleError as error:
         error.left_whole = tiling.sliced.left_whole
-        graph, table = next(iter(prepared.graphs.values())), CostTable(device, measured.ops[0])
-        _write_model(request, graph, table, Plan(ram_bytes=computing_bytes), captured.pace)
-        if captured.pace is None or error.fastest_seconds is None:
+        graph, table = next(iter(captured.graphs.values())), CostTable(device, measured.ops[0])
+        _write_model(request, graph, table, Plan(ram_bytes=computing_bytes), recorded.pace)
+        if recorded.pace is None or error.fastest_seconds is None:
             raise
-        raise DeadlineError(too_slow(graph, table, captured.pace, computing_bytes, error.fastest_seconds)) from error
+        raise DeadlineError(too_slow(graph, table, recorded.pace, computing_bytes, error.fastest_seconds)) from error
     if request.write_model is not None:
         written, main = Bundle(request.out), made.manifest.main_graph
-        _write_model(request, written.graphs[main], written.costs[main], written.plans[0][main], captured.pace)
+        _write_model(request, written.graphs[main], written.costs[main], written.plans[0][main], recorded.pace)
     return made, by_device
 
 
-def _alone(job: _Job, prepared: "CapturedJob", costs: "CostTable") -> "PlainRun":
+def _alone(job: _Job, captured: "CapturedJob", costs: "CostTable") -> "PlainRun":
     """Run the script alone if its results are needed; `costs`: costs of the first graph."""
     from port_agent.prepare.referee.plain_run import Script, run_alone
     from port_planner.ir.bundle.manifest import PlainRun
@@ -243,31 +243,31 @@ def _alone(job: _Job, prepared: "CapturedJob", costs: "CostTable") -> "PlainRun"
     from port_planner.make_bundle import steps_and_updates
 
     request = job.request
-    if not compared_steps_of(request, job.captured.job):
+    if not compared_steps_of(request, job.recorded.job):
         return PlainRun(unchecked="not requested (--verify 0, --allow reordered)")
     if request.sparse_update:
         return PlainRun(unchecked="fewer parameters are trained than by the script (--sparse-update)")
-    peak_bytes = lower(next(iter(prepared.graphs.values())), costs, Plan(), check_budget=False).peak_bytes
-    _, updates = steps_and_updates(prepared.job, request.epochs or prepared.job.epochs)
+    peak_bytes = lower(next(iter(captured.graphs.values())), costs, Plan(), check_budget=False).peak_bytes
+    _, updates = steps_and_updates(captured.job, request.epochs or captured.job.epochs)
     script = Script(
         request.script, job.machine.page_dir, request.ram_bytes, job.costs.choice.threads, peak_bytes, updates
     )
-    return run_alone(prepared, script)
+    return run_alone(captured, script)
 
 
 def _divided(
-    job: _Job, prepared: "CapturedJob", progress: "Progress"
+    job: _Job, captured: "CapturedJob", progress: "Progress"
 ) -> "tuple[CapturedJob, MeasuredCosts, DeviceCosts, Mapping[str, float]]":
     """Divide the operators if requested; also return the seconds of a step on each single device."""
-    request, captured, costs, tiling = job.request, job.captured, job.costs, job.tiling
-    if captured.teams:
-        prepared, measured, by_device = divide_among_teams(
-            request, captured, costs, job.machine, prepared, tiling.measured, progress
+    request, recorded, costs, tiling = job.request, job.recorded, job.costs, job.tiling
+    if recorded.teams:
+        captured, measured, by_device = divide_among_teams(
+            request, recorded, costs, job.machine, captured, tiling.measured, progress
         )
-        return prepared, measured, costs.device, by_device
+        return captured, measured, costs.device, by_device
     if request.place is not None:
-        return divide_with_device(request, captured, costs, tiling, prepared, progress)
-    return prepared, tiling.measured, costs.device, {}
+        return divide_with_device(request, recorded, costs, tiling, captured, progress)
+    return captured, tiling.measured, costs.device, {}
 
 
 def _write_model(

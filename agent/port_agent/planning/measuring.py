@@ -43,7 +43,7 @@ class CapturedStep:
     job: "TrainingJob"
     backend: "Backend"
     pools: "Pools"
-    prepared: "CapturedJob"
+    captured: "CapturedJob"
     prepare: "Callable[[], CapturedJob]"
     counts: tuple[int, ...]
     pace: "Pace | None"
@@ -81,11 +81,11 @@ def captured_of(request: PlanRequest, measurer: "MeasurementWorker", progress: "
         job.pruning = Pruning(request.pruned_share, max(updates // 2, 1))
     ahead = partial(run_ahead, request.script, all_page_dirs(request)[0], backend.kind, counts[0])
     prepare = partial(make_bundle.prepare, job, updates=updates, followed=compared_steps_of(request, job), ahead=ahead)
-    prepared = within_device(prepare, "recording the step", job, backend, pools)
-    reordered = reordered_in(prepared.graphs.values(), allowed=request.reordered)
+    captured = within_device(prepare, "recording the step", job, backend, pools)
+    reordered = reordered_in(captured.graphs.values(), allowed=request.reordered)
     progress("capture", 1.0)
     pace = wanted_pace(request.deadline_at, request.charging, epochs, steps)
-    return CapturedStep(job, backend, pools, replace(prepared, reordered=reordered), prepare, counts, pace, teams)
+    return CapturedStep(job, backend, pools, replace(captured, reordered=reordered), prepare, counts, pace, teams)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Costs:
 
 def costs_of(
     request: PlanRequest,
-    captured: CapturedStep,
+    recorded: CapturedStep,
     machine: PlanMachine,
     measurer: "MeasurementWorker",
     peers: "PlanPeers | None",
@@ -120,9 +120,9 @@ def costs_of(
     from port_agent.prepare.pools import with_own_memory
     from port_agent.prepare.threads import fastest
 
-    graphs = captured.prepared.graphs
+    graphs = recorded.captured.graphs
     choice = fastest(
-        graphs, captured.counts, lambda count: machine.power(count).compute_watts, progress, peers, measurer
+        graphs, recorded.counts, lambda count: machine.power(count).compute_watts, progress, peers, measurer
     )
     power = machine.power(choice.threads)
     measured = device_costs.by_class(graphs, choice.measured, power)
@@ -133,18 +133,18 @@ def costs_of(
     device = device_costs.slower_flash(device, request.flash_read_bytes_per_s, request.flash_write_bytes_per_s)
     device = device_costs.on_medium(device, machine.medium)
     device = device_costs.with_scratch(device, machine.further, progress)
-    if captured.backend.kind != CPU:
-        device = with_own_memory(device, captured.backend, captured.pools)
-        if captured.backend.unified:
-            device = measured_page_routes(captured.backend, machine.page_dir).applied(device)
-    device = with_packed_pages(device, captured.prepared.initial_tensors)
-    drawn = measured_device_watts(captured.backend, machine.energy, captured.pools.computing_bytes)
+    if recorded.backend.kind != CPU:
+        device = with_own_memory(device, recorded.backend, recorded.pools)
+        if recorded.backend.unified:
+            device = measured_page_routes(recorded.backend, machine.page_dir).applied(device)
+    device = with_packed_pages(device, recorded.captured.initial_tensors)
+    drawn = measured_device_watts(recorded.backend, machine.energy, recorded.pools.computing_bytes)
     if drawn is not None and request.place is None:
         device = replace(device, compute_watts=drawn.dense)
     return Costs(choice, measured, here, device, drawn)
 
 
-def sparse_of(request: PlanRequest, captured: CapturedStep, costs: Costs, progress: "Progress") -> "SparseJob":
+def sparse_of(request: PlanRequest, recorded: CapturedStep, costs: Costs, progress: "Progress") -> "SparseJob":
     """Choose what is trained, and record the step again.
 
     The choice is made for the device that holds the model; divided operators then take no more time.
@@ -154,15 +154,15 @@ def sparse_of(request: PlanRequest, captured: CapturedStep, costs: Costs, progre
     from port_agent.prepare.sparse import StepLimits, train_less
     from port_planner.job_device import kind_of_job
 
-    device, room_bytes = costs.device, captured.pools.computing_bytes
-    if kind_of_job(captured.job) == CPU:
+    device, room_bytes = costs.device, recorded.pools.computing_bytes
+    if kind_of_job(recorded.job) == CPU:
         device, room_bytes = of_the_cpu(device), request.ram_bytes
-    step_s = None if captured.pace is None else captured.pace.seconds_per_step
+    step_s = None if recorded.pace is None else recorded.pace.seconds_per_step
     choose = partial(
-        train_less, captured.prepared, costs.measured, device, StepLimits(room_bytes, step_s, request.step_joules),
-        prepare=captured.prepare, threads=costs.choice.threads, steps=request.probe_steps, progress=progress,
+        train_less, recorded.captured, costs.measured, device, StepLimits(room_bytes, step_s, request.step_joules),
+        prepare=recorded.prepare, threads=costs.choice.threads, steps=request.probe_steps, progress=progress,
     )  # fmt: skip
-    return within_device(choose, "choosing what is trained", captured.job, captured.backend, captured.pools)
+    return within_device(choose, "choosing what is trained", recorded.job, recorded.backend, recorded.pools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class StepTiling:
 
 def step_tiling(
     request: PlanRequest,
-    captured: CapturedStep,
+    recorded: CapturedStep,
     costs: Costs,
     machine: PlanMachine,
     measurer: "MeasurementWorker",
@@ -196,40 +196,40 @@ def step_tiling(
     from port_planner.ir.costs import CostTable
 
     progress("compare", 0.0)
-    prepared, whole = captured.prepared, costs.choice.measured
+    captured, whole = recorded.captured, costs.choice.measured
     if sparse is not None:
-        prepared, whole = sparse.prepared, sparse.measured
+        captured, whole = sparse.captured, sparse.measured
     threads = costs.choice.threads
     power = machine.power(threads)
-    limits = limits_of(request, captured.pace, CostTable(costs.device, whole.ops[0]))
-    sliced = TiledJob(prepared, whole, ())
+    limits = limits_of(request, recorded.pace, CostTable(costs.device, whole.ops[0]))
+    sliced = TiledJob(captured, whole, ())
     if request.board is None and request.place is None:  # of another board's kernels nothing is known here
         op_memory = ComparisonLimits(request.ram_bytes, machine.page_dir, threads, measurer)
-        target = CutTarget(costs.device, captured.pools.computing_bytes, op_memory, progress)
-        prepared, whole = with_quantized_weights(
-            prepared,
+        target = CutTarget(costs.device, recorded.pools.computing_bytes, op_memory, progress)
+        captured, whole = with_quantized_weights(
+            captured,
             whole,
             costs.device,
-            captured.pools.computing_bytes,
+            recorded.pools.computing_bytes,
             make_bundle.default_planner(strategy="greedy", time_limit_s=QUICK_S, limits=limits),
             lambda coded: costs_of_rewritten(
                 coded.graphs, costs.choice.measured, op_memory, power.compute_watts, progress
             ),
         )
         make_free()
-        sliced = TiledJob(prepared, whole, ())
+        sliced = TiledJob(captured, whole, ())
         planner = make_bundle.default_planner(
             strategy=request.strategy, time_limit_s=min(request.time_limit_s, QUICK_S), limits=limits
         )
-        halved = with_split_gradients(prepared, whole, op_memory, power.compute_watts, progress)
+        halved = with_split_gradients(captured, whole, op_memory, power.compute_watts, progress)
         sliced = choose_tiling(sliced, halved, target, planner, limits, reordered=request.reordered)
-        sliced = with_further_shapes(sliced, costs.device, captured.pools.computing_bytes, op_memory, progress)
-    graphs = sliced.prepared.graphs
+        sliced = with_further_shapes(sliced, costs.device, recorded.pools.computing_bytes, op_memory, progress)
+    graphs = sliced.captured.graphs
     measured = device_costs.by_class(graphs, sliced.measured, power)
     if costs.drawn is not None and request.place is None:
         measured = costs.drawn.applied(graphs, sliced.measured)
     if request.board is not None:
-        measured, _ = device_costs.other_board(sliced.prepared.graphs, measured, costs.here, request.board)
+        measured, _ = device_costs.other_board(sliced.captured.graphs, measured, costs.here, request.board)
     return StepTiling(sliced, measured, limits)
 
 

@@ -23,7 +23,7 @@ def with_further_shapes(
 
     Raises DryRunError if a process that compares or measures fails.
     """
-    graphs, measured = tiled.prepared.graphs, tiled.measured
+    graphs, measured = tiled.captured.graphs, tiled.measured
     first = {kind: name for name, kind in first_shapes(graphs).items()}
     tilings, apart = dict[str, Tiling](), blocked_keys(tiled)
     for (name, graph), ops in zip(graphs.items(), measured.ops, strict=True):

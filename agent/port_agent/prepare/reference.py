@@ -38,30 +38,30 @@ def compared_steps(job: TrainingJob) -> int:
     return job.accumulate + 1 + len(job.buckets)
 
 
-def with_expected_results(prepared: CapturedJob, steps: int) -> CapturedJob:
-    """Return the prepared job with the losses and the state of plain PyTorch after `steps` batches.
+def with_expected_results(captured: CapturedJob, steps: int) -> CapturedJob:
+    """Return the captured job with the losses and the state of plain PyTorch after `steps` batches.
 
     The steps are recorded again for each phase of accumulation, if `prepare` left that to them. On a device they run twice. Raises what the
     job raises. Raises CaptureError if a step differs from the recorded one or training changes something that the recorded step does not,
     and UnrepeatableError if the second run gave different numbers.
     """
-    if not steps or prepared.known is not None:  # this program has counted on: the script alone is compared
-        return prepared
-    again = _Recording(prepared)
-    reference = _plain(prepared, steps, again.run)
-    if kind_of_job(prepared.job) != CPU and _plain(prepared, steps, plain_pass) != reference:
-        raise not_repeated(prepared.job, prepared.data)
-    return replace(prepared, reference=reference, recordings=again.added_to(prepared.recordings), tapes={})
+    if not steps or captured.known is not None:  # this program has counted on: the script alone is compared
+        return captured
+    again = _Recording(captured)
+    reference = _plain(captured, steps, again.run)
+    if kind_of_job(captured.job) != CPU and _plain(captured, steps, plain_pass) != reference:
+        raise not_repeated(captured.job, captured.data)
+    return replace(captured, reference=reference, recordings=again.added_to(captured.recordings), tapes={})
 
 
 class _Recording:
     """Runs steps as the program does, and records those again for whose bucket and number of rows no recording was compared yet."""
 
-    def __init__(self, prepared: CapturedJob) -> None:
-        self._tapes = prepared.tapes
-        self._counts = dict.fromkeys(prepared.tapes, 0)
-        place = ", the batch's place in an update" if prepared.job.accumulate > 1 else ""
-        self._varied = f"the weights and states, by an update{', of further shapes' if prepared.buckets else ''}{place}"
+    def __init__(self, captured: CapturedJob) -> None:
+        self._tapes = captured.tapes
+        self._counts = dict.fromkeys(captured.tapes, 0)
+        place = ", the batch's place in an update" if captured.job.accumulate > 1 else ""
+        self._varied = f"the weights and states, by an update{', of further shapes' if captured.buckets else ''}{place}"
 
     def run(self, job: TrainingJob, batch: tuple[torch.Tensor, ...], number: int, bucket: int) -> torch.Tensor:
         recorded = bucket, len(batch[0])
@@ -78,13 +78,13 @@ class _Recording:
         return replace(recordings, count=count, varied=(*recordings.varied, self._varied))
 
 
-def _plain(prepared: CapturedJob, steps: int, run: Pass) -> ExpectedResults:
+def _plain(captured: CapturedJob, steps: int, run: Pass) -> ExpectedResults:
     """Train `steps` batches with the job's own code, record losses and state, and restore everything."""
-    job, recorded = prepared.job, prepared.layouts
-    with _put_back(prepared), unchanged_arithmetic():
+    job, recorded = captured.job, captured.layouts
+    with _put_back(captured), unchanged_arithmetic():
         settings = arithmetic()
         before = {key: tensor_checksum(tensor) for key, tensor in model_state(job) if key not in recorded}
-        losses = tuple(loss.hex() for loss in plain_losses(job, prepared.data, steps, run, prepared.buckets))
+        losses = tuple(loss.hex() for loss in plain_losses(job, captured.data, steps, run, captured.buckets))
         changed = [key for key, tensor in model_state(job) if key in before and tensor_checksum(tensor) != before[key]]
         if changed:
             raise CaptureError(
@@ -100,12 +100,12 @@ def _plain(prepared: CapturedJob, steps: int, run: Pass) -> ExpectedResults:
 
 
 @contextmanager
-def _put_back(prepared: CapturedJob) -> Iterator[None]:
+def _put_back(captured: CapturedJob) -> Iterator[None]:
     """Restore what training changes: weights that are trained or written, buffers, gradients, optimizer, scheduler and generators."""
-    job = prepared.job
+    job = captured.job
     optimizer, scheduler = job.optimizer, job.scheduler
     buffers = dict(job.model.named_buffers(remove_duplicate=False))
-    graphs = prepared.graphs.values()
+    graphs = captured.graphs.values()
     written = {graph.storages[s].key for graph in graphs for op in graph.ops for s in op.writes}
     trained: list[torch.Tensor] = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     of_optimizer = set(trained)

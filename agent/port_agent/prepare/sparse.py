@@ -56,7 +56,7 @@ class SparseJob:
     `full_bytes`: the same with every parameter trained. `predicted` is the loss that the additive analysis expects.
     """
 
-    prepared: CapturedJob
+    captured: CapturedJob
     measured: MeasuredCosts
     trained: frozenset[str]
     contributions: Contributions
@@ -102,14 +102,14 @@ def train_less(
     for _ in range(_TRIES):
         found = _chosen(table, needed, limit, probe, limits)
         _freeze(job, found.parameters)
-        prepared = prepare()
+        captured = prepare()
         fresh = MeasurementWorker().measure(
-            prepared.graphs.values(), threads, device.compute_watts, lambda stage, share: None
+            captured.graphs.values(), threads, device.compute_watts, lambda stage, share: None
         )
-        real = _kept_bytes(prepared, _tables(prepared, fresh, device))
+        real = _kept_bytes(captured, _tables(captured, fresh, device))
         if real <= budget:
             return SparseJob(
-                prepared, fresh, found.parameters, table, real, needed(everything), -found.predicted,
+                captured, fresh, found.parameters, table, real, needed(everything), -found.predicted,
                 probe.results[frozenset()], probe.results[found.parameters], probe.results[everything], found.proven,
             )  # fmt: skip
         _freeze(job, everything)
@@ -173,12 +173,12 @@ def _freeze(job: TrainingJob, trained: frozenset[str]) -> None:
                 parameter.requires_grad_(names[parameter] in trained)
 
 
-def _tables(prepared: CapturedJob, measured: MeasuredCosts, device: DeviceCosts) -> dict[str, CostTable]:
-    return {name: CostTable(device, ops) for name, ops in zip(prepared.graphs, measured.ops, strict=True)}
+def _tables(captured: CapturedJob, measured: MeasuredCosts, device: DeviceCosts) -> dict[str, CostTable]:
+    return {name: CostTable(device, ops) for name, ops in zip(captured.graphs, measured.ops, strict=True)}
 
 
-def _kept_bytes(prepared: CapturedJob, costs: Mapping[str, CostTable]) -> int:
+def _kept_bytes(captured: CapturedJob, costs: Mapping[str, CostTable]) -> int:
     """Return the planner's own peak of every graph when nothing is paged or computed twice."""
     return max(
-        lower(graph, costs[name], Plan(), check_budget=False).peak_bytes for name, graph in prepared.graphs.items()
+        lower(graph, costs[name], Plan(), check_budget=False).peak_bytes for name, graph in captured.graphs.items()
     )

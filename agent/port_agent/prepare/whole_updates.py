@@ -16,31 +16,31 @@ from port_planner.search.pareto import full_batches
 
 
 def with_whole_update(
-    prepared: CapturedJob, measured: MeasuredCosts, device: DeviceCosts, ram_bytes: int, quick: PlanFunction
+    captured: CapturedJob, measured: MeasuredCosts, device: DeviceCosts, ram_bytes: int, quick: PlanFunction
 ) -> tuple[CapturedJob, MeasuredCosts]:
     """Return the same with the graph of a whole update and its costs, if `quick` plans of it cost less energy and wear.
 
     The worker runs it whenever all micro-batches of an update exist; the other graphs stay for the rest.
     """
-    counts = full_batches(prepared.graphs, prepared.job.accumulate)
-    if prepared.known is not None and prepared.known.numbers:  # each batch has its own
-        return prepared, measured
-    if prepared.placed or prepared.teams:  # their operators have costs where they were placed, batch by batch
-        return prepared, measured
-    if prepared.job.accumulate == 1 or WHOLE_UPDATE in counts or "last" not in counts:
-        return prepared, measured
-    tables = dict(zip(prepared.graphs, measured.ops, strict=True))
+    counts = full_batches(captured.graphs, captured.job.accumulate)
+    if captured.known is not None and captured.known.numbers:  # each batch has its own
+        return captured, measured
+    if captured.placed or captured.teams:  # their operators have costs where they were placed, batch by batch
+        return captured, measured
+    if captured.job.accumulate == 1 or WHOLE_UPDATE in counts or "last" not in counts:
+        return captured, measured
+    tables = dict(zip(captured.graphs, measured.ops, strict=True))
     names = [name for name, count in counts.items() for _ in range(count)]
-    graphs = [prepared.graphs[name] for name in names]
+    graphs = [captured.graphs[name] for name in names]
     ops = [tables[name] for name in names]
 
     def program_of(graph: StepGraph, costs: CostTable) -> Program | None:
         plan = quick(graph, costs, ram_bytes).plan
         return None if plan is None else lower(graph, costs, plan)
 
-    alone = {name: program_of(prepared.graphs[name], CostTable(device, tables[name])) for name in counts}
+    alone = {name: program_of(captured.graphs[name], CostTable(device, tables[name])) for name in counts}
     if all(program is not None and not program.read_bytes for program in alone.values()):
-        return prepared, measured
+        return captured, measured
     best = _total([alone[name] for name in names])
     found: tuple[StepGraph, tuple[OpCost, ...]] | None = None
     for remake in (False, True):
@@ -52,10 +52,10 @@ def with_whole_update(
         if joules is not None and (best is None or joules < best):
             best, found = joules, (update.graph, costs)
     if found is None:
-        return prepared, measured
+        return captured, measured
     verify_operands(found[0])
     return (
-        replace(prepared, graphs={**prepared.graphs, WHOLE_UPDATE: found[0]}),
+        replace(captured, graphs={**captured.graphs, WHOLE_UPDATE: found[0]}),
         replace(measured, ops=(*measured.ops, found[1])),
     )
 

@@ -43,8 +43,8 @@ def recorded(shares: Iterable[tuple[int, int]]) -> TiledJob:
     further = [Bucket([c[: len(c) // r, : c.shape[1] // n] for c in columns], len(columns[0]) // r) for r, n in shares]
     optimizer = OPTIMIZERS["adamw"](model.parameters())
     job = TrainingJob(model, language_loss, optimizer, columns, len(columns[0]), buckets=further)
-    prepared = make_bundle.prepare(job)
-    return TiledJob(prepared, MeasuredCosts(tuple(map(by_bytes, prepared.graphs.values())), 0, 0), ())
+    captured = make_bundle.prepare(job)
+    return TiledJob(captured, MeasuredCosts(tuple(map(by_bytes, captured.graphs.values())), 0, 0), ())
 
 
 @pytest.fixture(autouse=True)
@@ -54,7 +54,7 @@ def _without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def measured(made: list[TiledJob], *_: Any) -> list[TiledJob]:
         return [
-            replace(s, measured=MeasuredCosts(tuple(map(by_bytes, s.prepared.graphs.values())), 0, 0)) for s in made
+            replace(s, measured=MeasuredCosts(tuple(map(by_bytes, s.captured.graphs.values())), 0, 0)) for s in made
         ]
 
     monkeypatch.setattr(comparing, "with_operator_costs", measured)
@@ -64,31 +64,31 @@ def _without_processes(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_first_shape_is_tried_in_tiles_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiling_search, "first_tilings", lambda *_: [(FAT_BYTES, 4)])
     whole = recorded([(2, 1)])
-    graph = whole.prepared.graphs["step"]
+    graph = whole.captured.graphs["step"]
     device = costs_of(graph, base=1 << 20).device
     ram_bytes = floor_of(graph, CostTable(device, whole.measured.ops[0])).nbytes
     quick = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
     found = choose_tiling(whole, whole, CutTarget(device, ram_bytes, ROOM, lambda *_: None), quick, NO_LIMITS)
     assert found.tilings.keys() == {"step"} == found.untiled.keys() and found.untiled["step"] is graph
-    assert found.prepared.graphs["step#1"] is whole.prepared.graphs["step#1"]
+    assert found.captured.graphs["step#1"] is whole.captured.graphs["step#1"]
 
 
 @pytest.mark.slow
 def test_what_has_no_room_whole_is_cut_at_the_same_places() -> None:
     whole = recorded([(2, 1), (8, 2)])
-    graphs = whole.prepared.graphs
+    graphs = whole.captured.graphs
     device = costs_of(graphs["step"], base=1 << 20).device
     (tiling,) = tiled_with(whole, [{"step": tile_fat(graphs["step"], FAT_BYTES, 4)}], ROOM, 1.0, lambda *_: None)
     kept = [lower(g, CostTable(device, by_bytes(g)), Plan(), check_budget=False).peak_bytes for g in graphs.values()]
     assert kept[0] > kept[1] > kept[2]
     found = with_further_shapes(tiling, device, kept[2], ROOM, lambda *_: None)
-    assert found.tilings.keys() == {"step", "step#1"} and found.prepared.graphs["step#2"] is graphs["step#2"]
+    assert found.tilings.keys() == {"step", "step#1"} and found.captured.graphs["step#2"] is graphs["step#2"]
     assert (
         len(found.tiled_chains) == 2 * len(tiling.tiled_chains)
-        and found.prepared.graphs["step"] is tiling.prepared.graphs["step"]
+        and found.captured.graphs["step"] is tiling.captured.graphs["step"]
     )
-    assert structure(found.prepared.graphs["step#1"]) == structure(found.prepared.graphs["step"])
-    assert [len(table) for table in found.measured.ops] == [len(g.ops) for g in found.prepared.graphs.values()]
+    assert structure(found.captured.graphs["step#1"]) == structure(found.captured.graphs["step"])
+    assert [len(table) for table in found.measured.ops] == [len(g.ops) for g in found.captured.graphs.values()]
     assert with_further_shapes(tiling, device, kept[1], ROOM, lambda *_: None) is tiling
     assert with_further_shapes(whole, device, 0, ROOM, lambda *_: None) is whole
 
@@ -96,7 +96,7 @@ def test_what_has_no_room_whole_is_cut_at_the_same_places() -> None:
 @pytest.mark.slow
 def test_a_step_of_other_operators_is_cut_where_it_is_as_fat() -> None:
     whole = recorded([(2, 1)])
-    one, other = whole.prepared.graphs.values()
+    one, other = whole.captured.graphs.values()
     tiling = tile_fat(one, FAT_BYTES, 4)
     assert tiled_like(other, one, tiling) is tiling
     unlike = replace(other, ops=other.ops[:-1])

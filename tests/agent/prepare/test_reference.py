@@ -65,8 +65,8 @@ def trained_before() -> TrainingJob:
 @pytest.mark.parametrize("trained", [False, True])
 def test_the_job_is_as_it_was(trained: bool) -> None:
     job = trained_before() if trained else make_job()
-    prepared, before = prepare(job), everything(job)
-    with_expected_results(prepared, 3)
+    captured, before = prepare(job), everything(job)
+    with_expected_results(captured, 3)
     assert same(before, everything(job))
 
 
@@ -93,21 +93,21 @@ def test_numbers_that_an_optimizer_begins_to_count_are_taken_back() -> None:
     assert first == second
 
 
-def test_what_was_prepared_is_as_it_was() -> None:
+def test_what_was_captured_is_as_it_was() -> None:
     """The bundle is written after the comparison: state that the optimizer had before it must not have gone on."""
-    prepared = prepare(trained_before())
-    before = copy.deepcopy({k: t for k, t in prepared.tensors.items() if isinstance(t, torch.Tensor)})
+    captured = prepare(trained_before())
+    before = copy.deepcopy({k: t for k, t in captured.tensors.items() if isinstance(t, torch.Tensor)})
     assert any(key.startswith("state/") for key in before)
-    after = with_expected_results(prepared, 2).tensors
+    after = with_expected_results(captured, 2).tensors
     assert all(torch.equal(value, after[key]) for key, value in before.items())  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
 def test_steps_that_are_followed_are_recordings() -> None:
     job = make_job(accumulate=2, clip_grad_norm=0.5)
-    prepared = prepare(job, followed=compared_steps(job))
-    assert len(prepared.tapes) == 1
-    with_recordings = with_expected_results(prepared, compared_steps(job))
+    captured = prepare(job, followed=compared_steps(job))
+    assert len(captured.tapes) == 1
+    with_recordings = with_expected_results(captured, compared_steps(job))
     assert with_recordings.recordings.count == 1 + 2  # of the three that are followed, the first is as before
     assert "the weights and states, by an update, the batch's place in an update" in with_recordings.recordings.varied
     assert with_recordings.reference == with_expected_results(prepare(job), compared_steps(job)).reference
@@ -124,9 +124,9 @@ def test_what_differs_after_an_update_is_named_with_its_line() -> None:
         return (loss * 2 if moved else loss), metric
 
     job.loss_fn = loss_fn
-    prepared = prepare(job, followed=2)
+    captured = prepare(job, followed=2)
     with pytest.raises(CaptureError, match=r"test_reference\.py:\d+.*ran where"):
-        with_expected_results(prepared, 2)
+        with_expected_results(captured, 2)
 
 
 def changed_by_gradients(change: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> TrainingJob:
@@ -156,9 +156,9 @@ def test_what_differs_in_a_later_batch_of_an_update_is_named(
 ) -> None:
     """Even where the numbers are the same in the batches that are compared."""
     job = changed_by_gradients(change)
-    prepared = prepare(job, followed=compared_steps(job))
+    captured = prepare(job, followed=compared_steps(job))
     with pytest.raises(CaptureError, match=message):
-        with_expected_results(prepared, compared_steps(job))
+        with_expected_results(captured, compared_steps(job))
 
 
 class Tied(nn.Module):
@@ -187,9 +187,9 @@ def test_gradients_that_are_summed_in_any_way_are_the_same_step(accumulate: int,
         return TrainingJob(model, lambda m, x: m(x), optimizer, [torch.randn(24, 6)], 4, accumulate=accumulate)
 
     job = made()
-    prepared = prepare(job, followed=compared_steps(job))
-    assert prepared.tapes
-    recordings = with_expected_results(prepared, compared_steps(job)).recordings
+    captured = prepare(job, followed=compared_steps(job))
+    assert captured.tapes
+    recordings = with_expected_results(captured, compared_steps(job)).recordings
     assert recordings.varied[-1].endswith("the batch's place in an update")
     losses = list[float]()
     write_job(tmp_path / "job.port", made(), compared=compared_steps(job))
@@ -214,9 +214,9 @@ def with_buckets(**settings: Any) -> TrainingJob:
 def test_first_steps_of_further_shapes_are_recordings(accumulate: int, left: set[int]) -> None:
     job = with_buckets(accumulate=accumulate)
     steps = compared_steps(job)
-    prepared = prepare(job, followed=steps)
-    assert {rows for _, rows in prepared.tapes} == left  # others do not begin an update there
-    recordings = with_expected_results(prepared, steps).recordings
+    captured = prepare(job, followed=steps)
+    assert {rows for _, rows in captured.tapes} == left  # others do not begin an update there
+    recordings = with_expected_results(captured, steps).recordings
     assert recordings.count >= 2 and "by an update, of further shapes" in recordings.varied[-1]
     assert prepare(job, followed=1).tapes == {}
 
@@ -232,15 +232,15 @@ def test_what_differs_in_a_further_shape_is_named_with_its_line() -> None:
         return (loss * 2 if len(batch[0]) == 3 and moved else loss), metric
 
     job.loss_fn = loss_fn
-    prepared = prepare(job, followed=compared_steps(job))
+    captured = prepare(job, followed=compared_steps(job))
     with pytest.raises(CaptureError, match=r"test_reference\.py:\d+.*ran where"):
-        with_expected_results(prepared, compared_steps(job))
+        with_expected_results(captured, compared_steps(job))
 
 
 @pytest.mark.slow
 def test_no_steps_are_no_comparison() -> None:
-    prepared = prepare(make_job())
-    assert with_expected_results(prepared, 0) is prepared
+    captured = prepare(make_job())
+    assert with_expected_results(captured, 0) is captured
 
 
 # -- what a recording cannot have: equal, or refused before anything trains on it

@@ -45,12 +45,12 @@ def test_an_operator_of_the_table_is_refused_by_name_unless_it_is_allowed(monkey
 
 
 def test_plain_pytorch_that_repeats_is_the_reference() -> None:
-    prepared = with_expected_results(make_bundle.prepare(small_job()), 2)
-    assert len(prepared.reference.losses) == 2 and "sim beside" in prepared.reference.processor
+    captured = with_expected_results(make_bundle.prepare(small_job()), 2)
+    assert len(captured.reference.losses) == 2 and "sim beside" in captured.reference.processor
 
 
 def test_plain_pytorch_that_does_not_repeat_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared, runs = make_bundle.prepare(small_job()), []
+    captured, runs = make_bundle.prepare(small_job()), []
 
     def drifting(job: TrainingJob, data: Sequence[torch.Tensor], steps: int, *more: Any) -> Iterator[float]:
         runs.append(steps)
@@ -60,7 +60,7 @@ def test_plain_pytorch_that_does_not_repeat_is_refused(monkeypatch: pytest.Monke
     with pytest.raises(
         UnrepeatableError, match="different numbers when it ran the first steps again on sim: no operator"
     ):
-        with_expected_results(prepared, 1)
+        with_expected_results(captured, 1)
     assert len(runs) == 2
 
 

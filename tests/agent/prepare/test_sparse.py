@@ -102,7 +102,7 @@ def test_the_step_fits_without_paging_and_still_learns() -> None:
     assert found.trained and found.trained < frozenset(names)
     assert seen == sorted(seen) and 0 < seen[0] <= 0.2 and seen[-1] == 1.0
     # what the planner itself says of the captured step
-    graph = found.prepared.graphs["step"]
+    graph = found.captured.graphs["step"]
     assert lower(graph, costs_of(graph), Plan(), check_budget=False).peak_bytes <= found.needed_bytes <= ram
     updated = {
         graph.storages[s].name for op in graph.ops for s in op.writes if graph.storages[s].role is Role.PARAMETER

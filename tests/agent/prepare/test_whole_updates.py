@@ -23,7 +23,7 @@ DEVICE = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 45e6, 25e6, 1e-4, 1e-9, 
 QUICK = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
 
 
-def prepared(count: int = COUNT) -> tuple[CapturedJob, MeasuredCosts]:
+def captured(count: int = COUNT) -> tuple[CapturedJob, MeasuredCosts]:
     torch.manual_seed(0)
     model = nn.Sequential(*(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.1)) for _ in range(LAYERS)))
     loss = lambda model, x, y: functional.mse_loss(model(x), y)  # noqa: E731
@@ -35,7 +35,7 @@ def prepared(count: int = COUNT) -> tuple[CapturedJob, MeasuredCosts]:
 
 @pytest.mark.slow
 def test_where_weights_have_no_room_an_update_is_one_graph() -> None:
-    before, measured = prepared()
+    before, measured = captured()
     after, costs = with_whole_update(before, measured, DEVICE, 10 * WEIGHT, QUICK)
     assert [*after.graphs] == [*before.graphs, WHOLE_UPDATE]
     assert len(costs.ops[-1]) == len(after.graphs[WHOLE_UPDATE].ops)
@@ -52,15 +52,15 @@ def test_where_weights_have_no_room_an_update_is_one_graph() -> None:
 
 @pytest.mark.slow
 def test_it_is_not_where_all_has_room_or_each_batch_updates() -> None:
-    before, measured = prepared()
+    before, measured = captured()
     assert with_whole_update(before, measured, DEVICE, 1 << 30, QUICK) == (before, measured)
-    single, measured = prepared(1)
+    single, measured = captured(1)
     assert with_whole_update(single, measured, DEVICE, 10 * WEIGHT, QUICK) == (single, measured)
 
 
 @pytest.mark.slow
 def test_the_first_random_operator_has_room_for_every_draw() -> None:
-    before, measured = prepared()
+    before, measured = captured()
     tables = dict(zip(before.graphs, measured.ops, strict=True))
     names = [name for name, count in full_batches(before.graphs, COUNT).items() for _ in range(count)]
     update = whole_update([before.graphs[name] for name in names], 10 * WEIGHT, remake=False)

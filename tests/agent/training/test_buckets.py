@@ -149,17 +149,17 @@ def test_the_steps_that_are_compared_show_every_bucket() -> None:
 @pytest.mark.slow
 def test_a_neighbours_plan_is_made_in_a_moment() -> None:
     """What a further shape costs beyond its recording: its plan is a quick one, or the neighbour's."""
-    prepared = make_bundle.prepare(make_job())
+    captured = make_bundle.prepare(make_job())
     asked: list[int] = []
 
     def planner(graph: Any, costs: Any, ram_bytes: int) -> Any:
         asked.append(len(graph.ops))
         return make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)(graph, costs, ram_bytes)
 
-    tables = tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in prepared.graphs.values())
+    tables = tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in captured.graphs.values())
     device = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 1e8, 2e6, 1e-4, 1e-9, 1e-9))
-    plans, _ = make_bundle.plan_all(prepared, MeasuredCosts(tables, 0, 0), device, 1 << 40, planner)
-    assert len(asked) == 1 and plans.keys() == prepared.graphs.keys()
+    plans, _ = make_bundle.plan_all(captured, MeasuredCosts(tables, 0, 0), device, 1 << 40, planner)
+    assert len(asked) == 1 and plans.keys() == captured.graphs.keys()
 
 
 @pytest.mark.slow

@@ -24,14 +24,14 @@ MIN_BYTES = 64 << 10
 _CHUNK_BYTES = 1 << 20
 
 
-def with_weight_files(prepared: CapturedJob) -> CapturedJob:
+def with_weight_files(captured: CapturedJob) -> CapturedJob:
     """Return the job with those weights left in their files that no step writes and whose files contain the same bytes."""
-    if sys.platform != "linux" or prepared.job.pruning is not None:
-        return prepared
-    written = {g.storages[s].key for g in prepared.graphs.values() for op in g.ops for s in op.writes}
+    if sys.platform != "linux" or captured.job.pruning is not None:
+        return captured
+    written = {g.storages[s].key for g in captured.graphs.values() for op in g.ops for s in op.writes}
     mappings = list(private_file_mappings())
     files = {}
-    for key, tensor in prepared.tensors.items():
+    for key, tensor in captured.tensors.items():
         if isinstance(tensor, Fill) or key in written:
             continue
         contents = _contents(tensor)
@@ -39,7 +39,7 @@ def with_weight_files(prepared: CapturedJob) -> CapturedJob:
             part = _part_of_file(key, contents, mappings)
             if part is not None:
                 files[key] = part
-    return replace(prepared, files=files)
+    return replace(captured, files=files)
 
 
 @dataclass(frozen=True, slots=True)

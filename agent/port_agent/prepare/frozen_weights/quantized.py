@@ -32,7 +32,7 @@ _SHORT = (torch.bfloat16, torch.float16)
 
 
 def with_quantized_weights(
-    prepared: CapturedJob,
+    captured: CapturedJob,
     measured: MeasuredCosts,
     device: DeviceCosts,
     ram_bytes: int,
@@ -44,25 +44,25 @@ def with_quantized_weights(
 
     `measure`: measures the rewritten graphs.
     """
-    if not _candidates(prepared):
-        return prepared, measured
-    whole = cost_of_plan(TiledJob(prepared, measured, ()), device, ram_bytes, planner)
+    if not _candidates(captured):
+        return captured, measured
+    whole = cost_of_plan(TiledJob(captured, measured, ()), device, ram_bytes, planner)
     if whole is not None and whole.keeps_everything:
-        return prepared, measured
-    coded = quantized(prepared)
-    if coded is prepared:
-        return prepared, measured
+        return captured, measured
+    coded = quantized(captured)
+    if coded is captured:
+        return captured, measured
     costs = measure(coded)
     found = cost_of_plan(TiledJob(coded, costs, ()), device, ram_bytes, planner)
     better = found is not None and (whole is None or found.joules < whole.joules)
-    return (coded, costs) if better else (prepared, measured)
+    return (coded, costs) if better else (captured, measured)
 
 
-def quantized(prepared: CapturedJob) -> CapturedJob:
+def quantized(captured: CapturedJob) -> CapturedJob:
     """Return the job with every frozen weight that needs fewer bits decoded in the step; unchanged if there is none."""
-    graphs, weights, tensors = prepared.graphs, dict[str, StoredWeight](), dict(prepared.tensors)
-    layouts, unused = dict(prepared.layouts), dict(prepared.unused)
-    for key, (name, tensor) in _candidates(prepared).items():
+    graphs, weights, tensors = captured.graphs, dict[str, StoredWeight](), dict(captured.tensors)
+    layouts, unused = dict(captured.layouts), dict(captured.unused)
+    for key, (name, tensor) in _candidates(captured).items():
         coded = _coded(name, tensor) or _in_16_bits(name, tensor)
         if coded is None:
             continue
@@ -73,20 +73,20 @@ def quantized(prepared: CapturedJob) -> CapturedJob:
             tensors[part] = contents
             layouts[part] = TensorLayout(_name_of(contents.dtype), tuple(contents.shape), tuple(contents.stride()))
     if not weights:
-        return prepared
+        return captured
     rewritten = {graph_name: with_decoded(graph, weights) for graph_name, graph in graphs.items()}
     for graph in rewritten.values():
         verify_operands(graph)
-    return replace(prepared, graphs=rewritten, tensors=tensors, layouts=layouts, unused=unused)
+    return replace(captured, graphs=rewritten, tensors=tensors, layouts=layouts, unused=unused)
 
 
-def _candidates(prepared: CapturedJob) -> dict[str, tuple[str, torch.Tensor]]:
+def _candidates(captured: CapturedJob) -> dict[str, tuple[str, torch.Tensor]]:
     """Return, by key, name and contents of the frozen weights that could be decoded in the step if they need fewer bits."""
-    graphs = prepared.graphs.values()
+    graphs = captured.graphs.values()
     if any(graph.device != CPU for graph in graphs):
         return {}
     written = {g.storages[s].key for g in graphs for op in g.ops for s in op.writes}
-    named = ((key, key.removeprefix(storage_key(Role.PARAMETER, "")), t) for key, t in prepared.tensors.items())
+    named = ((key, key.removeprefix(storage_key(Role.PARAMETER, "")), t) for key, t in captured.tensors.items())
     return {
         key: (name, tensor)
         for key, name, tensor in named

@@ -134,11 +134,11 @@ def _refereed(refinement: Refinement, smaller: list[SmallerPlans], options: Make
     draft = refinement.bundle_file
     refinement.workers.load()
     plain = options.run_alone()
-    draft.prepared = replace(draft.prepared, plain=plain)
+    draft.captured = replace(draft.captured, plain=plain)
     manifest = with_smaller_plans(refinement, smaller)
-    others = ", ".join(draft.prepared.other_formulas)
-    expected = draft.prepared.reference
-    if draft.prepared.known is not None and plain.unchecked:
+    others = ", ".join(draft.captured.other_formulas)
+    expected = draft.captured.reference
+    if draft.captured.known is not None and plain.unchecked:
         raise DryRunError(
             f"the program counts or keeps tensors over steps, and its numbers could not be compared ({plain.unchecked}); "
             "train with `port-agent exec`, which supports this",

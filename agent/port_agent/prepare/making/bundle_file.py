@@ -16,13 +16,13 @@ from port_planner.make_bundle import CapturedJob
 
 @dataclass(slots=True)
 class BundleFile:
-    """A bundle of a prepared job, at `path` once it is begun.
+    """A bundle of a captured job, at `path` once it is begun.
 
     `estimated`: its costs are those of another board. `make_free` is called once weights and data are written.
     """
 
     path: Path
-    prepared: CapturedJob
+    captured: CapturedJob
     threads: int
     estimated: bool = False
     limits: PlannedLimits = NO_LIMITS
@@ -30,9 +30,9 @@ class BundleFile:
     begun: bool = False
 
     @classmethod
-    def beside(cls, bundle: Path, prepared: CapturedJob, threads: int, **given: Any) -> Self:
+    def beside(cls, bundle: Path, captured: CapturedJob, threads: int, **given: Any) -> Self:
         """Return the draft of a bundle, in a file next to it; `given`: further fields."""
-        return cls(bundle.with_name(bundle.name + ".making"), prepared, threads, **given)
+        return cls(bundle.with_name(bundle.name + ".making"), captured, threads, **given)
 
     def put(
         self, plans: Sequence[Mapping[str, Plan]], costs: Mapping[str, CostTable], budgets: Sequence[int]
@@ -41,7 +41,7 @@ class BundleFile:
         first, self.begun = not self.begun, True
         described: Callable[..., Manifest] = partial(make_bundle.write, self.path) if first else make_bundle.describe
         manifest = described(
-            self.prepared, plans, costs, budgets, threads=self.threads, estimated=self.estimated, limits=self.limits
+            self.captured, plans, costs, budgets, threads=self.threads, estimated=self.estimated, limits=self.limits
         )
         if first:
             self.make_free()

@@ -75,7 +75,7 @@ class Refinement:
             found, _ = self.tried(quick, spared=UNKNOWN, probe_packing=True)
         except InfeasibleError:
             found, _ = self.tried(quick, probe_packing=True)
-        estimated, graphs = self.bundle_file.estimated, self.bundle_file.prepared.graphs
+        estimated, graphs = self.bundle_file.estimated, self.bundle_file.captured.graphs
         self.measured = with_packings(self.measured, graphs, found, self.device.compute_watts, estimated=estimated)
         if not estimated:
             self.measured = at_dry_run_pace(self.measured, found)
@@ -121,7 +121,7 @@ class Refinement:
         """Return plans for a budget, and the costs with which they were made. Raises InfeasibleError."""
         bundle_file = self.bundle_file
         return make_bundle.plan_all(
-            bundle_file.prepared, self.measured, self.device, ram_bytes, planner, bundle_file.limits
+            bundle_file.captured, self.measured, self.device, ram_bytes, planner, bundle_file.limits
         )
 
     def _planned(self, planner: PlanFunction, ram_bytes: int) -> tuple[dict[str, Plan], dict[str, CostTable]]:
@@ -140,10 +140,10 @@ class Refinement:
 
     def _check_host(self, plans: Mapping[str, Plan], costs: Mapping[str, CostTable]) -> None:
         """Raise InfeasibleError if operators on the CPU alongside a device, and pages, exceed the host's memory."""
-        prepared = self.bundle_file.prepared
-        if self.pools.device_bytes is None or not prepared.placed:
+        captured = self.bundle_file.captured
+        if self.pools.device_bytes is None or not captured.placed:
             return
-        programs = [lower(prepared.graphs[name], costs[name], plan) for name, plan in plans.items()]
+        programs = [lower(captured.graphs[name], costs[name], plan) for name, plan in plans.items()]
         needed = self.device.host_base_bytes + host_bytes_of(programs)
         if needed > self.pools.ram_bytes:
             raise InfeasibleError(
@@ -198,11 +198,11 @@ class Refinement:
 
         `moving`: whether pages move, in which case a later dry run follows anyway.
         """
-        prepared = self.bundle_file.prepared
+        captured = self.bundle_file.captured
         if manifest.plans[0].seconds > _SLOW_STEP_S:
             return 1
-        if prepared.buckets and moving:  # the last dry run shows the other shapes
-            return min(whole, max(DRY_RUN_STEPS, prepared.job.accumulate + 1))
+        if captured.buckets and moving:  # the last dry run shows the other shapes
+            return min(whole, max(DRY_RUN_STEPS, captured.job.accumulate + 1))
         return whole
 
 

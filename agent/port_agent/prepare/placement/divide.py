@@ -73,7 +73,7 @@ class PlacedJob:
     `alone`: seconds of the first graph on each kind of device that can run all of it.
     """
 
-    prepared: CapturedJob
+    captured: CapturedJob
     measured: MeasuredCosts
     kinds: Mapping[str, tuple[str, ...]]
     choice: DeviceChoice
@@ -106,7 +106,7 @@ def _seconds(backend: Backend, ring: TransferRing | None, nbytes: int, *, out: b
 
 
 def placed_job(
-    prepared: CapturedJob, on_cpu: MeasuredCosts, on_device: MeasuredCosts, kind: str, links: Links, watts: float, memory: PlacementMemory, *,
+    captured: CapturedJob, on_cpu: MeasuredCosts, on_device: MeasuredCosts, kind: str, links: Links, watts: float, memory: PlacementMemory, *,
     time_limit_s: float,
 ) -> PlacedJob:  # fmt: skip
     """Return the job with its operators where they take the least time within `memory`, by measurements of each graph on both devices.
@@ -119,10 +119,10 @@ def placed_job(
     made, ops, elsewhere = dict[str, StepGraph](), dict[str, tuple[OpCost, ...]](), dict[str, _Costs]()
     first: tuple[DeviceChoice, Mapping[str, float]] | None = None
     tables = dict(
-        zip(prepared.graphs, zip(_table(on_cpu, prepared), _table(on_device, prepared), strict=True), strict=True)
+        zip(captured.graphs, zip(_table(on_cpu, captured), _table(on_device, captured), strict=True), strict=True)
     )
-    for name in sorted(prepared.graphs, key=lambda name: kind_of_graph(name) not in UPDATING):
-        graph, costs = prepared.graphs[name], tables[name]
+    for name in sorted(captured.graphs, key=lambda name: kind_of_graph(name) not in UPDATING):
+        graph, costs = captured.graphs[name], tables[name]
         problem = _problem(graph, costs, known, kind, links, memory)
         choice = choose_devices(problem, Goal.SECONDS, time_limit_s)
         if first is None:
@@ -140,8 +140,8 @@ def placed_job(
         elsewhere[name] = _elsewhere(placed, kinds[name], costs)
     if first is None:
         raise PlacementError("the job has no graph; capture it again")
-    names = tuple(prepared.graphs)
-    there = replace(prepared, graphs={name: made[name] for name in names}, placed=(CPU, kind))
+    names = tuple(captured.graphs)
+    there = replace(captured, graphs={name: made[name] for name in names}, placed=(CPU, kind))
     measured = replace(
         on_cpu,
         ops=tuple(ops[name] for name in names),
@@ -208,9 +208,9 @@ def _one_is_best(kind: str, alone: Mapping[str, float], time_limit_s: float) -> 
     )
 
 
-def _table(measured: MeasuredCosts, prepared: CapturedJob) -> list[_Costs]:
+def _table(measured: MeasuredCosts, captured: CapturedJob) -> list[_Costs]:
     """Return the costs of operators, graph by graph; None for those that a device lacks."""
-    absent = measured.absent or ((),) * len(prepared.graphs)
+    absent = measured.absent or ((),) * len(captured.graphs)
     return [
         tuple(None if i in lacking else cost for i, cost in enumerate(table))
         for table, lacking in zip(measured.ops, map(frozenset, absent), strict=True)

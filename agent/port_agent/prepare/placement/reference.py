@@ -25,44 +25,44 @@ from port_planner.schedules import plateau_of
 
 
 def with_placed_reference(
-    prepared: CapturedJob, graphs: Mapping[str, StepGraph], kinds: Mapping[str, Sequence[str]], kind: str
+    captured: CapturedJob, graphs: Mapping[str, StepGraph], kinds: Mapping[str, Sequence[str]], kind: str
 ) -> CapturedJob:
-    """Return the prepared job with the results of its operators on their devices, or teams of threads, instead of plain
+    """Return the captured job with the results of its operators on their devices, or teams of threads, instead of plain
     PyTorch's.
 
     `graphs`: as recorded; `kinds`: of the device that runs each operator; `kind`: of the device other than the CPU. Raises
     MismatchError if the operators run one at a time on the job's own device do not give plain PyTorch's numbers. Raises
     UnrepeatableError if a second run on their devices gives different numbers.
     """
-    plain = prepared.reference
+    plain = captured.reference
     if not plain.losses:
-        return prepared
-    home = kind_of_job(prepared.job)
-    same = _reference(prepared, graphs, {name: (home,) * len(graph.ops) for name, graph in graphs.items()}, home)
+        return captured
+    home = kind_of_job(captured.job)
+    same = _reference(captured, graphs, {name: (home,) * len(graph.ops) for name, graph in graphs.items()}, home)
     if replace(same, placed=False) != plain:
         raise MismatchError(
             f"run one at a time on {home}, the recorded operators do not give plain PyTorch's numbers, so their "
             "results on two devices cannot be checked; plan without --place, and report this"
         )
-    placed_job = prepared.graphs if prepared.teams else graphs
-    found = _reference(prepared, placed_job, kinds, kind)
-    if _reference(prepared, placed_job, kinds, kind) != found:
-        among = "among teams of threads" if prepared.teams else f"between the CPU and {kind}"
+    placed_job = captured.graphs if captured.teams else graphs
+    found = _reference(captured, placed_job, kinds, kind)
+    if _reference(captured, placed_job, kinds, kind) != found:
+        among = "among teams of threads" if captured.teams else f"between the CPU and {kind}"
         raise UnrepeatableError(
             f"divided {among}, the operators gave different numbers when the first steps ran again; plan without --place"
         )
-    return replace(prepared, reference=found)
+    return replace(captured, reference=found)
 
 
 def _reference(
-    prepared: CapturedJob, graphs: Mapping[str, StepGraph], kinds: Mapping[str, Sequence[str]], kind: str
+    captured: CapturedJob, graphs: Mapping[str, StepGraph], kinds: Mapping[str, Sequence[str]], kind: str
 ) -> ExpectedResults:
     """Return losses and state after as many steps as were compared with plain PyTorch; generators are restored."""
-    job, count = prepared.job, len(prepared.reference.losses)
+    job, count = captured.job, len(captured.reference.losses)
     before = generator_states((kind,))
-    contents = eager_contents({key: _initial(tensor) for key, tensor in prepared.tensors.items()})
-    scalars = StepScalars(prepared.optimizer, prepared.schedule, prepared.known, plateau_of(job))
-    columns = (prepared.data, *prepared.buckets)
+    contents = eager_contents({key: _initial(tensor) for key, tensor in captured.tensors.items()})
+    scalars = StepScalars(captured.optimizer, captured.schedule, captured.known, plateau_of(job))
+    columns = (captured.data, *captured.buckets)
     rows_to_batch = (job.batch_size, *(bucket.batch_size for bucket in job.buckets))
     sizes = [BucketSize(c[0].shape[0], size) for c, size in zip(columns, rows_to_batch, strict=True)]
     per_epoch = sum(size.batches(drop_last=job.drop_last) for size in sizes)
@@ -70,7 +70,7 @@ def _reference(
     losses = []
     settings = arithmetic()
     try:
-        with unchanged_arithmetic(), CpuTeams(torch.get_num_threads(), prepared.teams) as teams:
+        with unchanged_arithmetic(), CpuTeams(torch.get_num_threads(), captured.teams) as teams:
             steps = {name: EagerStep(graph, kinds[name], contents, teams) for name, graph in graphs.items()}
             batches = bucket_batches(job.seed, sizes, drop_last=[job.drop_last] * len(sizes))
             for number, (_, bucket, rows) in zip(range(count), batches, strict=False):
@@ -86,8 +86,8 @@ def _reference(
     finally:
         restore_generators(before)
     checksums = {}
-    for key in prepared.reference.checksums:
-        layout = prepared.layouts[key]
+    for key in captured.reference.checksums:
+        layout = captured.layouts[key]
         value = Value(0, layout.dtype, layout.shape, layout.stride, layout.offset)
         checksums[key] = tensor_checksum(view(contents[key], value))
     return ExpectedResults(

@@ -47,7 +47,7 @@ class TeamPlacement:
     `choice`: choice for the main graph; `alone`: the seconds of its operators on each team.
     """
 
-    prepared: CapturedJob
+    captured: CapturedJob
     measured: MeasuredCosts
     choice: DeviceChoice
     alone: Mapping[str, float]
@@ -87,7 +87,7 @@ def on_cores_of(team: CpuTeam) -> Iterator[None]:
 
 
 def team_placement(
-    prepared: CapturedJob, measured: Sequence[MeasuredCosts], threads: int, teams: Sequence[CpuTeam], times: TeamTimes,
+    captured: CapturedJob, measured: Sequence[MeasuredCosts], threads: int, teams: Sequence[CpuTeam], times: TeamTimes,
     watts: Sequence[float], static_watts: float, *, time_limit_s: float,
 ) -> TeamPlacement:  # fmt: skip
     """Return the job with each operator on the team that takes the fewest joules, without taking longer than the fastest team for all.
@@ -95,11 +95,11 @@ def team_placement(
     `measured`, `watts`: costs and power of each team, beginning with number 0, all `threads`. Raises PlacementError if one team alone takes
     as little.
     """
-    graphs, ops = dict(prepared.graphs), list[tuple[OpCost, ...]]()
+    graphs, ops = dict(captured.graphs), list[tuple[OpCost, ...]]()
     names = [CpuTeam(threads).text, *(team.text for team in teams)]
     first: tuple[DeviceChoice, Mapping[str, float]] | None = None
     links = tuple((DeviceLink(),) * len(names) for _ in names)
-    for place, (name, graph) in enumerate(prepared.graphs.items()):
+    for place, (name, graph) in enumerate(captured.graphs.items()):
         costs = tuple(
             tuple(_with_entry(m.ops[place][i], s, w) for m, s, w in zip(measured, times.entry_s, watts, strict=True))
             for i in range(len(graph.ops))
@@ -118,7 +118,7 @@ def team_placement(
         ops.append(_costs(problem, choice, watts))
     if first is None:
         raise PlacementError("the job has no graph; capture it again")
-    there = replace(prepared, graphs=graphs, teams=tuple(teams))
+    there = replace(captured, graphs=graphs, teams=tuple(teams))
     return TeamPlacement(there, replace(measured[0], ops=tuple(ops), packings=(), absent=()), *first)
 
 

@@ -56,12 +56,12 @@ class Script:
     updates: int = 0
 
 
-def run_alone(prepared: CapturedJob, script: Script) -> PlainRun:
+def run_alone(captured: CapturedJob, script: Script) -> PlainRun:
     """Run the script in a separate process and return its results, or why it could not run.
 
     Raises CaptureError if it changes a tensor of the model that the recorded step does not change, or if a later step runs other operators.
     """
-    own = _other_by_design(prepared)
+    own = _other_by_design(captured)
     if own:
         return PlainRun(unchecked=own)
     guarded = guard_environment(script.page_dir.absolute(), tensor_bytes=None, process_bytes=script.ram_bytes)
@@ -69,12 +69,12 @@ def run_alone(prepared: CapturedJob, script: Script) -> PlainRun:
     if not guarded and script.peak_bytes > free_bytes:
         needed = format_bytes(script.peak_bytes)
         return PlainRun(unchecked=f"the script alone takes {needed}, but this machine has {format_bytes(free_bytes)}")
-    rows = tuple(_rows(prepared.job, size, len(prepared.job.buckets) + 1) for size in _sizes(prepared))
+    rows = tuple(_rows(captured.job, size, len(captured.job.buckets) + 1) for size in _sizes(captured))
     try:
-        found = _followed(prepared, script, rows, guarded)
+        found = _followed(captured, script, rows, guarded)
     except HelperError as error:
         return PlainRun(unchecked=f"the script alone {error}")
-    return _checked(prepared, found, rows)
+    return _checked(captured, found, rows)
 
 
 def run_ahead(
@@ -113,20 +113,20 @@ def _run(request: bytes, threads: int, guarded: Mapping[str, str]) -> None:
     run_helper(command, request, within_s=_PATIENCE_S)
 
 
-def _other_by_design(prepared: CapturedJob) -> str:
+def _other_by_design(captured: CapturedJob) -> str:
     """Return why a bundle's numbers are expected to differ from its script's, or ""."""
-    if prepared.reordered:
+    if captured.reordered:
         return "sums may be made in a different order"
-    if prepared.placed or prepared.teams:
+    if captured.placed or captured.teams:
         return "its operators are divided, which no script does"
-    if prepared.job.pruning is not None:
+    if captured.job.pruning is not None:
         return "its weights are pruned, which no script does"
     return ""
 
 
-def _sizes(prepared: CapturedJob) -> list[BucketSize]:
-    columns = (prepared.data, *prepared.buckets)
-    sizes = (prepared.job.batch_size, *(bucket.batch_size for bucket in prepared.job.buckets))
+def _sizes(captured: CapturedJob) -> list[BucketSize]:
+    columns = (captured.data, *captured.buckets)
+    sizes = (captured.job.batch_size, *(bucket.batch_size for bucket in captured.job.buckets))
     return [BucketSize(int(data[0].shape[0]), size) for data, size in zip(columns, sizes, strict=True)]
 
 
@@ -137,43 +137,43 @@ def _rows(job: TrainingJob, size: BucketSize, buckets: int) -> int:
     return kept * size.batch_size + (0 if job.drop_last and kept else rest)
 
 
-def _least_updates(prepared: CapturedJob) -> int:
+def _least_updates(captured: CapturedJob) -> int:
     """Return how many updates include the end of an epoch, and the schedule's first change if that is near."""
-    rows = prepared.schedule
+    rows = captured.schedule
     changed = next((update for update, row in enumerate(rows) if row != rows[0]), 0)
-    return min(max(_MIN_UPDATES, min(changed + 1, _MAX_UPDATES)), _known_updates(prepared))
+    return min(max(_MIN_UPDATES, min(changed + 1, _MAX_UPDATES)), _known_updates(captured))
 
 
-def _known_updates(prepared: CapturedJob) -> int:
+def _known_updates(captured: CapturedJob) -> int:
     """Return the largest number of updates for which the bundle has the optimizer's numbers."""
-    recorded = prepared.optimizer.recorded
+    recorded = captured.optimizer.recorded
     known = [
         _MAX_UPDATES,
-        *([] if prepared.known is None else [prepared.known.updates]),
-        *([len(prepared.schedule)] if prepared.schedule else []),
+        *([] if captured.known is None else [captured.known.updates]),
+        *([len(captured.schedule)] if captured.schedule else []),
     ]
     return min([*known, *([recorded.updates] if recorded is not None and recorded.updates is not None else [])])
 
 
 def _followed(
-    prepared: CapturedJob, script: Script, rows: tuple[int, ...], guarded: Mapping[str, str]
+    captured: CapturedJob, script: Script, rows: tuple[int, ...], guarded: Mapping[str, str]
 ) -> RefereeResults:
     """Run the script. Raises HelperError if it ends in an unexpected way."""
     with tempfile.TemporaryDirectory(dir=script.page_dir, prefix=".port-alone-") as folder:
         target = Path(folder).absolute() / "followed"
         request = Follow(
-            script=str(script.path), folder=folder, target=str(target), device=kind_of_job(prepared.job), threads=script.threads,
-            rows=rows, finds_beside=not sys.flags.safe_path, least_updates=_least_updates(prepared), most_updates=_known_updates(prepared), within_s=_WITHIN_S, ram_bytes=script.ram_bytes,
-            trained_updates=0 if prepared.known is not None else script.updates, unchanged_within_s=_UNCHANGED_WITHIN_S,
-            schedule=spelled(prepared.job.optimizer, prepared.schedule),
+            script=str(script.path), folder=folder, target=str(target), device=kind_of_job(captured.job), threads=script.threads,
+            rows=rows, finds_beside=not sys.flags.safe_path, least_updates=_least_updates(captured), most_updates=_known_updates(captured), within_s=_WITHIN_S, ram_bytes=script.ram_bytes,
+            trained_updates=0 if captured.known is not None else script.updates, unchanged_within_s=_UNCHANGED_WITHIN_S,
+            schedule=spelled(captured.job.optimizer, captured.schedule),
         )  # fmt: skip
         _run(msgspec.json.encode(request), script.threads, guarded)
         return msgspec.msgpack.decode(target.read_bytes(), type=RefereeResults)
 
 
-def _checked(prepared: CapturedJob, found: RefereeResults, rows: tuple[int, ...]) -> PlainRun:
+def _checked(captured: CapturedJob, found: RefereeResults, rows: tuple[int, ...]) -> PlainRun:
     """Return the run if it began with the bundle's initial state. Raises CaptureError as `run_alone` does."""
-    job, recorded = prepared.job, prepared.layouts
+    job, recorded = captured.job, captured.layouts
     began = {key: tensor_checksum(tensor) for key, tensor in model_state(job)}
     if other := sorted(key for key in began if found.began.get(key) != began[key]):
         shown = _named(other)
@@ -197,13 +197,13 @@ def _checked(prepared: CapturedJob, found: RefereeResults, rows: tuple[int, ...]
         )
     results = ExpectedResults(
         found.losses,
-        prepared.reference.threads,
+        captured.reference.threads,
         processor(kind_of_job(job)),
         {key: checksum for key, checksum in found.ended.items() if key in recorded},
-        arithmetic=prepared.reference.arithmetic,
+        arithmetic=captured.reference.arithmetic,
     )
     updates = len(found.losses) // job.accumulate
-    further = found.unchanged_updates if prepared.known is None else prepared.known.updates - updates
+    further = found.unchanged_updates if captured.known is None else captured.known.updates - updates
     return PlainRun(updates, rows, results, found.generators, "", further)
 
 

@@ -33,18 +33,18 @@ def in_blocks(
 ) -> TiledJob:
     """Return the job with weights that take much of `ram_bytes` in blocks, measured again, except those whose bits differ.
 
-    If no weight needs blocks, `prepared` stays unchanged, and nothing is measured. Raises DryRunError if a process that compares or
+    If no weight needs blocks, `captured` stays unchanged, and nothing is measured. Raises DryRunError if a process that compares or
     measures fails.
     """
-    prepared, own_bytes = presplit.prepared, ram_bytes - device.base_bytes
-    graphs = prepared.graphs
-    if own_bytes <= 0 or prepared.job.pruning is not None or any(graph.device != CPU for graph in graphs.values()):
+    captured, own_bytes = presplit.captured, ram_bytes - device.base_bytes
+    graphs = captured.graphs
+    if own_bytes <= 0 or captured.job.pruning is not None or any(graph.device != CPU for graph in graphs.values()):
         return presplit
-    large = [w for w in large_weights(graphs.values(), int(LARGE * own_bytes)) if _can_be_blocks(prepared, w)]
+    large = [w for w in large_weights(graphs.values(), int(LARGE * own_bytes)) if _can_be_blocks(captured, w)]
     blocks = {w.name: blocks_of(w, *block_counts(w, own_bytes)) for w in large}
     rewritten = {name: read_in_blocks(graph, blocks) for name, graph in graphs.items()}
     left = list(presplit.left_whole)
-    for name, found in zip(graphs, comparing.compared(comparing.pairs_of(prepared, rewritten), allowed), strict=True):
+    for name, found in zip(graphs, comparing.compared(comparing.pairs_of(captured, rewritten), allowed), strict=True):
         left += [f"{d.replacement.what}: {d.where}" for d in found]
         for weight in {weight for d in found for weight in _weights_of(graphs[name], d.replacement)}:
             blocks.pop(weight, None)
@@ -52,7 +52,7 @@ def in_blocks(
         return replace(presplit, left_whole=tuple(left)) if large else presplit
     found_graphs = {name: compacted(read_in_blocks(graph, blocks).graph) for name, graph in graphs.items()}
     by_key = {key: blocks[w.name] for w in large if w.name in blocks for key in w.keys}
-    made = make_bundle.with_blocks(prepared, found_graphs, by_key)
+    made = make_bundle.with_blocks(captured, found_graphs, by_key)
     (measured,) = comparing.with_operator_costs(
         [TiledJob(made, presplit.measured, tuple(left))], allowed, device.compute_watts, progress
     )
@@ -68,12 +68,12 @@ def block_counts(weight: LargeWeight, own_bytes: int) -> tuple[int, int]:
     return min(MAX_BLOCKS, count), min(MAX_BLOCKS, -(-weight.nbytes // columns))
 
 
-def _can_be_blocks(prepared: CapturedJob, weight: LargeWeight) -> bool:
+def _can_be_blocks(captured: CapturedJob, weight: LargeWeight) -> bool:
     """Return whether weight and state are stored row by row, and the weight has its own contents."""
-    layouts = [prepared.layouts[key] for key in weight.keys]
+    layouts = [captured.layouts[key] for key in weight.keys]
     rows = weight.shape, (weight.shape[1], 1), 0
     alike = all((layout.shape, layout.stride, layout.offset) == rows for layout in layouts)
-    return alike and isinstance(prepared.tensors[weight.keys[0]], torch.Tensor)
+    return alike and isinstance(captured.tensors[weight.keys[0]], torch.Tensor)
 
 
 def _weights_of(graph: StepGraph, replacement: Replacement) -> set[str]:

@@ -31,10 +31,10 @@ def in_channels(
         return []
     (share, _), *_ = OF_THE_BUDGET
     graphs, left = comparing.rewritten_alike(
-        presplit.prepared, lambda graph, odd: norms_by_channels(graph, int(share * own_bytes), NORM_TILES, odd), allowed
+        presplit.captured, lambda graph, odd: norms_by_channels(graph, int(share * own_bytes), NORM_TILES, odd), allowed
     )
-    if graphs == presplit.prepared.graphs:
+    if graphs == presplit.captured.graphs:
         return []
-    made = replace(presplit.prepared, graphs={name: compacted(graph) for name, graph in graphs.items()})
+    made = replace(presplit.captured, graphs={name: compacted(graph) for name, graph in graphs.items()})
     tiled = TiledJob(made, presplit.measured, (*presplit.left_whole, *left))
     return comparing.with_operator_costs([tiled], allowed, device.compute_watts, progress)

@@ -55,7 +55,7 @@ def choose_tiling(
         return whole
     best: PlanCost | None = None
     blocked = in_blocks(presplit, device, ram_bytes, allowed, progress)
-    in_rows = [blocked] if blocked.prepared.blocks else []
+    in_rows = [blocked] if blocked.captured.blocks else []
     presplit = presplit if in_rows else blocked  # the same, and why no weight is in blocks
     by_channels = in_channels(presplit, device, ram_bytes, allowed, progress)
     job = list[TilingSearch]()

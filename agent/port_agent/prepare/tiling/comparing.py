@@ -31,17 +31,17 @@ _Found: TypeAlias = tuple[str, int | None] | None
 
 
 def rewritten_alike(
-    prepared: CapturedJob, rewrite: Callable[[StepGraph, frozenset[int]], RewrittenGraph], allowed: ComparisonLimits
+    captured: CapturedJob, rewrite: Callable[[StepGraph, frozenset[int]], RewrittenGraph], allowed: ComparisonLimits
 ) -> tuple[dict[str, StepGraph], list[str]]:
     """Return a job's graphs, rewritten except where that gives different bits here, and these exceptions."""
-    graphs, left = dict(prepared.graphs), list[str]()
+    graphs, left = dict(captured.graphs), list[str]()
     job = {
         name: rewrite(graph, frozenset()) for name, graph in graphs.items() if graph.device == CPU
     }  # kernels known here
-    for (name, new), found in zip(job.items(), compared(pairs_of(prepared, job), allowed), strict=True):
+    for (name, new), found in zip(job.items(), compared(pairs_of(captured, job), allowed), strict=True):
         left += [f"{d.replacement.what}: {d.where}" for d in found]
         odd = frozenset(i for d in found for i in d.replacement.old)
-        graphs[name] = rewrite(prepared.graphs[name], odd).graph if odd else new.graph
+        graphs[name] = rewrite(captured.graphs[name], odd).graph if odd else new.graph
     return graphs, left
 
 
@@ -57,9 +57,9 @@ def tiled_with(
 
     Raises DryRunError where a process that compares or measures fails.
     """
-    prepared, made = base.prepared, []
-    for candidate, rewritten, odd in _without_differing(prepared, candidates, allowed):
-        graphs, left, what = dict(prepared.graphs), [*base.left_whole, *odd], [*base.tiled_chains]
+    captured, made = base.captured, []
+    for candidate, rewritten, odd in _without_differing(captured, candidates, allowed):
+        graphs, left, what = dict(captured.graphs), [*base.left_whole, *odd], [*base.tiled_chains]
         tilings, untiled = dict(base.tilings), dict(base.untiled)
         for name, new in rewritten.items():
             try:
@@ -68,30 +68,30 @@ def tiled_with(
                 left.append(str(error).partition(";")[0])
                 continue
             if new.replacements:
-                graphs[name], tilings[name], untiled[name] = new.graph, candidate[name], prepared.graphs[name]
+                graphs[name], tilings[name], untiled[name] = new.graph, candidate[name], captured.graphs[name]
                 what += [r.what for r in new.replacements]
         made.append(
-            TiledJob(replace(prepared, graphs=graphs), base.measured, tuple(left), tuple(what), tilings, untiled)
+            TiledJob(replace(captured, graphs=graphs), base.measured, tuple(left), tuple(what), tilings, untiled)
         )
-    known = {id(graph): ops for graph, ops in zip(prepared.graphs.values(), base.measured.ops, strict=True)}
+    known = {id(graph): ops for graph, ops in zip(captured.graphs.values(), base.measured.ops, strict=True)}
     return with_operator_costs(made, allowed, compute_watts, progress, known)
 
 
 def _without_differing(
-    prepared: CapturedJob, candidates: Sequence[Mapping[str, Tiling]], allowed: ComparisonLimits
+    captured: CapturedJob, candidates: Sequence[Mapping[str, Tiling]], allowed: ComparisonLimits
 ) -> list[tuple[dict[str, Tiling], dict[str, RewrittenGraph], list[str]]]:
     """Return each of these candidates without what gives different bits here, their graphs, and what was left out.
 
     A chain is split at a differing operator, so that its neighbours may still be tiled; it stays whole if that does not
     help.
     """
-    whole = prepared.graphs
+    whole = captured.graphs
     found = [
         (dict(candidate), {name: tiling.applied(whole[name]) for name, tiling in candidate.items()}, list[str]())
         for candidate in candidates
     ]
     for splits in range(_SPLITS, -1, -1):
-        differing = compared([pair for _, new, _ in found for pair in pairs_of(prepared, new)], allowed)
+        differing = compared([pair for _, new, _ in found for pair in pairs_of(captured, new)], allowed)
         if not any(differing):
             break
         of_each = iter(differing)
@@ -117,18 +117,18 @@ def with_operator_costs(
     known: Mapping[int, tuple[OpCost, ...]] = {},
 ) -> list[TiledJob]:
     """Return the same with the costs of their operators. `known`: of graphs that are measured already, by their `id`."""
-    graphs = [graph for tiled in made for graph in tiled.prepared.graphs.values() if id(graph) not in known]
+    graphs = [graph for tiled in made for graph in tiled.captured.graphs.values() if id(graph) not in known]
     if not graphs:
         return made
     ops = iter(allowed.measurer.measure(graphs, allowed.threads, compute_watts, progress, resident=False).ops)
     progress("compare", _COMPARED)
-    tables = [[known.get(id(g)) or next(ops) for g in tiled.prepared.graphs.values()] for tiled in made]
+    tables = [[known.get(id(g)) or next(ops) for g in tiled.captured.graphs.values()] for tiled in made]
     return [replace(s, measured=replace(s.measured, ops=tuple(of_it))) for s, of_it in zip(made, tables, strict=True)]
 
 
-def pairs_of(prepared: CapturedJob, rewritten: Mapping[str, RewrittenGraph]) -> list[tuple[StepGraph, RewrittenGraph]]:
+def pairs_of(captured: CapturedJob, rewritten: Mapping[str, RewrittenGraph]) -> list[tuple[StepGraph, RewrittenGraph]]:
     """Return each rewritten graph after its original."""
-    return [(prepared.graphs[name], new) for name, new in rewritten.items()]
+    return [(captured.graphs[name], new) for name, new in rewritten.items()]
 
 
 def costs_of_rewritten(

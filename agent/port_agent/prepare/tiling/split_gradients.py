@@ -15,23 +15,23 @@ from port_planner.tiling.rewriting import compacted
 
 
 def with_split_gradients(
-    prepared: CapturedJob, measured: MeasuredCosts, allowed: ComparisonLimits, compute_watts: float, progress: Progress
+    captured: CapturedJob, measured: MeasuredCosts, allowed: ComparisonLimits, compute_watts: float, progress: Progress
 ) -> TiledJob:
     """Return the job with every convolution's backward pass in halves and pointwise operators in place, measured again.
 
     Convolutions of single pixels become matrix products if that is cheaper. Raises DryRunError if a process that
     compares or measures fails.
     """
-    split, left = rewritten_alike(prepared, split_gradients, allowed)
+    split, left = rewritten_alike(captured, split_gradients, allowed)
     if left:  # this processor's kernels add in another order: halves that are both the backward pass may have its bits
-        split, left = rewritten_alike(replace(prepared, graphs=split), split_gradients_by_mask, allowed)
-    graphs, odd = rewritten_alike(replace(prepared, graphs=split), write_in_place, allowed)
+        split, left = rewritten_alike(replace(captured, graphs=split), split_gradients_by_mask, allowed)
+    graphs, odd = rewritten_alike(replace(captured, graphs=split), write_in_place, allowed)
     left += odd
-    tiled = TiledJob(prepared, measured, tuple(left))
-    if any(graphs[name] != graph for name, graph in prepared.graphs.items()):
+    tiled = TiledJob(captured, measured, tuple(left))
+    if any(graphs[name] != graph for name, graph in captured.graphs.items()):
         graphs = {name: compacted(graph) for name, graph in graphs.items()}
         again = costs_of_rewritten(graphs, measured, allowed, compute_watts, progress)
-        tiled = TiledJob(replace(prepared, graphs=graphs), again, tuple(left))
+        tiled = TiledJob(replace(captured, graphs=graphs), again, tuple(left))
     return with_products(tiled, allowed, compute_watts, progress)
 
 
@@ -40,8 +40,8 @@ def with_products(tiled: TiledJob, allowed: ComparisonLimits, compute_watts: flo
 
     Raises DryRunError if a process that compares or measures fails.
     """
-    before = tiled.prepared.graphs
-    graphs, left = rewritten_alike(tiled.prepared, as_products, allowed)
+    before = tiled.captured.graphs
+    graphs, left = rewritten_alike(tiled.captured, as_products, allowed)
     if graphs == before:
         return replace(tiled, left_whole=(*tiled.left_whole, *left))
     fresh = costs_of_rewritten(graphs, tiled.measured, allowed, compute_watts, progress)
@@ -53,5 +53,5 @@ def with_products(tiled: TiledJob, allowed: ComparisonLimits, compute_watts: flo
         )
         graphs[name] = compacted(replace(graphs[name], ops=ops))
         tables.append(tuple(mine if yes else theirs for mine, theirs, yes in zip(new, old, chosen, strict=True)))
-    made = replace(tiled.prepared, graphs=graphs)
+    made = replace(tiled.captured, graphs=graphs)
     return TiledJob(made, replace(tiled.measured, ops=tuple(tables)), (*tiled.left_whole, *left))

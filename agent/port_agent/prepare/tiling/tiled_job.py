@@ -19,7 +19,7 @@ from port_planner.tiling.tilings import Tiling
 class TiledJob:
     """A job whose graphs have tiled operators, their costs, and what stayed whole and why."""
 
-    prepared: CapturedJob
+    captured: CapturedJob
     measured: MeasuredCosts
     left_whole: tuple[str, ...]
     tiled_chains: tuple[str, ...] = ()
@@ -72,9 +72,9 @@ def cost_of_plan(
 
 def main_step(tiled: TiledJob, device: DeviceCosts) -> tuple[StepGraph, CostTable]:
     """Return the main graph, and the costs of its operators."""
-    return next(iter(tiled.prepared.graphs.values())), CostTable(device, tiled.measured.ops[0])
+    return next(iter(tiled.captured.graphs.values())), CostTable(device, tiled.measured.ops[0])
 
 
 def blocked_keys(tiled: TiledJob) -> frozenset[str]:
     """Return the keys of blocks of weights, whose readers do not join chains."""
-    return frozenset(key for one in tiled.prepared.blocks.values() for key in (*one.rows, *one.columns))
+    return frozenset(key for one in tiled.captured.blocks.values() for key in (*one.rows, *one.columns))

@@ -98,7 +98,7 @@ class TilingSearch:
     ) -> None:  # fmt: skip
         self.presplit, self.target, self.quick = presplit, target, quick
         self.device, self.ram_bytes = target.device, target.ram_bytes
-        graphs = presplit.prepared.graphs
+        graphs = presplit.captured.graphs
         self.graphs = {name: graphs[name] for name in first_shapes(graphs) if graphs[name].device == CPU}
         self.best: PlanCost | None = None
         self.untiled: PlanCost | None = None

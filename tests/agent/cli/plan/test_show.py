@@ -89,13 +89,13 @@ def test_show_says_what_runs_in_tiles_and_marks_it(
             graph, ops=tuple(replace(op, tile=tiles[i // 2]) if i < 4 else op for i, op in enumerate(graph.ops))
         )
 
-    def prepared(*arguments: Any, **options: Any) -> make_bundle.CapturedJob:
+    def captured(*arguments: Any, **options: Any) -> make_bundle.CapturedJob:
         found = prepare(*arguments, **options)
         allowed = ("operators that are in no table",) if reordered else ()
         graphs = {name: marked(graph) for name, graph in found.graphs.items()}
         return replace(found, graphs=graphs, reordered=allowed)
 
-    monkeypatch.setattr(make_bundle, "prepare", prepared)
+    monkeypatch.setattr(make_bundle, "prepare", captured)
     write_job(tmp_path / "job.port", make_job(), seeds=(0,), compared=0)
     assert Bundle(tmp_path / "job.port").manifest.format == (SUMMED_FORMAT if reordered else TILES_FORMAT)
     _, shown, said = show(tmp_path, "job.port", "--html", "plan.html")

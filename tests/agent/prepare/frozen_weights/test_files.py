@@ -57,12 +57,12 @@ def made(weights: Path, out: Path, change: Callable[[nn.Module], object] = lambd
     loss = lambda model, x, y: functional.mse_loss(model(x), y)  # noqa: E731
     optimizer = torch.optim.AdamW([*model.down.parameters(), *model.up.parameters()])
     data = [torch.randn(3 * ROWS, WIDTH), torch.randn(3 * ROWS, WIDTH)]
-    prepared = make_bundle.prepare(TrainingJob(model, loss, optimizer, data, ROWS))
-    prepared = with_expected_results(with_weight_files(prepared), 2)
-    measured = MeasuredCosts(tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in prepared.graphs.values()), 0, 0)
+    captured = make_bundle.prepare(TrainingJob(model, loss, optimizer, data, ROWS))
+    captured = with_expected_results(with_weight_files(captured), 2)
+    measured = MeasuredCosts(tuple(tuple(OpCost(1e-4, 0, 1e-4) for _ in g.ops) for g in captured.graphs.values()), 0, 0)
     planner = make_bundle.default_planner(strategy="greedy", time_limit_s=1.0)
-    plans, costs = make_bundle.plan_all(prepared, measured, DEVICE, 1 << 30, planner)
-    make_bundle.write(out, prepared, [plans], costs, [1 << 30], threads=torch.get_num_threads())
+    plans, costs = make_bundle.plan_all(captured, measured, DEVICE, 1 << 30, planner)
+    make_bundle.write(out, captured, [plans], costs, [1 << 30], threads=torch.get_num_threads())
     return Bundle(out)
 
 

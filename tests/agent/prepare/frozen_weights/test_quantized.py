@@ -63,7 +63,7 @@ class Adapted(nn.Module):
         return x
 
 
-def prepared(dtype: torch.dtype = torch.float32) -> CapturedJob:
+def captured(dtype: torch.dtype = torch.float32) -> CapturedJob:
     torch.manual_seed(0)
     model = Adapted(dtype)
     loss = lambda model, x, y: functional.mse_loss(model(x), y)  # noqa: E731
@@ -106,7 +106,7 @@ def flat(job: CapturedJob) -> MeasuredCosts:
 @pytest.mark.usefixtures("torch_forks")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_step_that_decodes_them_trains_the_same_and_gives_them_back_whole(dtype: torch.dtype, tmp_path: Path) -> None:
-    whole = prepared(dtype)
+    whole = captured(dtype)
     coded = with_expected_results(quantized(whole), 2)
     graph = coded.graphs["step"]
     frozen = {f"parameter/base.{k}.weight" for k in range(5)}
@@ -160,7 +160,7 @@ def trains_the_same(whole: CapturedJob, coded: CapturedJob, tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_they_stay_as_they_are_where_there_is_room_and_are_decoded_where_that_costs_less() -> None:
-    whole = prepared()
+    whole = captured()
     planner = make_bundle.default_planner(strategy="greedy", time_limit_s=2.0)
     costs = CostTable(DEVICE, flat(whole).ops[0])
     peak = lower(whole.graphs["step"], costs, Plan()).peak_bytes
@@ -172,14 +172,14 @@ def test_they_stay_as_they_are_where_there_is_room_and_are_decoded_where_that_co
 
 @pytest.mark.slow
 def test_they_are_found_where_planning_keeps_to_a_budget(tmp_path: Path) -> None:
-    found = {key for key in quantized(prepared()).tensors if key.endswith(" codes")}
+    found = {key for key in quantized(captured()).tensors if key.endswith(" codes")}
     with within_budget(1 << 30, tmp_path):
-        assert {key for key in quantized(prepared()).tensors if key.endswith(" codes")} == found != set()
+        assert {key for key in quantized(captured()).tensors if key.endswith(" codes")} == found != set()
 
 
 @pytest.mark.slow
 def test_what_is_trained_or_off_the_grid_in_its_last_bit_is_left() -> None:
-    job = prepared()
+    job = captured()
     off = job.tensors["parameter/base.0.weight"]
     assert isinstance(off, torch.Tensor)
     off.view(-1)[77] = torch.nextafter(off.view(-1)[77], torch.tensor(9.0))
@@ -197,7 +197,7 @@ def test_nothing_is_planned_where_no_weight_is_frozen() -> None:
     def asked(*_: object) -> PlanResult:
         raise AssertionError("planned")
 
-    job = prepared()
+    job = captured()
     for parameter in job.job.model.parameters():
         parameter.requires_grad_(True)
     optimizer = torch.optim.SGD(job.job.model.parameters(), 1e-3)

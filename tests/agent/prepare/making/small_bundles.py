@@ -68,7 +68,7 @@ def greedy(limits: PlannedLimits = NO_LIMITS) -> PlanFunction:
 
 def small_made(
     path: Path,
-    prepared: CapturedJob,
+    captured: CapturedJob,
     ram_bytes: int,
     *,
     device: DeviceCosts | None = None,
@@ -77,7 +77,7 @@ def small_made(
     **asked: Any,
 ) -> BundleReport:
     """Make a bundle of a job on a device, with these costs of the main graph's operators, where others are given than the table's."""
-    tables = [costs_of(graph) for graph in prepared.graphs.values()]
+    tables = [costs_of(graph) for graph in captured.graphs.values()]
     main, *further = (table.ops for table in tables)
     measured = MeasuredCosts((main if ops is None else ops, *further), 0, 0)
     of_options = {name: asked.pop(name) for name in ("wide", "throttle") if name in asked}
@@ -85,5 +85,5 @@ def small_made(
     page_dirs = (path.parent, *asked.pop("scratch_dirs", ()))
     options = MakeOptions(pools, page_dirs, planner or greedy(), **of_options)
     workers = asked.pop("workers", None)
-    bundle_file = BundleFile.beside(path, prepared, asked.pop("threads", 1), **asked)
+    bundle_file = BundleFile.beside(path, captured, asked.pop("threads", 1), **asked)
     return make(path, bundle_file, measured, device or tables[0].device, options, lambda *_: None, workers)

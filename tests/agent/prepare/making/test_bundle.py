@@ -20,14 +20,14 @@ from tests.planner.steps import costs_of
 def test_a_refusal_says_what_a_trial_found_beside_the_step_if_that_leaves_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplanned: int, leaves_room: bool
 ) -> None:
-    prepared = shallow()
-    costs = costs_of(prepared.graphs["step"])
+    captured = shallow()
+    costs = costs_of(captured.graphs["step"])
     monkeypatch.setattr(refinement, "loading_peak", lambda: 0)
     fake_trials(
         monkeypatch, lambda bundle_file, *_, **__: DryRun(Bundle(bundle_file).manifest.plans[0].peak_bytes + unplanned)
     )
     with pytest.raises(InfeasibleError) as refused:
-        small_made(tmp_path / "job.port", prepared, 1 << 20)
+        small_made(tmp_path / "job.port", captured, 1 << 20)
     assert refused.value.base_bytes == (costs.device.base_bytes + unplanned if leaves_room else None)
 
 
@@ -62,8 +62,8 @@ def test_other_formulas_are_refused_where_no_script_could_be_run_beside(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fake_trials(monkeypatch, lambda path, *_, **__: DryRun(Bundle(path).manifest.plans[0].peak_bytes))
-    prepared = replace(shallow(), other_formulas=("aten::prod",), reference=ExpectedResults(("0x1p+0",)))
+    captured = replace(shallow(), other_formulas=("aten::prod",), reference=ExpectedResults(("0x1p+0",)))
     with pytest.raises(
         DryRunError, match=r"The gradients of aten::prod have another formula.*\(the bundle is from before"
     ):
-        small_made(tmp_path / "job.port", prepared, 64 << 20)
+        small_made(tmp_path / "job.port", captured, 64 << 20)

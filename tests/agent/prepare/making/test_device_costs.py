@@ -12,8 +12,8 @@ from tests.agent.prepare.making.small_bundles import shallow
 
 
 def test_operators_that_memory_holds_up_are_priced_at_their_own_watts() -> None:
-    prepared = shallow()
-    graph = prepared.graphs["step"]
+    captured = shallow()
+    graph = captured.graphs["step"]
     measured = MeasuredCosts((tuple(OpCost(1.0, 0, 4.0) for _ in graph.ops),), 0, 0)
     power = PowerModel("board", 2.0, 6.0, moving_share=0.5)
     (ops,) = device_costs.by_class({"step": graph}, measured, power).ops

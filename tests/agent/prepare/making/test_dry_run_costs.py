@@ -22,13 +22,13 @@ def test_measured_at_a_pace_takes_longer_and_more_energy_but_no_more_memory() ->
 def test_a_bundle_is_priced_at_the_pace_of_its_trial(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pace: float, believed: float
 ) -> None:
-    prepared = shallow()
-    costs = costs_of(prepared.graphs["step"])
+    captured = shallow()
+    costs = costs_of(captured.graphs["step"])
     peak = 64 << 20
     fake_trials(monkeypatch, lambda *_, **__: DryRun(peak, pace=pace))
     for estimated in (False, True):
         path = tmp_path / f"{estimated}.port"
-        small_made(path, prepared, 2 * peak, estimated=estimated)
+        small_made(path, captured, 2 * peak, estimated=estimated)
         factor = 1.0 if estimated else believed
         assert [c.seconds for c in Bundle(path).costs["step"].ops] == pytest.approx(
             [c.seconds * factor for c in costs.ops]
@@ -40,8 +40,8 @@ def test_what_the_first_trial_sees_of_packing_is_priced_for_the_plans_that_follo
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, estimated: bool, slower: float
 ) -> None:
     """The seconds of a board that is not at hand are as much longer as its operators' are."""
-    prepared = shallow()
-    costs, probed = costs_of(prepared.graphs["step"]), list[bool]()
+    captured = shallow()
+    costs, probed = costs_of(captured.graphs["step"]), list[bool]()
 
     def dry_run(*_: object, probe_packing: bool, **__: object) -> DryRun:
         probed.append(probe_packing)
@@ -49,7 +49,7 @@ def test_what_the_first_trial_sees_of_packing_is_priced_for_the_plans_that_follo
 
     fake_trials(monkeypatch, dry_run)
     path = tmp_path / "job.port"
-    small_made(path, prepared, 64 << 20, estimated=estimated)
+    small_made(path, captured, 64 << 20, estimated=estimated)
     assert probed[0] and not any(probed[1:])
     (found,) = Bundle(path).costs["step"].packings
     assert (found.pack_seconds, found.unpack_seconds) == pytest.approx((slower * 1e-3, slower * 3e-3))

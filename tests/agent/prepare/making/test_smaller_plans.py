@@ -22,9 +22,9 @@ def test_the_first_plan_costs_no_more_than_those_for_smaller_budgets(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, unplanned: int
 ) -> None:
     """Each of them is a plan for the whole budget, too: one that takes in its trial what was planned is the first then."""
-    prepared = deep()
-    costs = costs_of(prepared.graphs["step"])
-    budget = int(0.8 * lower(prepared.graphs["step"], costs, Plan()).peak_bytes)
+    captured = deep()
+    costs = costs_of(captured.graphs["step"])
+    budget = int(0.8 * lower(captured.graphs["step"], costs, Plan()).peak_bytes)
     ran: list[Plan] = []
 
     def dry_run(bundle_file: Path, *_: object, meanwhile: Callable[[], None], **__: object) -> DryRun:
@@ -35,7 +35,7 @@ def test_the_first_plan_costs_no_more_than_those_for_smaller_budgets(
 
     fake_trials(monkeypatch, dry_run)
     expensive = make_bundle.default_planner(strategy="page-all", time_limit_s=1.0)
-    made = small_made(tmp_path / "job.port", prepared, budget, planner=expensive)
+    made = small_made(tmp_path / "job.port", captured, budget, planner=expensive)
     first, *smaller = made.manifest.plans
     costlier = [plan for plan in smaller if plan.overhead_joules < first.overhead_joules]
     assert ran[1].strategy == "page-all" and len(ran) == 3
@@ -51,12 +51,12 @@ def test_the_first_plan_costs_no_more_than_those_for_smaller_budgets(
 def test_a_bundle_keeps_its_limits_and_its_smaller_plans_keep_to_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prepared = deep()
+    captured = deep()
     fake_trials(monkeypatch, lambda bundle_file, *_, **__: DryRun(Bundle(bundle_file).manifest.plans[0].peak_bytes))
 
     def made(limits: PlannedLimits, planner_limits: PlannedLimits) -> Manifest:
         planner = greedy(planner_limits)
-        return small_made(tmp_path / "job.port", prepared, 1 << 23, limits=limits, wide=True, planner=planner).manifest
+        return small_made(tmp_path / "job.port", captured, 1 << 23, limits=limits, wide=True, planner=planner).manifest
 
     limits = PlannedLimits(step_s=1e9, written_bytes=0, deadline_at=4e9, charging=("22:00", "07:00"))
     kept = made(limits, limits)

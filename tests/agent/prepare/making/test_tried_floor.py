@@ -37,31 +37,31 @@ def beside_the_plan(unplanned_bytes: Callable[[int], int], start_bytes: int) -> 
     ],
 )
 def test_a_budget_that_a_refusal_names_is_taken(
-    captured: Callable[[], CapturedJob],
+    make_captured: Callable[[], CapturedJob],
     unplanned_bytes: Callable[[int], int],
     start_bytes: int,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    prepared = captured()
+    captured = make_captured()
     monkeypatch.setattr(refinement, "loading_peak", lambda: start_bytes)
     fake_trials(monkeypatch, beside_the_plan(unplanned_bytes, start_bytes))
     with pytest.raises(InfeasibleError, match="within which a trial of it kept") as refused:
-        small_made(tmp_path / "job.port", prepared, 5 * MIB)
+        small_made(tmp_path / "job.port", captured, 5 * MIB)
     (named,) = re.findall(r"raise --ram to (\w+)", str(refused.value))
     assert [*tmp_path.iterdir()] == []
-    made = small_made(tmp_path / "job.port", prepared, parse_bytes(named))
+    made = small_made(tmp_path / "job.port", captured, parse_bytes(named))
     assert made.measured_peak_bytes <= parse_bytes(named) <= 1.2 * max(made.measured_peak_bytes, start_bytes)
 
 
 @pytest.mark.slow
 def test_what_a_worker_holds_beside_one_plan_rejects_no_other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The first plans seem to need more than the budget, and the one that is tried for the refusal's figure fits."""
-    prepared, bare = deep(), beside_the_plan(lambda _: 9 * MIB, 0)
+    captured, bare = deep(), beside_the_plan(lambda _: 9 * MIB, 0)
     monkeypatch.setattr(refinement, "loading_peak", lambda: 0)
     fake_trials(monkeypatch, bare)
     with pytest.raises(InfeasibleError) as refused:
-        small_made(tmp_path / "job.port", prepared, 5 * MIB)
+        small_made(tmp_path / "job.port", captured, 5 * MIB)
     (named,) = re.findall(r"raise --ram to (\w+)", str(refused.value))
     heavy = beside_the_plan(lambda _: 12 * MIB, 0)
     ran = list[DryRun]()
@@ -71,7 +71,7 @@ def test_what_a_worker_holds_beside_one_plan_rejects_no_other(tmp_path: Path, mo
         return ran[-1]
 
     fake_trials(monkeypatch, dry_run)
-    made = small_made(tmp_path / "job.port", prepared, parse_bytes(named))
+    made = small_made(tmp_path / "job.port", captured, parse_bytes(named))
     assert len(ran) > 2 and made.measured_peak_bytes <= parse_bytes(named) < ran[0].peak_bytes
 
 

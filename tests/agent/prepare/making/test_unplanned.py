@@ -15,8 +15,8 @@ from tests.planner.steps import costs_of
 
 def test_two_pools_are_each_corrected_by_their_own_trial(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A full device is reserved more of for gaps; the host's unplanned bytes are taken off the room for pages."""
-    prepared = shallow()
-    costs = costs_of(prepared.graphs["step"])
+    captured = shallow()
+    costs = costs_of(captured.graphs["step"])
     device = with_host_headroom(
         replace(costs.device, base_bytes=MIB, scratch_targets=(HOST,), host_base_bytes=20 * MIB), 64 * MIB
     )
@@ -36,7 +36,7 @@ def test_two_pools_are_each_corrected_by_their_own_trial(tmp_path: Path, monkeyp
 
     fake_trials(monkeypatch, dry_run)
     path = tmp_path / "job.port"
-    found = small_made(path, prepared, 64 * MIB, device=device, device_bytes=4 * MIB)
+    found = small_made(path, captured, 64 * MIB, device=device, device_bytes=4 * MIB)
     quarter = 4 * MIB // 16
     assert seen == [
         (MIB, 20 * MIB),
@@ -50,9 +50,9 @@ def test_two_pools_are_each_corrected_by_their_own_trial(tmp_path: Path, monkeyp
 
 
 def test_a_device_that_stays_full_is_said_with_its_own_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = shallow()
-    costs = costs_of(prepared.graphs["step"])
+    captured = shallow()
+    costs = costs_of(captured.graphs["step"])
     device = with_host_headroom(replace(costs.device, scratch_targets=(HOST,)), 64 * MIB)
     fake_trials(monkeypatch, lambda *_, **__: DryRun(MIB, device_full=True))
     with pytest.raises(InfeasibleError, match=r"within 4\.0 MiB.*raise --gpu-ram to at least 4301K"):
-        small_made(tmp_path / "job.port", prepared, 64 * MIB, device=device, device_bytes=4 * MIB)
+        small_made(tmp_path / "job.port", captured, 64 * MIB, device=device, device_bytes=4 * MIB)

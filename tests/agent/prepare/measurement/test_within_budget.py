@@ -80,14 +80,14 @@ print("torch._dynamo.eval_frame" in sys.modules)
 @pytest.mark.slow
 @pytest.mark.parametrize("accumulate", [1, 3])
 def test_what_is_recorded_does_not_depend_on_the_budget(accumulate: int, tmp_path: Path) -> None:
-    def prepared(job):  # type: ignore[no-untyped-def]
+    def captured(job):  # type: ignore[no-untyped-def]
         made = with_expected_results(prepare(job), compared_steps(job))
         tensors = {k: t.sum().item() if isinstance(t, torch.Tensor) else t for k, t in made.tensors.items()}
         return {k: pack_graph(g) for k, g in made.graphs.items()}, made.reference, tensors, made.layouts
 
-    plainly = prepared(make_job(accumulate=accumulate, clip_grad_norm=0.5))
+    plainly = captured(make_job(accumulate=accumulate, clip_grad_norm=0.5))
     with budget(tensors=TENSORS, page_dir=tmp_path):
-        assert prepared(make_job(accumulate=accumulate, clip_grad_norm=0.5)) == plainly
+        assert captured(make_job(accumulate=accumulate, clip_grad_norm=0.5)) == plainly
 
 
 @pytest.mark.slow
@@ -150,7 +150,7 @@ def test_what_does_not_fit_while_planning_is_no_reason_to_ask_for_a_larger_budge
 def test_garbage_is_not_looked_for_among_what_is_there_before_a_search(tmp_path: Path) -> None:
     before = gc.get_freeze_count()
     with within_budget(2 << 30, tmp_path) as make_free:
-        prepared = prepare(make_job())
+        captured = prepare(make_job())
         make_free()
-        assert gc.get_freeze_count() > before + len(prepared.graphs["step"].ops)
+        assert gc.get_freeze_count() > before + len(captured.graphs["step"].ops)
     assert gc.get_freeze_count() == 0

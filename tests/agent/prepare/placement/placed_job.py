@@ -28,7 +28,7 @@ def loss(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return functional.cross_entropy(model(x), y)
 
 
-def prepared_job(accumulate: int = 1, further: int = 0) -> CapturedJob:
+def captured_job(accumulate: int = 1, further: int = 0) -> CapturedJob:
     """Return the job on the CPU, recorded and followed until every kind of step was seen; `further`: so many samples of another shape, too."""
     torch.manual_seed(0)
     model = nn.Sequential(
@@ -57,17 +57,17 @@ def _cost(graph: StepGraph, i: int, *, device: bool) -> OpCost:
     return OpCost(on_device if device else 1e-3 if product else 2e-5, WORKSPACE, 0.0)
 
 
-def tables(prepared: CapturedJob, absent: tuple[str, ...] = ()) -> tuple[MeasuredCosts, MeasuredCosts]:
+def tables(captured: CapturedJob, absent: tuple[str, ...] = ()) -> tuple[MeasuredCosts, MeasuredCosts]:
     """Return what operators take: products on the CPU a millisecond, updates less on the device, all else there more; `absent`: names that the device lacks."""
     on_cpu, on_device = (
         MeasuredCosts(
-            tuple(tuple(_cost(g, i, device=device) for i in range(len(g.ops))) for g in prepared.graphs.values()), 0, 0
+            tuple(tuple(_cost(g, i, device=device) for i in range(len(g.ops))) for g in captured.graphs.values()), 0, 0
         )
         for device in (False, True)
     )
     lacking = tuple(
         tuple(i for i, op in enumerate(g.ops) if op.name.removeprefix("aten::").partition(".")[0] in absent)
-        for g in prepared.graphs.values()
+        for g in captured.graphs.values()
     )
     return on_cpu, replace(on_device, absent=lacking)
 

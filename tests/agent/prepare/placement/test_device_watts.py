@@ -20,7 +20,7 @@ from port_planner.ir.device_kinds import CUDA, MPS
 from tests.agent.energy.device_trees import ORIN_NANO, hwmon, zone
 from tests.agent.energy.recordings import ScriptedSource
 from tests.agent.facts.machines import fake_program, on_path
-from tests.agent.prepare.placement.placed_job import prepared_job, tables
+from tests.agent.prepare.placement.placed_job import captured_job, tables
 from tests.agent.trees import write_tree
 
 REST, DENSE, MOVING = 3.0, 12.5, 7.25
@@ -86,10 +86,10 @@ def test_several_meters_are_added_and_one_that_fails_leaves_nothing(seen: Callab
 
 @pytest.mark.slow
 def test_operators_take_the_joules_of_their_class() -> None:
-    prepared = prepared_job()
-    _, on_device = tables(prepared)
-    found = DeviceWatts(10.0, 4.0, "a test").applied(prepared.graphs, on_device)
-    for graph, before, after in zip(prepared.graphs.values(), on_device.ops, found.ops, strict=True):
+    captured = captured_job()
+    _, on_device = tables(captured)
+    found = DeviceWatts(10.0, 4.0, "a test").applied(captured.graphs, on_device)
+    for graph, before, after in zip(captured.graphs.values(), on_device.ops, found.ops, strict=True):
         for i, (old, new) in enumerate(zip(before, after, strict=True)):
             assert new == replace(old, joules=old.seconds * (10.0 if op_work(graph, i).dense else 4.0))
     assert len({cost.joules / cost.seconds for cost in found.ops[0]}) == 2

@@ -24,7 +24,7 @@ from port_planner.ir.plan import Plan
 from port_planner.ir.program import host_bytes_of
 from port_planner.make_bundle import CapturedJob
 from port_planner.search.plan_problem import judged, pack_answer, pack_problem, plan_in, plan_problem, unpack_problem
-from tests.agent.prepare.placement.placed_job import LINKS, WORKSPACE, device_costs, prepared_job, tables
+from tests.agent.prepare.placement.placed_job import LINKS, WORKSPACE, captured_job, device_costs, tables
 from tests.agent.training.options import train_options
 from tests.simulated_device import NAME, SimBackend
 
@@ -35,23 +35,23 @@ ROOM = PlacementMemory(Pools(1 << 30, 1 << 30), device_costs())
 
 
 @pytest.fixture(scope="module")
-def prepared() -> CapturedJob:
+def captured() -> CapturedJob:
     SimBackend().use_own_bits(True)
-    return prepared_job()
+    return captured_job()
 
 
-def divide(prepared: CapturedJob, absent: tuple[str, ...] = ()) -> PlacedJob:
-    return placed_job(prepared, *tables(prepared, absent), NAME, LINKS, 1.0, ROOM, time_limit_s=PATIENCE_S)
+def divide(captured: CapturedJob, absent: tuple[str, ...] = ()) -> PlacedJob:
+    return placed_job(captured, *tables(captured, absent), NAME, LINKS, 1.0, ROOM, time_limit_s=PATIENCE_S)
 
 
-def test_products_go_to_the_device_and_what_it_lacks_stays(prepared: CapturedJob) -> None:
-    found = divide(prepared, absent=("convolution_backward",))
-    graph = prepared.graphs["step"]
+def test_products_go_to_the_device_and_what_it_lacks_stays(captured: CapturedJob) -> None:
+    found = divide(captured, absent=("convolution_backward",))
+    graph = captured.graphs["step"]
     where = {op.name.removeprefix("aten::"): kind for op, kind in zip(graph.ops, found.kinds["step"], strict=True)}
     assert where["convolution"] == where["addmm"] == NAME and where["convolution_backward"] == CPU
     assert CPU in found.kinds["step"] and set(found.alone) == {CPU}
     assert found.choice.seconds < found.alone[CPU]
-    placed, costs = found.prepared.graphs["step"], found.measured.ops[0]
+    placed, costs = found.captured.graphs["step"], found.measured.ops[0]
     for i, (op, cost) in enumerate(zip(placed.ops, costs, strict=True)):
         moved = transfer_of(placed, op)
         device = {placed.storages[s].device for s in (*placed.reads[i], *placed.creates[i])}
@@ -69,8 +69,8 @@ def test_products_go_to_the_device_and_what_it_lacks_stays(prepared: CapturedJob
     ]
 
 
-def test_weights_lie_in_one_place_for_all_graphs_and_each_has_a_part_on_the_device(prepared: CapturedJob) -> None:
-    graphs = divide(prepared).prepared.graphs
+def test_weights_lie_in_one_place_for_all_graphs_and_each_has_a_part_on_the_device(captured: CapturedJob) -> None:
+    graphs = divide(captured).captured.graphs
     assert set(graphs) == {"step", "step@2", "eval", "eval@1"}
     homes: dict[str, str] = {}
     for graph in graphs.values():
@@ -81,13 +81,13 @@ def test_weights_lie_in_one_place_for_all_graphs_and_each_has_a_part_on_the_devi
     assert set(homes.values()) == {CPU, NAME}
 
 
-def test_where_one_device_is_as_fast_that_is_said(prepared: CapturedJob) -> None:
-    on_cpu, _ = tables(prepared)
+def test_where_one_device_is_as_fast_that_is_said(captured: CapturedJob) -> None:
+    on_cpu, _ = tables(captured)
     slow = replace(on_cpu, ops=tuple(tuple(replace(c, seconds=1.0) for c in table) for table in on_cpu.ops))
     with pytest.raises(
         PlacementError, match=r"that saves time was found in 10 s: a step's operators take .* plan with --device cpu"
     ):
-        placed_job(prepared, on_cpu, slow, NAME, LINKS, 1.0, ROOM, time_limit_s=PATIENCE_S)
+        placed_job(captured, on_cpu, slow, NAME, LINKS, 1.0, ROOM, time_limit_s=PATIENCE_S)
 
 
 def test_links_are_measured() -> None:
@@ -96,8 +96,8 @@ def test_links_are_measured() -> None:
         assert 0 < link.seconds(4096) < 1.0 and link.joules_per_byte == 2.0 * link.seconds_per_byte
 
 
-def bundle_of(found: PlacedJob, prepared: CapturedJob, path: Path) -> Bundle:
-    made = with_placed_reference(found.prepared, prepared.graphs, found.kinds, NAME)
+def bundle_of(found: PlacedJob, captured: CapturedJob, path: Path) -> Bundle:
+    made = with_placed_reference(found.captured, captured.graphs, found.kinds, NAME)
     costs = dict(zip(made.graphs, found.measured.tables(device_costs()), strict=True))
     plans = {
         name: replace(Plan(), peak_bytes=lower(graph, costs[name], Plan()).peak_bytes)
@@ -128,14 +128,14 @@ def trained(bundle: Bundle, folder: Path, verify: int = 2) -> tuple[list[float],
 
 
 def test_the_bundle_trains_with_the_numbers_of_its_operators_one_by_one_each_time(
-    prepared: CapturedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    captured: CapturedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)
-    found = divide(prepared)
-    bundle = bundle_of(found, prepared, tmp_path / "placed.port")
+    found = divide(captured)
+    bundle = bundle_of(found, captured, tmp_path / "placed.port")
     manifest = bundle.manifest
     assert (manifest.format, manifest.placed, manifest.device_kind) == (PLACED_FORMAT, (CPU, NAME), NAME)
-    assert manifest.reference.placed and manifest.reference.losses[0] != prepared.reference.losses[0]
+    assert manifest.reference.placed and manifest.reference.losses[0] != captured.reference.losses[0]
     programs = [lower(g, bundle.costs[name], bundle.plans[0][name]) for name, g in bundle.graphs.items()]
     assert manifest.plans[0].peak_bytes == host_bytes_of(programs) >= max(p.beside_bytes for p in programs) > 0
     assert bundle.costs["step"] == CostTable(
@@ -146,10 +146,10 @@ def test_the_bundle_trains_with_the_numbers_of_its_operators_one_by_one_each_tim
 
 
 def test_another_number_than_the_operators_give_ends_the_training(
-    prepared: CapturedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    captured: CapturedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)
-    bundle = bundle_of(divide(prepared), prepared, tmp_path / "placed.port")
+    bundle = bundle_of(divide(captured), captured, tmp_path / "placed.port")
     device = SimBackend()
     device.use_own_bits(False)
     try:
@@ -164,10 +164,10 @@ def test_sums_of_gradients_and_batches_of_several_shapes_are_trained_with_the_nu
     accumulate: int, further: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(choose._MADE_BY, NAME, SimBackend)
-    job = prepared_job(accumulate, further)
+    job = captured_job(accumulate, further)
     found = divide(job)
     homes: dict[str, set[str]] = {}
-    for graph in found.prepared.graphs.values():
+    for graph in found.captured.graphs.values():
         for s, storage in enumerate(graph.storages):
             if storage.persistent and graph.uses[s]:
                 homes.setdefault(storage.key, set()).add(storage.device)
@@ -179,9 +179,9 @@ def test_sums_of_gradients_and_batches_of_several_shapes_are_trained_with_the_nu
     assert first == second and len(first[0]) >= 4
 
 
-def test_a_paired_device_solves_for_a_divided_step_as_this_one_does(prepared: CapturedJob) -> None:
-    found = divide(prepared)
-    graph, costs = found.prepared.graphs["step"], CostTable(device_costs(), found.measured.ops[0])
+def test_a_paired_device_solves_for_a_divided_step_as_this_one_does(captured: CapturedJob) -> None:
+    found = divide(captured)
+    graph, costs = found.captured.graphs["step"], CostTable(device_costs(), found.measured.ops[0])
     keep = lower(graph, costs, Plan()).peak_bytes
     problem = plan_problem(graph, costs, int(0.8 * keep), "greedy", 1.0, NO_LIMITS)
     there = unpack_problem(pack_problem(problem))

@@ -53,7 +53,7 @@ def loss(model: nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.fixture(scope="module")
-def prepared() -> CapturedJob:
+def captured() -> CapturedJob:
     torch.set_num_threads(1)
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 64), Shift(), nn.Tanh(), Shift(), nn.Linear(64, 32), Shift())
@@ -61,12 +61,12 @@ def prepared() -> CapturedJob:
     return with_expected_results(make_bundle.prepare(job, followed=2), 2)
 
 
-def tables(prepared: CapturedJob) -> tuple[MeasuredCosts, MeasuredCosts]:
+def tables(captured: CapturedJob) -> tuple[MeasuredCosts, MeasuredCosts]:
     """Return what operators take with one thread and with two: sums and products a third of the time with two, all else a little longer."""
     found = []
     for watts, share, other in zip(WATTS, (1.0, 1 / 3), (1.0, 1.1), strict=True):
         rows = []
-        for graph in prepared.graphs.values():
+        for graph in captured.graphs.values():
             names = [op.name.removeprefix("aten::").partition(".")[0] for op in graph.ops]
             seconds = [1e-3 * (share if name in SUMMED else other) for name in names]
             rows.append(tuple(OpCost(s, 0, s * watts) for s in seconds))
@@ -74,30 +74,30 @@ def tables(prepared: CapturedJob) -> tuple[MeasuredCosts, MeasuredCosts]:
     return found[0], found[1]
 
 
-def divide(prepared: CapturedJob, times: TeamTimes = FREE) -> TeamPlacement:
-    return team_placement(prepared, tables(prepared), 1, TEAMS, times, WATTS, 0.1, time_limit_s=10.0)
+def divide(captured: CapturedJob, times: TeamTimes = FREE) -> TeamPlacement:
+    return team_placement(captured, tables(captured), 1, TEAMS, times, WATTS, 0.1, time_limit_s=10.0)
 
 
-def test_each_operator_has_the_team_that_takes_least_and_a_switch_is_counted(prepared: CapturedJob) -> None:
-    found = divide(prepared)
-    graph = found.prepared.graphs["step"]
+def test_each_operator_has_the_team_that_takes_least_and_a_switch_is_counted(captured: CapturedJob) -> None:
+    found = divide(captured)
+    graph = found.captured.graphs["step"]
     summed = [op.name.removeprefix("aten::").partition(".")[0] in SUMMED for op in graph.ops]
     assert [op.team for op in graph.ops] == [int(one) for one in summed] and any(summed)
     assert found.choice.seconds < min(found.alone.values()) and set(found.alone) == {"1 thread", "2 threads"}
-    on_two = sum(cost.joules for cost in tables(prepared)[1].ops[0]) + 0.1 * found.alone["2 threads"]
+    on_two = sum(cost.joules for cost in tables(captured)[1].ops[0]) + 0.1 * found.alone["2 threads"]
     assert found.choice.joules < on_two, "what gains nothing of a second thread draws less with one"
     slow = TeamTimes((0.0, 1e-6), ((0.0, 2e-6), (2e-6, 0.0)))  # little enough to change no choice
-    with_switches = divide(prepared, slow)
+    with_switches = divide(captured, slow)
     switches = sum(a != b for a, b in zip(summed, summed[1:] + summed[:1], strict=True))
     more = with_switches.choice.seconds - found.choice.seconds
     assert more == pytest.approx(2e-6 * switches + 1e-6 * sum(summed))
     assert sum(c.seconds for c in with_switches.measured.ops[0]) == pytest.approx(with_switches.choice.seconds)
 
 
-def test_where_a_switch_takes_more_than_it_saves_that_is_said(prepared: CapturedJob) -> None:
+def test_where_a_switch_takes_more_than_it_saves_that_is_said(captured: CapturedJob) -> None:
     expensive = TeamTimes((0.0, 0.0), ((0.0, 1.0), (1.0, 0.0)))
     with pytest.raises(PlacementError, match=r"from one to another 1e\+06 microseconds; leave out --place"):
-        divide(prepared, expensive)
+        divide(captured, expensive)
 
 
 def test_what_teams_take_beside_operators_is_measured() -> None:
@@ -115,9 +115,9 @@ def test_operators_are_measured_on_the_cores_of_their_team() -> None:
     assert os.sched_getaffinity(0) == before
 
 
-def bundle_of(found: TeamPlacement, prepared: CapturedJob, path: Path) -> Bundle:
-    kinds = {name: (CPU,) * len(graph.ops) for name, graph in prepared.graphs.items()}
-    made = with_placed_reference(found.prepared, prepared.graphs, kinds, CPU)
+def bundle_of(found: TeamPlacement, captured: CapturedJob, path: Path) -> Bundle:
+    kinds = {name: (CPU,) * len(graph.ops) for name, graph in captured.graphs.items()}
+    made = with_placed_reference(found.captured, captured.graphs, kinds, CPU)
     device = DeviceCosts("test", 0, 1.0, 1.0, Flash("card", 1e8, 5e7, 1e-4, 1e-9, 1e-9))
     costs = dict(zip(made.graphs, found.measured.tables(device), strict=True))
     plans = {n: replace(Plan(), peak_bytes=lower(g, costs[n], Plan()).peak_bytes) for n, g in made.graphs.items()}
@@ -140,25 +140,25 @@ def trained(bundle: Bundle, folder: Path) -> list[float]:
         trainer.close()
 
 
-def test_the_bundle_trains_with_the_numbers_of_its_operators_each_time(prepared: CapturedJob, tmp_path: Path) -> None:
-    bundle = bundle_of(divide(prepared), prepared, tmp_path / "teams.port")
+def test_the_bundle_trains_with_the_numbers_of_its_operators_each_time(captured: CapturedJob, tmp_path: Path) -> None:
+    bundle = bundle_of(divide(captured), captured, tmp_path / "teams.port")
     assert (bundle.manifest.format, bundle.manifest.teams, bundle.manifest.threads) == (TEAMS_FORMAT, TEAMS, 1)
-    assert bundle.manifest.reference.placed and bundle.manifest.reference.checksums != prepared.reference.checksums
+    assert bundle.manifest.reference.placed and bundle.manifest.reference.checksums != captured.reference.checksums
     assert trained(bundle, tmp_path / "first") == trained(bundle, tmp_path / "second")
 
 
 def test_operators_that_run_with_another_number_of_threads_end_the_training(
-    prepared: CapturedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    captured: CapturedJob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    bundle = bundle_of(divide(prepared), prepared, tmp_path / "teams.port")
+    bundle = bundle_of(divide(captured), captured, tmp_path / "teams.port")
     monkeypatch.setattr("port_agent.training.executor.Executor._in_team", lambda self, index, run: run)
     with pytest.raises(MismatchError):
         trained(bundle, tmp_path / "state")
 
 
 def test_a_bundle_whose_operators_are_for_a_team_that_it_does_not_name_is_refused(
-    prepared: CapturedJob, tmp_path: Path
+    captured: CapturedJob, tmp_path: Path
 ) -> None:
-    found = divide(prepared)
+    found = divide(captured)
     with pytest.raises(BundleError, match="a thread team that the manifest does not list"):
-        bundle_of(replace(found, prepared=replace(found.prepared, teams=())), prepared, tmp_path / "wrong.port")
+        bundle_of(replace(found, captured=replace(found.captured, teams=())), captured, tmp_path / "wrong.port")

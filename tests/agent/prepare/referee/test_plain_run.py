@@ -48,24 +48,24 @@ def port_job():""",
 )
 
 
-def prepared_of(folder: Path, text: str) -> tuple[CapturedJob, Script]:
+def captured_of(folder: Path, text: str) -> tuple[CapturedJob, Script]:
     (folder / "train.py").write_text(text)
     (folder / "beside_the_script.py").touch()
     with imports_kept():
-        prepared = prepare(load_job(folder / "train.py"), updates=12)
-    return prepared, Script(folder / "train.py", folder, 1 << 30, torch.get_num_threads(), 0)
+        captured = prepare(load_job(folder / "train.py"), updates=12)
+    return captured, Script(folder / "train.py", folder, 1 << 30, torch.get_num_threads(), 0)
 
 
 @pytest.mark.process
 @pytest.mark.slow
 def test_a_script_runs_alone_from_the_same_start_though_it_seeds_nothing(tmp_path: Path) -> None:
-    prepared, script = prepared_of(tmp_path, SCRIPT.format(start="random.random() + numpy.random.rand()"))
-    found = run_alone(prepared, script)
+    captured, script = captured_of(tmp_path, SCRIPT.format(start="random.random() + numpy.random.rand()"))
+    found = run_alone(captured, script)
     assert (found.unchecked, found.rows) == ("", (10,))
     assert found.updates > 6, "the schedule's first change is within"
-    columns = [column[:10] for column in prepared.data]
+    columns = [column[:10] for column in captured.data]
     assert [float.fromhex(loss) for loss in found.results.losses] == list(
-        plain_losses(prepared.job, columns, found.updates)
+        plain_losses(captured.job, columns, found.updates)
     )
     assert {key.partition("/")[0] for key in found.results.checksums} == {"parameter", "state"}
 
@@ -73,11 +73,11 @@ def test_a_script_runs_alone_from_the_same_start_though_it_seeds_nothing(tmp_pat
 @pytest.mark.process
 @pytest.mark.slow
 def test_what_a_script_does_otherwise_after_the_updates_that_are_compared_is_refused_by_line(tmp_path: Path) -> None:
-    prepared, script = prepared_of(tmp_path, LATE_SCRIPT.format(start="1"))
-    assert run_alone(prepared, replace(script, updates=28)).unchanged > 0
+    captured, script = captured_of(tmp_path, LATE_SCRIPT.format(start="1"))
+    assert run_alone(captured, replace(script, updates=28)).unchanged > 0
     refused = r"update \d+: train\.py:\d+: aten\.mul\.Tensor is called with 0\.5 instead of 1\.0, where a bundle would"
     with pytest.raises(CaptureError, match=refused):
-        run_alone(prepared, replace(script, updates=40))
+        run_alone(captured, replace(script, updates=40))
 
 
 @pytest.mark.process
@@ -97,15 +97,15 @@ def test_what_cannot_be_run_alone_says_why(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "once").touch()
-    prepared, script = prepared_of(tmp_path, text)
+    captured, script = captured_of(tmp_path, text)
     (tmp_path / "once").unlink()
-    assert re.search(reason, run_alone(prepared, script).unchecked)
+    assert re.search(reason, run_alone(captured, script).unchecked)
 
 
 @pytest.mark.slow
 def test_other_numbers_that_were_asked_for_are_no_scripts() -> None:
-    prepared = replace(prepare(make_job()), reordered=("aten::index_add",))
-    assert "different order" in run_alone(prepared, Script(Path(), Path(), 0, 1, 0)).unchecked
+    captured = replace(prepare(make_job()), reordered=("aten::index_add",))
+    assert "different order" in run_alone(captured, Script(Path(), Path(), 0, 1, 0)).unchecked
 
 
 @pytest.mark.slow

@@ -28,5 +28,5 @@ def cached_once(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="module")
 def split(cached_once: None) -> tuple[make_bundle.CapturedJob, MeasuredCosts, TiledJob]:
     """The job as recorded, what it was measured to take, and its convolutions' gradients in halves."""
-    prepared, measured = whole()
-    return prepared, measured, with_split_gradients(prepared, measured, ROOM, 2.0, lambda *_: None)
+    captured, measured = whole()
+    return captured, measured, with_split_gradients(captured, measured, ROOM, 2.0, lambda *_: None)

@@ -38,12 +38,12 @@ from tests.planner.tiling.adapted_step import ROWS, adapted_model
 from tests.planner.tiling.table_step import reader, reader_batch, reader_loss
 
 
-def in_tight_room(prepared: make_bundle.CapturedJob) -> tuple[TiledJob, DeviceCosts, int]:
+def in_tight_room(captured: make_bundle.CapturedJob) -> tuple[TiledJob, DeviceCosts, int]:
     """Return an adapted job for a budget of which its frozen embedding takes more than half."""
-    device = costs_of(prepared.graphs["step"], base=1 << 20).device
+    device = costs_of(captured.graphs["step"], base=1 << 20).device
     budget = (1 << 20) + 600_000
     tiled = in_blocks(
-        TiledJob(prepared, MeasuredCosts(tuple(costs_of(g).ops for g in prepared.graphs.values()), 0, 0), ()),
+        TiledJob(captured, MeasuredCosts(tuple(costs_of(g).ops for g in captured.graphs.values()), 0, 0), ()),
         device,
         budget,
         ROOM,
@@ -52,9 +52,9 @@ def in_tight_room(prepared: make_bundle.CapturedJob) -> tuple[TiledJob, DeviceCo
     return tiled, device, budget
 
 
-def written(prepared: make_bundle.CapturedJob, measured: MeasuredCosts, device: DeviceCosts, out: Path) -> Bundle:
-    plans, costs = make_bundle.plan_all(prepared, measured, device, 1 << 30, GREEDY)
-    make_bundle.write(out, prepared, [plans], costs, [1 << 30], threads=1)
+def written(captured: make_bundle.CapturedJob, measured: MeasuredCosts, device: DeviceCosts, out: Path) -> Bundle:
+    plans, costs = make_bundle.plan_all(captured, measured, device, 1 << 30, GREEDY)
+    make_bundle.write(out, captured, [plans], costs, [1 << 30], threads=1)
     return Bundle(out)
 
 
@@ -63,7 +63,7 @@ def in_blocks_written(cached_once: None, tmp_path_factory: pytest.TempPathFactor
     """An adapted job whose frozen embedding is read in blocks, and its bundle."""
     tiled, device, _ = in_tight_room(with_expected_results(make_bundle.prepare(adapted_job(adapted_model())), 2))
     path = tmp_path_factory.mktemp("blocks") / "job.port"
-    return tiled, written(tiled.prepared, tiled.measured, device, path)
+    return tiled, written(tiled.captured, tiled.measured, device, path)
 
 
 @pytest.mark.process
@@ -73,9 +73,9 @@ def test_a_frozen_weight_larger_than_half_the_room_is_read_in_blocks_by_all_grap
 ) -> None:
     tiled, bundle = in_blocks_written
     assert tiled.left_whole == ()
-    blocks = tiled.prepared.blocks["parameter/embed.weight"]
+    blocks = tiled.captured.blocks["parameter/embed.weight"]
     assert len(blocks.rows) == len(blocks.columns) == 6
-    for graph in tiled.prepared.graphs.values():
+    for graph in tiled.captured.graphs.values():
         names = {storage.name for storage in graph.storages}
         assert "embed.weight" not in names and "embed.weight#rows/5" in names
     assert bundle.manifest.format == BLOCKS_FORMAT
@@ -121,10 +121,10 @@ def test_rows_stay_in_the_file_of_the_user_and_columns_go_into_the_bundle(
     model.embed.weight.requires_grad_(False)
     model.head.weight = model.embed.weight
     tiled, device, _ = in_tight_room(make_bundle.prepare(adapted_job(model)))
-    prepared = with_weight_files(tiled.prepared)
-    blocks = prepared.blocks["parameter/embed.weight"]
-    assert set(prepared.files) == set(blocks.rows)
-    bundle = written(prepared, tiled.measured, device, tmp_path / "job.port")
+    captured = with_weight_files(tiled.captured)
+    blocks = captured.blocks["parameter/embed.weight"]
+    assert set(captured.files) == set(blocks.rows)
+    bundle = written(captured, tiled.measured, device, tmp_path / "job.port")
     for k, keys in enumerate((blocks.rows, blocks.columns)):
         parts = [b"".join(bundle.contents(key, 1 << 16)) for key in keys]
         layouts = [bundle.manifest.layouts[key].shape for key in keys]
@@ -146,8 +146,8 @@ def test_a_trained_table_in_rows_trains_checks_and_is_averaged_as_the_whole(tmp_
     )
     tiled, device, _ = in_tight_room(with_expected_results(make_bundle.prepare(job), 2))
     keys = {"parameter/table.weight", "state/table.weight/exp_avg", "state/table.weight/exp_avg_sq"}
-    assert set(tiled.prepared.blocks) == keys
-    bundle = written(tiled.prepared, tiled.measured, device, tmp_path / "job.port")
+    assert set(tiled.captured.blocks) == keys
+    bundle = written(tiled.captured, tiled.measured, device, tmp_path / "job.port")
     assert keys <= bundle.manifest.reference.checksums.keys()
     DryRunWorkers(1).dry_run(bundle.path, (tmp_path,), compared=2)
     tensors = federated_tensors(bundle.path)
@@ -161,13 +161,13 @@ def test_a_trained_embedding_that_is_the_head_too_trains_as_plain_pytorch_and_is
     tmp_path: Path,
 ) -> None:
     model = adapted_model().requires_grad_(True)
-    prepared = with_expected_results(make_bundle.prepare(adapted_job(model, rows=3)), 2)
-    assert len(prepared.graphs) > 2, "the rest of the data, and the evaluation"
-    tiled, device, _ = in_tight_room(prepared)
-    assert tiled.left_whole == () and not tiled.prepared.blocks["parameter/embed.weight"].columns
-    whole, graph = prepared.graphs["step"], tiled.prepared.graphs["step"]
+    captured = with_expected_results(make_bundle.prepare(adapted_job(model, rows=3)), 2)
+    assert len(captured.graphs) > 2, "the rest of the data, and the evaluation"
+    tiled, device, _ = in_tight_room(captured)
+    assert tiled.left_whole == () and not tiled.captured.blocks["parameter/embed.weight"].columns
+    whole, graph = captured.graphs["step"], tiled.captured.graphs["step"]
     assert not any(s.name == "embed.weight" for s in graph.storages) and len(graph.ops) > len(whole.ops)
-    bundle = written(tiled.prepared, tiled.measured, device, tmp_path / "job.port")
+    bundle = written(tiled.captured, tiled.measured, device, tmp_path / "job.port")
     assert "state/embed.weight/exp_avg" in bundle.manifest.reference.checksums
     DryRunWorkers(1).dry_run(bundle.path, (tmp_path,), compared=2)
 
@@ -189,14 +189,14 @@ def test_a_bundle_whose_blocks_do_not_make_up_the_weight_is_refused(
 
 @pytest.mark.slow
 def test_blocks_that_differ_here_leave_the_weight_whole_and_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = make_bundle.prepare(adapted_job(adapted_model()))
+    captured = make_bundle.prepare(adapted_job(adapted_model()))
 
     def odd(pairs: list[tuple[StepGraph, RewrittenGraph]], _: ComparisonLimits) -> tuple[tuple[Difference, ...], ...]:
         return tuple(tuple(Difference(r, "the third byte differs") for r in new.replacements[:1]) for _, new in pairs)
 
     monkeypatch.setattr(comparing, "compared", odd)
-    device = costs_of(prepared.graphs["step"], base=1 << 20).device
-    recorded = TiledJob(prepared, MeasuredCosts((), 0, 0), ())
+    device = costs_of(captured.graphs["step"], base=1 << 20).device
+    recorded = TiledJob(captured, MeasuredCosts((), 0, 0), ())
     found = in_blocks(recorded, device, (1 << 20) + 600_000, ROOM, lambda *_: None)
-    assert found == replace(recorded, left_whole=found.left_whole) and not found.prepared.blocks
+    assert found == replace(recorded, left_whole=found.left_whole) and not found.captured.blocks
     assert set(found.left_whole) == {"embedding with embed.weight by rows in 6 blocks: the third byte differs"}

@@ -24,15 +24,15 @@ from tests.planner.tiling.normed_step import normed, normed_batch, normed_loss
 def test_near_the_floor_that_a_batch_norm_sets_its_backward_pass_runs_by_channels() -> None:
     model, columns = normed(), list(normed_batch(0))
     job = TrainingJob(model, normed_loss, OPTIMIZERS["sgd"](model.parameters()), columns, 4)
-    prepared = make_bundle.prepare(job)
-    prepared = replace(
-        prepared, graphs={name: compacted(split_gradients(graph).graph) for name, graph in prepared.graphs.items()}
+    captured = make_bundle.prepare(job)
+    captured = replace(
+        captured, graphs={name: compacted(split_gradients(graph).graph) for name, graph in captured.graphs.items()}
     )
-    device = costs_of(prepared.graphs["step"], base=1 << 20).device
-    presplit = TiledJob(prepared, MeasuredCosts(tuple(costs_of(g).ops for g in prepared.graphs.values()), 0, 0), ())
-    floor = floor_of(prepared.graphs["step"], CostTable(device, presplit.measured.ops[0]))
+    device = costs_of(captured.graphs["step"], base=1 << 20).device
+    presplit = TiledJob(captured, MeasuredCosts(tuple(costs_of(g).ops for g in captured.graphs.values()), 0, 0), ())
+    floor = floor_of(captured.graphs["step"], CostTable(device, presplit.measured.ops[0]))
     assert floor.name == NORM_BACKWARD
     (found,) = in_channels(presplit, device, floor.nbytes, ROOM, lambda *_: None)
     assert found.left_whole == ()
-    assert floor_of(found.prepared.graphs["step"], CostTable(device, found.measured.ops[0])).name != NORM_BACKWARD
+    assert floor_of(found.captured.graphs["step"], CostTable(device, found.measured.ops[0])).name != NORM_BACKWARD
     assert in_channels(presplit, device, 2 * floor.nbytes, ROOM, lambda *_: None) == [], "with room, nothing is copied"

@@ -36,15 +36,15 @@ def test_the_recorded_step_stays_a_rival_of_its_halves(
     monkeypatch: pytest.MonkeyPatch, split: tuple[make_bundle.CapturedJob, MeasuredCosts, TiledJob]
 ) -> None:
     monkeypatch.setattr(ways_to_cut, "first_tilings", lambda *_: [])
-    prepared, measured, presplit = split
-    recorded = TiledJob(prepared, measured, ())
+    captured, measured, presplit = split
+    recorded = TiledJob(captured, measured, ())
 
     def costing(seconds: float) -> TiledJob:
         tables = tuple(tuple(OpCost(seconds, 0, seconds) for _ in ops) for ops in presplit.measured.ops)
         return replace(presplit, measured=replace(presplit.measured, ops=tables))
 
     cheap, expensive = costing(1e-6), costing(1e-2)
-    graph = prepared.graphs["step"]
+    graph = captured.graphs["step"]
     device = costs_of(graph, base=1 << 20).device
     tight = floor_of(graph, CostTable(device, measured.ops[0])).nbytes + 1000
     assert chosen(recorded, expensive, device, tight) is recorded
@@ -52,7 +52,7 @@ def test_the_recorded_step_stays_a_rival_of_its_halves(
 
     def overruling(graph: StepGraph, costs: CostTable, ram_bytes: int) -> PlanResult:
         found = GREEDY(graph, costs, ram_bytes)
-        return found if graph == prepared.graphs["step"] else replace(found, plan=None)
+        return found if graph == captured.graphs["step"] else replace(found, plan=None)
 
     def joules(tiled: TiledJob) -> float:
         found = cost_of_plan(tiled, device, tight, GREEDY)
@@ -92,7 +92,7 @@ def test_chains_run_in_tiles_where_that_is_cheaper_and_only_there(monkeypatch: p
     least = floor_of(graph, CostTable(device, presplit.measured.ops[0])).nbytes
     tight = chosen(recorded, presplit, device, least - (1 << 17))
     assert tight.tiled_chains and tight.left_whole == ()
-    assert floor_of(tight.prepared.graphs["step"], CostTable(device, tight.measured.ops[0])).nbytes < least
+    assert floor_of(tight.captured.graphs["step"], CostTable(device, tight.measured.ops[0])).nbytes < least
     odd = tuple(Difference(Replacement((i,), (), "all"), "differs") for i in range(len(graph.ops)))
     monkeypatch.setattr(comparing, "compared", lambda pairs, _: (odd,) * len(pairs))
     assert chosen(recorded, presplit, device, least).tiled_chains == ()
@@ -101,30 +101,30 @@ def test_chains_run_in_tiles_where_that_is_cheaper_and_only_there(monkeypatch: p
 @pytest.mark.process
 @pytest.mark.usefixtures("torch_forks")
 def test_below_the_floor_of_the_whole_weight_blocks_are_chosen(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = make_bundle.prepare(adapted_job(adapted_model(), rows=1))
-    graph = prepared.graphs["step"]
+    captured = make_bundle.prepare(adapted_job(adapted_model(), rows=1))
+    graph = captured.graphs["step"]
     device = costs_of(graph, base=1 << 20).device
-    recorded = TiledJob(prepared, MeasuredCosts(tuple(costs_of(g).ops for g in prepared.graphs.values()), 0, 0), ())
+    recorded = TiledJob(captured, MeasuredCosts(tuple(costs_of(g).ops for g in captured.graphs.values()), 0, 0), ())
     weight = next(s.nbytes for s in graph.storages if s.name == "embed.weight")
     budget = (1 << 20) + weight
     found = chosen(recorded, recorded, device, budget)
-    assert found.prepared.blocks and found.left_whole == ()
-    assert floor_of(found.prepared.graphs["step"], CostTable(device, found.measured.ops[0])).nbytes <= budget
+    assert found.captured.blocks and found.left_whole == ()
+    assert floor_of(found.captured.graphs["step"], CostTable(device, found.measured.ops[0])).nbytes <= budget
     assert floor_of(graph, CostTable(device, recorded.measured.ops[0])).nbytes > budget
 
 
 @pytest.mark.slow
 def test_where_no_plan_fits_without_blocks_that_differ_here_the_job_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared = make_bundle.prepare(adapted_job(adapted_model(), rows=1))
-    device = costs_of(prepared.graphs["step"], base=1 << 20).device
-    recorded = TiledJob(prepared, MeasuredCosts(tuple(costs_of(g).ops for g in prepared.graphs.values()), 0, 0), ())
+    captured = make_bundle.prepare(adapted_job(adapted_model(), rows=1))
+    device = costs_of(captured.graphs["step"], base=1 << 20).device
+    recorded = TiledJob(captured, MeasuredCosts(tuple(costs_of(g).ops for g in captured.graphs.values()), 0, 0), ())
     monkeypatch.setattr(
         comparing,
         "compared",
         lambda pairs, _: tuple(tuple(Difference(r, "row 3 differs") for r in n.replacements) for _, n in pairs),
     )
     found = chosen(recorded, recorded, device, (1 << 20) + (1 << 12))
-    assert not found.prepared.blocks and any("blocks: row 3 differs" in reason for reason in found.left_whole)
+    assert not found.captured.blocks and any("blocks: row 3 differs" in reason for reason in found.left_whole)
 
 
 @pytest.mark.long
@@ -139,7 +139,7 @@ def test_each_kind_of_chain_is_a_choice_and_the_chosen_is_nearly_the_best(
         comparing,
         "with_operator_costs",
         lambda made, *_: [
-            replace(s, measured=MeasuredCosts((ops_by_bytes(s.prepared.graphs["step"]),), 0, 0)) for s in made
+            replace(s, measured=MeasuredCosts((ops_by_bytes(s.captured.graphs["step"]),), 0, 0)) for s in made
         ],
     )
     graph = language_step().graphs["step"]
@@ -182,8 +182,8 @@ def test_each_kind_of_chain_is_a_choice_and_the_chosen_is_nearly_the_best(
 def test_ways_are_planned_properly_for_as_long_as_one_may_win(
     quick: dict[str, float], planned: dict[str, float], chosen_one: str, ran: list[str]
 ) -> None:
-    prepared, measured = whole()
-    candidates = {name: TiledJob(prepared, measured, (name,)) for name in quick}
+    captured, measured = whole()
+    candidates = {name: TiledJob(captured, measured, (name,)) for name in quick}
     asked: list[str] = []
 
     def plan(tiled: TiledJob) -> PlanCost | None:

@@ -88,9 +88,9 @@ def test_a_chain_is_split_at_the_operator_that_differs_and_whole_where_that_is_n
 
     monkeypatch.setattr(MeasurementWorker, "compare", comparing)
     monkeypatch.setattr(MeasurementWorker, "measure", lambda *_, **__: MeasuredCosts(((),), 0, 0))
-    prepared = replace(whole()[0], graphs={"step": graph})
+    captured = replace(whole()[0], graphs={"step": graph})
     (found,) = tiled_with(
-        TiledJob(prepared, MeasuredCosts(((),), 0, 0), ()), [{"step": tiling}], ROOM, 2.0, lambda *_: None
+        TiledJob(captured, MeasuredCosts(((),), 0, 0), ()), [{"step": tiling}], ROOM, 2.0, lambda *_: None
     )
     (reason,) = found.left_whole
     assert reason.endswith("row 3 differs")

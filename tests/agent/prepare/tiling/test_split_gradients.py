@@ -27,11 +27,11 @@ from tests.agent.prepare.tiling.small_jobs import ROOM, whole
 def test_a_job_with_a_convolution_is_halved_and_measured_again(
     split: tuple[make_bundle.CapturedJob, MeasuredCosts, TiledJob],
 ) -> None:
-    prepared, _, tiled = split
+    captured, _, tiled = split
     assert tiled.left_whole == ()
     assert tiled.measured.base_bytes == 100
-    for (name, graph), ops in zip(tiled.prepared.graphs.items(), tiled.measured.ops, strict=True):
-        before = prepared.graphs[name]
+    for (name, graph), ops in zip(tiled.captured.graphs.items(), tiled.measured.ops, strict=True):
+        before = captured.graphs[name]
         presplit = sum(op.name == CONVOLUTION_BACKWARD and len(op.outputs) == 3 for op in before.ops)
         assert len(ops) == len(graph.ops) == len(before.ops) + presplit
         assert presplit == (0 if name.startswith("eval") else 1)
@@ -62,7 +62,7 @@ def test_of_convolutions_of_single_pixels_those_are_products_that_cost_no_more(m
     monkeypatch.setattr(halves_of, "costs_of_rewritten", costs)
     whole = TiledJob(made, MeasuredCosts((tuple(OpCost(1e-4, 0, 1e-4) for _ in graph.ops),), 5, 0), ("something",))
     found = with_products(whole, ROOM, 2.0, lambda *_: None)
-    (chosen,) = found.prepared.graphs.values()
+    (chosen,) = found.captured.graphs.values()
     products = [i for i, op in enumerate(chosen.ops) if op.name == PRODUCTS]
     assert others and products == others and found.left_whole == ("something",)
     assert [found.measured.ops[0][i].workspace_bytes for i in (first, *others)] == [0] + [7] * len(others)
@@ -74,7 +74,7 @@ def test_where_a_convolution_differs_from_the_backward_pass_halves_are_both_that
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As on Arm: what would be a convolution has other bits there."""
-    prepared, measured = whole()
+    captured, measured = whole()
 
     def odd(pairs: list[tuple[StepGraph, RewrittenGraph]], _: ComparisonLimits) -> tuple[tuple[Difference, ...], ...]:
         return tuple(
@@ -89,22 +89,22 @@ def test_where_a_convolution_differs_from_the_backward_pass_halves_are_both_that
     monkeypatch.setattr(comparing, "compared", odd)
     monkeypatch.setattr(halves_of, "costs_of_rewritten", lambda *_: measured)
     monkeypatch.setattr(halves_of, "with_products", lambda tiled, *_: tiled)
-    tiled = with_split_gradients(prepared, measured, ROOM, 2.0, lambda *_: None)
+    tiled = with_split_gradients(captured, measured, ROOM, 2.0, lambda *_: None)
     assert tiled.left_whole == ()
-    for name, graph in tiled.prepared.graphs.items():
+    for name, graph in tiled.captured.graphs.items():
         masks = [op.args[-1] for op in graph.ops if op.name == CONVOLUTION_BACKWARD]
         assert ((True, False, False) in masks) is not name.startswith("eval")
 
 
 @pytest.mark.slow
 def test_what_differs_here_is_left_whole_and_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    prepared, measured = whole()
+    captured, measured = whole()
 
     def odd(pairs: list[tuple[StepGraph, RewrittenGraph]], _: ComparisonLimits) -> tuple[tuple[Difference, ...], ...]:
         return tuple(tuple(Difference(r, "the third byte differs") for r in new.replacements) for _, new in pairs)
 
     monkeypatch.setattr(comparing, "compared", odd)
-    tiled = with_split_gradients(prepared, measured, ROOM, 2.0, lambda *_: None)
-    assert tiled.prepared.graphs == prepared.graphs
+    tiled = with_split_gradients(captured, measured, ROOM, 2.0, lambda *_: None)
+    assert tiled.captured.graphs == captured.graphs
     assert tiled.measured == measured
     assert {f"{WHAT}: the third byte differs", "relu in place: the third byte differs"} <= set(tiled.left_whole)

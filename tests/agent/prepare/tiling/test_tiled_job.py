@@ -14,7 +14,7 @@ from tests.planner.steps import costs_of
 @pytest.mark.slow
 def test_a_plan_that_moves_nothing_costs_what_its_operators_do_and_one_below_the_floor_is_none() -> None:
     tiled = TiledJob(*whole(), ())
-    device = costs_of(tiled.prepared.graphs["step"], base=1 << 20).device
+    device = costs_of(tiled.captured.graphs["step"], base=1 << 20).device
     graph, costs = main_step(tiled, device)
     kept = cost_of_plan(tiled, device, lower(graph, costs, Plan(), check_budget=False).peak_bytes, GREEDY)
     assert kept is not None and kept.keeps_everything and kept.joules == base_joules(costs)

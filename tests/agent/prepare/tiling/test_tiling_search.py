@@ -26,7 +26,7 @@ from tests.planner.tiling.language_step import language_step
 def with_costs_by_bytes(made: list[TiledJob], factor: int = 1) -> list[TiledJob]:
     """Return jobs whose operators cost what their bytes do, times `factor`."""
     tables = [
-        tuple(replace(op, joules=factor * op.joules) for op in ops_by_bytes(tiled.prepared.graphs["step"]))
+        tuple(replace(op, joules=factor * op.joules) for op in ops_by_bytes(tiled.captured.graphs["step"]))
         for tiled in made
     ]
     return [replace(s, measured=MeasuredCosts((ops,), 0, 0)) for s, ops in zip(made, tables, strict=True)]
@@ -71,7 +71,7 @@ def test_a_graph_of_many_times_the_operators_is_measured_only_where_no_shorter_o
     measured = set[int]()
 
     def counted(made: list[TiledJob], *_: Any) -> list[TiledJob]:
-        measured.update(len(tiled.prepared.graphs["step"].ops) for tiled in made)
+        measured.update(len(tiled.captured.graphs["step"].ops) for tiled in made)
         return with_costs_by_bytes(made)
 
     monkeypatch.setattr(comparing, "with_operator_costs", counted)
@@ -108,7 +108,7 @@ def test_what_the_joint_model_cuts_is_tried_and_the_rest_only_where_that_failed(
     measured = list[int]()
 
     def counted(made: list[TiledJob], *_: Any) -> list[TiledJob]:
-        graphs = [tiled.prepared.graphs["step"] for tiled in made]
+        graphs = [tiled.captured.graphs["step"] for tiled in made]
         measured.extend(lengths[len(made.ops)] for made in graphs)
         return with_costs_by_bytes(made, factor=1 if cheap else 10)
 

@@ -105,7 +105,7 @@ class DeviceSide:
         event = self._staging.emptied[buffer] = self._staging.backend.copy(into, chunk, self._after)
         self._ahead[place] = buffer, nbytes, event
 
-    def room(self, place: int) -> int:
+    def host_address(self, place: int) -> int:
         """Return the address of host memory to be filled and delivered to byte `place`."""
         if self._host is not None:
             return address(self._host) + place

@@ -74,7 +74,7 @@ class TransferRing:
     def _deliver(self, side: DeviceSide, source: torch.Tensor) -> Event:
         with self._around():
             for place, nbytes in self._chunks(source):
-                ctypes.memmove(side.room(place), address(source) + place, nbytes)
+                ctypes.memmove(side.host_address(place), address(source) + place, nbytes)
                 side.deliver(place, nbytes)
         return side.landed
 

@@ -55,10 +55,10 @@ def _option(path: Path, name: str, value: object) -> Iterator[str]:
     values = value if isinstance(value, list) else [value]
     if not all(isinstance(each, str | int | float | datetime.date) and not isinstance(each, bool) for each in values):
         raise UsageError(f"{path}: {name} is {value!r}; give a text, a number, true or false, or a list of texts")
-    said = [str(each) for each in values]
+    texts = [str(each) for each in values]
     if name == _POSITIONAL:
-        yield from said
+        yield from texts
     elif name in _REPEATED:
-        yield from (f"--{name}={each}" for each in said)
+        yield from (f"--{name}={each}" for each in texts)
     else:
-        yield f"--{name}={','.join(said)}"
+        yield f"--{name}={','.join(texts)}"

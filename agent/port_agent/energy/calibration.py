@@ -143,8 +143,8 @@ def fit(runs: Sequence[MeteredRun], gaps: tuple[str, ...] = ()) -> Calibration:
             break
         done.remove(WorkClass.ACTIVE)
     if not enough:
-        said = "; ".join(gaps) or "the meter said nothing while it was at rest and at work"
-        raise CalibrationError(f"{len(runs)} runs were metered, too few to separate the loads ({said}); try again")
+        causes = "; ".join(gaps) or "the meter said nothing while it was at rest and at work"
+        raise CalibrationError(f"{len(runs)} runs were metered, too few to separate the loads ({causes}); try again")
     scaled = weighted / scale
     found, _, _, _ = np.linalg.lstsq(scaled, np.ones(len(runs)), rcond=None)
     residual = scaled @ found - 1.0

@@ -12,7 +12,7 @@ from port_agent.facts.sysfs import Tree
 
 SENSOR = "input"
 _EVENT = re.compile(r"event\d+")
-_MOVES, _REPEATS = 1 << 2, 1 << 20
+_EV_REL, _EV_REP = 1 << 2, 1 << 20
 """EV_REL and EV_REP of the kernel's input-event-codes.h: mice, and keyboards with key repeat."""
 _KEYBOARD_CONTROLLER = "i8042"
 
@@ -43,7 +43,7 @@ def _by_hand(tree: Tree, device: Path) -> bool:
     """Return whether a device is a keyboard, a mouse or a touch surface, rather than a lid, a button or a loudspeaker."""
     events = tree.text(device / "capabilities/ev", f"{SENSOR}/{device.parent.name}") or "0"
     properties = tree.text(device / "properties", f"{SENSOR}/{device.parent.name}") or "0"
-    return bool(_bits(events) & (_MOVES | _REPEATS)) or bool(_bits(properties))
+    return bool(_bits(events) & (_EV_REL | _EV_REP)) or bool(_bits(properties))
 
 
 def _bits(text: str) -> int:

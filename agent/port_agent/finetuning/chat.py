@@ -51,10 +51,10 @@ class Chat:
             note("the tokenizer has no chat template: each text is continued by itself")
         torch.manual_seed(options.seed)
 
-    def answer(self, said: str, write: Callable[[str], object]) -> ChatAnswer:
+    def answer(self, question: str, write: Callable[[str], object]) -> ChatAnswer:
         """Return the answer to a text; `write` receives it as it is generated. Raises FinetuneError if the conversation is too long."""
         begin = time.monotonic()
-        asked = [*self._turns, {"role": "user", "content": said}]
+        asked = [*self._turns, {"role": "user", "content": question}]
         tokens = self._tokens(asked)
         places = getattr(self._model.config, "max_position_embeddings", None)
         most = self._options.most_tokens if places is None else min(self._options.most_tokens, places - tokens.shape[1])

@@ -22,9 +22,9 @@ from port_agent.finetuning.inputs.earlier_adapter import ADAPTER_CONFIG, ADAPTER
 from port_agent.finetuning.inputs.model_files import (
     INDEX,
     WEIGHTS,
+    check_free_space,
     check_model_files,
     check_not_there,
-    check_room,
     goes_along,
     tensor_entries,
     weight_files,
@@ -121,7 +121,7 @@ def merge_adapter(
     if (model / WEIGHTS).is_file():  # an index next to it describes other files, which are not copied
         small = [path for path in small if path.name != INDEX]
     nbytes = sum(path.stat().st_size for path in (*stored, *small))
-    check_room(out, nbytes, "the merged model takes")
+    check_free_space(out, nbytes, "the merged model takes")
     done = 0
 
     def on_bytes(count: int) -> None:

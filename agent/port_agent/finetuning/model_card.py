@@ -40,8 +40,8 @@ def model_card(options: FinetuneOptions, task: Task, layers: Iterable[str], trai
     )
     rows = (f"| {name} | {value} |" for name, value in _rows(options, task, layers, trained))
     title = f"# {Path(options.out).name}"
-    said = f"{what} for `{Path(options.model).name}`, made by `port-agent finetune`."
-    return "\n".join((*header, "", title, "", said, "", "| | |", "|---|---|", *rows, ""))
+    summary = f"{what} for `{Path(options.model).name}`, made by `port-agent finetune`."
+    return "\n".join((*header, "", title, "", summary, "", "| | |", "|---|---|", *rows, ""))
 
 
 def _learns(options: FinetuneOptions, task: Task) -> str:

@@ -30,7 +30,7 @@ from port_agent.finetuning.evaluation import perplexity
 from port_agent.finetuning.event_file import EventFile
 from port_agent.finetuning.federated import FederatedRound, give_adapter_of
 from port_agent.finetuning.inputs.libraries import plain_model
-from port_agent.finetuning.inputs.model_files import check_room
+from port_agent.finetuning.inputs.model_files import check_free_space
 from port_agent.finetuning.inputs.options import FinetuneError, FinetuneOptions, MicroBatchOrder
 from port_agent.finetuning.inputs.schedule import rate_share
 from port_agent.finetuning.model_card import CLIP_NORM, MODEL_CARD, TrainedOn, model_card
@@ -41,7 +41,7 @@ from port_agent.finetuning.text.sequences import BUCKET_TOKENS, masked
 from port_agent.finetuning.text.task import Task, TaskKind
 from port_agent.finetuning.text.tokenizing import TokenizedData, TokenizerHere, TokenizerProtocol
 from port_agent.finetuning.trained_model import check_takes, load_model, multiplied_bytes, stored_dtype
-from port_agent.intercept.budget import flash_written_bytes, leaving_room, without_prefetch
+from port_agent.intercept.budget import flash_written_bytes, leaving_headroom, without_prefetch
 from port_agent.system.atomic_file import atomic_directory, write_atomically
 from port_planner.base.errors import ExitCode
 
@@ -358,7 +358,7 @@ class _Finetuning:
         progress = self.checkpoint.read(self.trained, self.parts)
         self.done = self._kept = 0 if progress is None else progress.updates
         if progress is None and self.given is None:
-            check_room(Path(self.options.out), self._checkpoint_bytes, "checkpoints take")
+            check_free_space(Path(self.options.out), self._checkpoint_bytes, "checkpoints take")
         self._steering.began(self.done, self.updates)
         self.loss_before = self.held_out_loss() if progress is None else progress.loss_before
         self.curve = Curve() if progress is None else progress.curve
@@ -707,7 +707,7 @@ def _sample(model: Any, tokenizer: TokenizerProtocol, prompt: Sequence[int]) -> 
             input_ids=tokens, attention_mask=torch.ones_like(tokens), max_new_tokens=_SAMPLE_TOKENS, do_sample=False
         )
     model.train()
-    with leaving_room(tokenizer.process_bytes):
+    with leaving_headroom(tokenizer.process_bytes):
         return tokenizer.decode(written[0].tolist())
 
 

@@ -518,7 +518,7 @@ static void take_from_file(struct block *block) {
     busy_++;
     struct block *staging = store_reserve(block->bytes) ? arena_take(block->bytes) : NULL;
     if (!staging)
-        guard_die("a file's pages are written, and there is no room on the medium of the page file to keep them", block);
+        guard_die("a file's pages are written, and the medium of the page file has no space left for them", block);
     atomic_store(&staging->state, FILLING);
     find_room(block->bytes, block);
     if (!give_pages(staging))
@@ -738,7 +738,7 @@ static struct block *take_away(size_t bytes) {
     return first;
 }
 
-/* Return the blocks of a new allocation with pages. If there is more than one block and not enough room, they receive
+/* Return the blocks of a new allocation with pages. If there is more than one block and not enough memory, they receive
  * pages as they are touched. */
 static struct block *take_pages(size_t bytes, bool *untouched) {
     struct block *first = arena_take(bytes);
@@ -842,10 +842,10 @@ void *guard_allocate(size_t bytes) {
 static void wait_for_all(struct block *first) {
     for (struct block *block = first; block;) {
         uint32_t state = atomic_load(&block->state);
-        bool moves = state == FILLING || state == WRITING;
-        if (moves)
+        bool in_transfer = state == FILLING || state == WRITING;
+        if (in_transfer)
             wait_for(block, state);
-        block = moves ? first : arena_following(block);
+        block = in_transfer ? first : arena_following(block);
     }
 }
 
@@ -1212,11 +1212,11 @@ bool guard_bring(const void *address) {
         return false;
     bool there = true, brought;
     lock();
-    size_t room = counters_.limit_bytes;
+    size_t free_bytes = counters_.limit_bytes;
     for (EACH_BLOCK(block, any)) { /* blocks that would evict the allocation's own beginning are brought in when they are touched */
-        if (block->bytes > room)
+        if (block->bytes > free_bytes)
             break;
-        room -= block->bytes;
+        free_bytes -= block->bytes;
         if (atomic_load(&block->state) == UNTOUCHED)
             continue;
         there = there && ensure(block, false, &brought);

@@ -78,15 +78,15 @@ def _tried(page_dir: Path) -> tuple[str, bool]:
     if ran.returncode < 0:
         return f"the test was killed by {signal.Signals(-ran.returncode).name}", False
     if ran.returncode:
-        said = ran.stderr.strip().splitlines()
-        return said[-1] if said else f"the test ended with status {ran.returncode}", False
+        message = ran.stderr.strip().splitlines()
+        return message[-1] if message else f"the test ended with status {ran.returncode}", False
     return _judged(json.loads(ran.stdout), ran.stderr.strip())
 
 
-def _judged(found: dict[str, int | None], said: str) -> tuple[str, bool]:
+def _judged(found: dict[str, int | None], message: str) -> tuple[str, bool]:
     wrong, faults = found["wrong"], found.get("read_faults")
     if wrong is None or wrong < 0:
-        return said or "no memory could be guarded", False
+        return message or "no memory could be guarded", False
     if wrong or not faults:
         return f"{wrong} words came back with different values in {faults} faults", False
     return "", bool(found["moved_bytes"])

@@ -300,19 +300,19 @@ bool processes_has_company(void) {
     return false;
 }
 
-/* Return the level up to which each process may fill, so that all together take no more than `room`: a process that
+/* Return the level up to which each process may fill, so that all together take no more than `budget`: a process that
  * needs less leaves the rest to the others. Overwrites `wanted`. */
-static uint64_t level_of(uint64_t *wanted, uint64_t count, uint64_t room) {
+static uint64_t level_of(uint64_t *wanted, uint64_t count, uint64_t budget) {
     for (bool changed = true; changed;) {
         changed = false;
         for (uint64_t i = 0; i < count; i++)
-            if (wanted[i] <= room / count) {
-                room -= wanted[i];
+            if (wanted[i] <= budget / count) {
+                budget -= wanted[i];
                 wanted[i--] = wanted[--count];
                 changed = true;
             }
     }
-    return count ? room / count : room;
+    return count ? budget / count : budget;
 }
 
 static void note_use(const struct process_use *use) {
@@ -364,12 +364,12 @@ size_t processes_share(const struct process_use *use, size_t alone) {
         raise_to(&all_->needed_bytes, all + 2 * margins + (sum < LATE_BYTES ? sum : LATE_BYTES));
     if (!processes_has_company())
         return alone;
-    uint64_t room = all_->tensor_bytes, taken = rest + margins;
+    uint64_t budget = all_->tensor_bytes, taken = rest + margins;
     uint64_t left = all_->ram_bytes > taken ? all_->ram_bytes - taken : 0;
-    if (all_->ram_bytes && left < room)
-        room = left;
+    if (all_->ram_bytes && left < budget)
+        budget = left;
     uint64_t others = sum - use->wanted_bytes;
-    return sum <= room ? room - others : level_of(wanted, count, room);
+    return sum <= budget ? budget - others : level_of(wanted, count, budget);
 }
 
 static void say(const char *text, size_t bytes) {

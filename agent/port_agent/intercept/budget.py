@@ -328,7 +328,7 @@ def strict_budget() -> ProcessBudget | None:
 
 
 @contextlib.contextmanager
-def leaving_room(nbytes: int) -> Iterator[None]:
+def leaving_headroom(nbytes: int) -> Iterator[None]:
     """Evict tensors in a block during which another process takes `nbytes` of the budget.
 
     Without a budget for the whole process, nothing happens.

@@ -12,7 +12,7 @@ static size_t block_items(size_t count, size_t block) {
 
 /* For every item type: compute the flags of up to 64 items, move the flagged items together (`squeeze`), and back
  * (`spread`). `squeeze` may store one item more than are flagged, and `spread` may read one more; the caller knows
- * whether there is room. */
+ * whether it fits. */
 #define ITEMS(type)                                                                                         \
     FOR_EVERY_LEVEL type load_##type(const uint8_t *from, size_t index) {                                   \
         type item;                                                                                          \
@@ -231,13 +231,13 @@ static inline void spread_neon(const uint8_t *from, uint64_t flags, uint8_t *ite
         if (used > capacity)                                                                                \
             return PACK_OVERFLOW;                                                                           \
         for (size_t block = 0; block < words; block++, items += sizeof(type) * BLOCK) {                     \
-            size_t present = block_items(count, block), room = capacity - used;                             \
+            size_t present = block_items(count, block), free_bytes = capacity - used;                       \
             uint64_t flags = present == BLOCK ? block_flags(items) : flags_##type(items, present);          \
             size_t bytes = sizeof(type) * (size_t)__builtin_popcountll(flags);                              \
-            if (bytes > room)                                                                               \
+            if (bytes > free_bytes)                                                                         \
                 return PACK_OVERFLOW;                                                                       \
             store_word(packed + 8 * block, flags);                                                          \
-            if (present == BLOCK && room >= sizeof(type) * BLOCK)                                           \
+            if (present == BLOCK && free_bytes >= sizeof(type) * BLOCK)                                     \
                 block_squeeze(items, flags, packed + used);                                                 \
             else                                                                                            \
                 gather_##type(items, flags, packed + used);                                                 \

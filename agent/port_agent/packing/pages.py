@@ -80,8 +80,8 @@ def _pack_quantized(address: int, nbytes: int, item_bytes: int, target: bytearra
         scales, size = count // quantization.block * _SCALE_BYTES, _quantized_bytes(quantization, count)
         if count % quantization.block or size >= nbytes:
             continue
-        room = (ctypes.c_char * size).from_buffer(target)
-        begin = ctypes.addressof(room) + _HEADER_BYTES
+        buffer = (ctypes.c_char * size).from_buffer(target)
+        begin = ctypes.addressof(buffer) + _HEADER_BYTES
         if encode_quantized(quantization, address, count, item_bytes, begin + scales, begin):
             target[:_HEADER_BYTES] = number.to_bytes(_HEADER_BYTES, "little")
             return size
@@ -109,9 +109,9 @@ def _pack_bitmap(address: int, nbytes: int, item_bytes: int, target: bytearray) 
     size = packed_bytes(layout, address)
     if _HEADER_BYTES + size > _SPARSE * nbytes:
         return 0
-    room = (ctypes.c_char * (_HEADER_BYTES + size)).from_buffer(target)
+    buffer = (ctypes.c_char * (_HEADER_BYTES + size)).from_buffer(target)
     try:
-        pack(layout, address, ctypes.addressof(room) + _HEADER_BYTES, size)
+        pack(layout, address, ctypes.addressof(buffer) + _HEADER_BYTES, size)
     except PackingOverflowError:  # something writes to it meanwhile; its page on flash is then not read
         return 0
     target[:_HEADER_BYTES] = _BITMAP.to_bytes(_HEADER_BYTES, "little")

@@ -375,7 +375,7 @@ class Pager:
             if _bounces(file, address, size):
                 size = min(CHUNK, size)
             if device is not None:
-                address = device.fetch(moved, size) if transfer.write else device.room(moved)
+                address = device.fetch(moved, size) if transfer.write else device.host_address(moved)
             zeros, size = _alike(transfer, place, address, size)
             if zeros:
                 if not transfer.write:

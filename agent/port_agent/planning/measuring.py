@@ -154,12 +154,12 @@ def sparse_of(request: PlanRequest, recorded: CapturedStep, costs: Costs, progre
     from port_agent.prepare.sparse import StepLimits, train_less
     from port_planner.job_device import kind_of_job
 
-    device, room_bytes = costs.device, recorded.pools.computing_bytes
+    device, ram_bytes = costs.device, recorded.pools.computing_bytes
     if kind_of_job(recorded.job) == CPU:
-        device, room_bytes = of_the_cpu(device), request.ram_bytes
+        device, ram_bytes = of_the_cpu(device), request.ram_bytes
     step_s = None if recorded.pace is None else recorded.pace.seconds_per_step
     choose = partial(
-        train_less, recorded.captured, costs.measured, device, StepLimits(room_bytes, step_s, request.step_joules),
+        train_less, recorded.captured, costs.measured, device, StepLimits(ram_bytes, step_s, request.step_joules),
         prepare=recorded.prepare, threads=costs.choice.threads, steps=request.probe_steps, progress=progress,
     )  # fmt: skip
     return within_device(choose, "choosing what is trained", recorded.job, recorded.backend, recorded.pools)

@@ -98,6 +98,7 @@ class Daemon:
         self._next_flush_s = 0.0
         self._next_times_s = 0.0
         self._status = ""
+        self._migrations: Migrations | None = None
 
     async def run(self) -> None:
         """Serve until stopped.
@@ -174,7 +175,7 @@ class Daemon:
             self._notifier.send(STOPPING=1)
             context.timers.stop()
             await server.stop()
-            if "_moves" in self.__dict__:
+            if self._migrations is not None:
                 await self._migrations.stop()
             await asyncio.gather(self._end_workers(), context.peers.stop())
             context.runners.host.attachments.close()
@@ -247,18 +248,16 @@ class Daemon:
 
         return Guests(self._context)
 
-    @cached_property
-    def _migrations(self) -> "Migrations":
-        from port_agent.supervisor.migrations import Migrations
-
-        return Migrations(self._context)
-
     def _migrate_jobs(self) -> None:
         """Let jobs move to paired devices and back, and end those of devices that are no longer paired."""
         jobs = self._context.store.all()
         if any(
             job.away is not None or (job.spec.movable is not Migratable.NEVER and not job.state.is_over) for job in jobs
         ):
+            if self._migrations is None:
+                from port_agent.supervisor.migrations import Migrations
+
+                self._migrations = Migrations(self._context)
             self._migrations.look()
         if any(job.spec.guest is not None for job in jobs):
             self._guests.drop_unpaired({str(row["id"]) for row in self._context.peers.fleet.rows()})

@@ -451,9 +451,9 @@ class Migrations:
     def _progress(self, job: Job, answer: MigrationAnswer) -> None:
         now = self._context.store.get(job.id)
         total = _total_steps(now, answer)
-        said = replace(now, step=answer.step, total_steps=total, loss=answer.loss, reason=answer.reason)
-        if said != now:
-            self._context.store.keep_in_memory(said)
+        update = replace(now, step=answer.step, total_steps=total, loss=answer.loss, reason=answer.reason)
+        if update != now:
+            self._context.store.keep_in_memory(update)
 
     def _recall_idle(self, job: Job, answer: MigrationAnswer) -> None:
         context, now_s = self._context, self._context.clock.monotonic_s()

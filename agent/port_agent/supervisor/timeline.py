@@ -72,11 +72,11 @@ class Timeline:
         return entries[first:]
 
     def _shorten(self, wall_s: float) -> None:
-        kept, room = [], MAX_BYTES // 2
+        kept, left = [], MAX_BYTES // 2
         for entry in reversed(list(self._stored())):
             line = msgspec.json.encode(entry) + b"\n"
-            room -= len(line)
-            if room < 0 or entry.at < wall_s - KEPT_S:
+            left -= len(line)
+            if left < 0 or entry.at < wall_s - KEPT_S:
                 break
             kept.append(line)
         write_atomically(self._path, b"".join(reversed(kept)))

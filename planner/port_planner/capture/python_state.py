@@ -371,7 +371,7 @@ def _holds_state(module: str, file: str | None) -> bool:
     """Return whether a module's definitions may hold the program's state: the program's own and Python's can; libraries
     are excluded.
     """
-    room = module.partition(".")[0]
-    if room in sys.stdlib_module_names:
-        return room not in _NO_STATE
+    package = module.partition(".")[0]
+    if package in sys.stdlib_module_names:
+        return package not in _NO_STATE
     return file is not None and of_the_program(file)

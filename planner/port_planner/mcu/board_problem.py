@@ -17,7 +17,7 @@ from port_planner.mcu.core_costs import CoreCosts, row_seconds
 from port_planner.mcu.ir import scratch_bytes
 from port_planner.mcu.memory import board_tensor_bytes, parameter_block_bytes
 from port_planner.mcu.page_costs import PageCosts
-from port_planner.mcu.pages import UPDATES, BoardPaging, PageMove, is_parameters, parameter_name
+from port_planner.mcu.pages import UPDATES, BoardPaging, PageTransfer, is_parameters, parameter_name
 from port_planner.mcu.step_table import RepeatedOps, home
 from port_planner.mcu.tiles import TileGroup, group_rows, group_tensors
 from port_planner.problem.problem import (
@@ -66,18 +66,18 @@ class BoardProblem:
     pages_parameters: bool = False
 
     def paging(self, schedule: Schedule) -> BoardPaging:
-        """Return the page moves of a schedule, in steps of the program."""
+        """Return the page transfers of a schedule, in steps of the program."""
         paged: set[tuple[int, int]] = set()
-        moves = []
+        transfers = []
         for choice in sorted(schedule.choices, key=lambda c: self.problem.gaps[c.gap].after):
             if choice.decision is GapDecision.PAGE:
                 gap = self.problem.gaps[choice.gap]
                 contents = gap.tensor, gap.version
-                moves.append(self._move(choice, contents not in paged))
+                transfers.append(self._transfer(choice, contents not in paged))
                 paged.add(contents)
-        return BoardPaging(tuple(moves), self.pages_parameters)
+        return BoardPaging(tuple(transfers), self.pages_parameters)
 
-    def _move(self, choice: Choice, first: bool) -> PageMove:
+    def _transfer(self, choice: Choice, first: bool) -> PageTransfer:
         problem, gap = self.problem, self.problem.gaps[choice.gap]
         cost = problem.tensors[gap.tensor].paging[0]
         reads = [stage for stage, _ in read_window(problem, gap, choice.stage, cost.seconds_in)]
@@ -85,7 +85,7 @@ class BoardProblem:
         if first:
             writes = [stage for stage, _ in write_window(problem, gap, cost.seconds_out)]
             out = self.starts[gap.after + 1], self.starts[max(writes) + 1]
-        return PageMove(self.names[gap.tensor], out, (self.starts[min(reads)], self.starts[choice.stage]))
+        return PageTransfer(self.names[gap.tensor], out, (self.starts[min(reads)], self.starts[choice.stage]))
 
     def recomputation(self, schedule: Schedule) -> RepeatedOps:
         """Return what a schedule recomputes before which step, inputs first."""

@@ -186,7 +186,7 @@ class _Fit:
                 limit = fullest - max((needed or target) - target, fullest // SMALLER)
                 continue
             use, paging = None, stated.paging(found.schedule)
-            if pages is not None and (paging.moves or paging.parameters):
+            if pages is not None and (paging.transfers or paging.parameters):
                 medium = pages.costs.medium
                 use = PageUse(medium.value, medium.block_bytes, paging)
             planned = partial(

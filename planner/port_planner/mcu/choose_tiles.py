@@ -57,7 +57,7 @@ def _best(
     """Return the problem with one group added or replaced at `step`: the cheapest one that fits, else the smallest."""
     best: tuple[tuple[int, int, float], BoardProblem] | None = None
     now = _rank(found, arena_bytes)
-    for groups in _moves(found.program, found.groups, step):
+    for groups in _next_groups(found.program, found.groups, step):
         tried = stated(groups)
         rank = _rank(tried, arena_bytes)
         if rank < now and (best is None or rank < best[0]):
@@ -71,7 +71,7 @@ def _rank(found: BoardProblem, arena_bytes: int) -> tuple[int, int, float]:
     return max(over, default=0), sum(over), found.problem.base_seconds
 
 
-def _moves(program: SampleProgram, groups: Sequence[TileGroup], step: int) -> Iterator[tuple[TileGroup, ...]]:
+def _next_groups(program: SampleProgram, groups: Sequence[TileGroup], step: int) -> Iterator[tuple[TileGroup, ...]]:
     """Yield the groups after adding one that covers `step`, or after it replaces those that it overlaps."""
     op = program.steps[step].op
     for run in tile_groups(program):

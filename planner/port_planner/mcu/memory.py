@@ -283,7 +283,7 @@ def program_of(graph: Graph, scheme: SparseScheme) -> SampleProgram:
 
 @dataclass(frozen=True, slots=True)
 class PageUse:
-    """The medium of the pages, its block in bytes, and every page move."""
+    """The medium of the pages, its block in bytes, and every page transfer."""
 
     medium: str
     block_bytes: int

@@ -1,4 +1,4 @@
-"""Transfers between the arena and a page medium: page moves of tensors, and parameters that live on the medium.
+"""Transfers between the arena and a page medium: page transfers of tensors, and parameters that live on the medium.
 
 A tensor's page is written after its last use before a gap, and read back before the next use. Both transfers run alongside
 other rows until a row waits for them. Trained parameters may live on a memory-mapped medium, in two copies. Every sample
@@ -18,8 +18,8 @@ Window = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
-class PageMove:
-    """One page move of a tensor. `out` is None if its page already holds the same contents."""
+class PageTransfer:
+    """One page transfer of a tensor. `out` is None if its page already holds the same contents."""
 
     tensor: str
     out: Window | None
@@ -79,14 +79,14 @@ def with_transfer_beside(rows: Sequence[TableRow], transfer: Transfer) -> list[T
 
 @dataclass(frozen=True, slots=True)
 class BoardPaging:
-    """Every page move of a sample; `parameters`: those of trained layers live on the medium.
+    """Every page transfer of a sample; `parameters`: those of trained layers live on the medium.
 
     `carried`: the layers whose parameters also stay in the arena from their update to the next training sample, which then
     need not read them. `beside`: parameter transfers that overlap an operator, listed once per operator. The others are
     waited for at once.
     """
 
-    moves: tuple[PageMove, ...] = ()
+    transfers: tuple[PageTransfer, ...] = ()
     parameters: bool = False
     carried: frozenset[str] = frozenset()
     beside: tuple[Transfer, ...] = ()

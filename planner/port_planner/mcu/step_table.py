@@ -157,18 +157,20 @@ class _Residencies:
     def transfers(self, index: int) -> list[TableRow]:
         """Return the page rows before a step: first the waits, then the transfers that start."""
         waits, starts = [], []
-        for move in self.paging.moves:
-            if move.out is not None and move.out[1] == index:
-                waits.append(TableRow(StepKind.PAGE_WAIT, "", self.leaving[move.tensor], page=move.tensor))
-            if move.back[1] == index:
-                waits.append(TableRow(StepKind.PAGE_WAIT, "", output=self._found(move.tensor), page=move.tensor))
-        for move in self.paging.moves:
-            if move.out is not None and move.out[0] == index:
-                self.leaving[move.tensor] = self._found(move.tensor)
-                starts.append(TableRow(StepKind.PAGE_OUT, "", self.leaving[move.tensor], page=move.tensor))
-        for move in self.paging.moves:
-            if move.back[0] == index:
-                starts.append(TableRow(StepKind.PAGE_IN, "", output=self._new(move.tensor), page=move.tensor))
+        for transfer in self.paging.transfers:
+            if transfer.out is not None and transfer.out[1] == index:
+                waits.append(TableRow(StepKind.PAGE_WAIT, "", self.leaving[transfer.tensor], page=transfer.tensor))
+            if transfer.back[1] == index:
+                waits.append(
+                    TableRow(StepKind.PAGE_WAIT, "", output=self._found(transfer.tensor), page=transfer.tensor)
+                )
+        for transfer in self.paging.transfers:
+            if transfer.out is not None and transfer.out[0] == index:
+                self.leaving[transfer.tensor] = self._found(transfer.tensor)
+                starts.append(TableRow(StepKind.PAGE_OUT, "", self.leaving[transfer.tensor], page=transfer.tensor))
+        for transfer in self.paging.transfers:
+            if transfer.back[0] == index:
+                starts.append(TableRow(StepKind.PAGE_IN, "", output=self._new(transfer.tensor), page=transfer.tensor))
         return waits + starts
 
     def load(self, parameters: str) -> list[TableRow]:

@@ -67,11 +67,11 @@ def eq6_target_memory(f: Columns) -> None:
                     held[target, t].append((v, tensor.nbytes / f.byte_scale))
     copies = eq6_copies(f)
     for target, t in sorted({*held, *((target, 0) for target in copies)}):
-        room = (problem.limit_bytes(target) or 0) / f.byte_scale
+        limit = (problem.limit_bytes(target) or 0) / f.byte_scale
         total, most = copies.get(target, (None, 0.0))
         terms = held[target, t] + ([] if total is None else [(total, 1.0)])
-        if sum(nbytes for _, nbytes in held[target, t]) + most > room:
-            f.model.row(f"eq6_target_memory({t},{target})", terms, -np.inf, room)
+        if sum(nbytes for _, nbytes in held[target, t]) + most > limit:
+            f.model.row(f"eq6_target_memory({t},{target})", terms, -np.inf, limit)
 
 
 def eq6_copies(f: Columns) -> dict[int, tuple[int, float]]:

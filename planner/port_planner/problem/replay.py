@@ -426,9 +426,9 @@ class _Replay:
         if problem.ram_bytes is not None and result.peak_bytes > problem.ram_bytes * (1 + 1e-9):
             self._fail(f"stage {result.peak_stage} needs {result.peak_bytes} B, the budget is {problem.ram_bytes} B")
         for d, held in self.paged_bytes.items():
-            room = problem.limit_bytes(d) or 0
-            if held.max(initial=0.0) > room * (1 + 1e-9):
-                self._fail(f"pages take {round(held.max())} B of {problem.targets[d]}, which has {room} B for them")
+            limit = problem.limit_bytes(d) or 0
+            if held.max(initial=0.0) > limit * (1 + 1e-9):
+                self._fail(f"pages take {round(held.max())} B of {problem.targets[d]}, which has {limit} B for them")
         if problem.deadline_s is not None and result.seconds > problem.deadline_s * (1 + 1e-9):
             self._fail(f"the step takes {result.seconds:g} s, the deadline is {problem.deadline_s:g} s")
         if problem.write_limit_bytes is not None and result.written_bytes > problem.write_limit_bytes:

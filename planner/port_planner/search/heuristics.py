@@ -67,7 +67,7 @@ class _ByTime(GreedySearch):
     """Greedy search that counts seconds instead of joules, so that hidden transfers are free."""
 
     def price(self, step: SearchStep) -> float:
-        """Return the seconds that a move adds to the step."""
+        """Return the seconds that a choice adds to the step."""
         return step.seconds + min(self.steps.exposed_s(step.io_seconds), step.io_seconds)
 
 

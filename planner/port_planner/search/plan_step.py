@@ -48,7 +48,7 @@ _ROUNDING = 1e-9
 FINISHING = 0.1
 """Share of the time limit that the search leaves free, because it finishes the current neighbourhood when its time is up."""
 
-RIVAL_ROOMS = (0.97, 0.9)
+RIVAL_SHARES = (0.97, 0.9)
 """Shares of the memory for tensors for which further plans are searched, in the time that the search leaves.
 
 With them the search ends at other schedules, and a plan for less memory is also valid for more.
@@ -348,7 +348,7 @@ def _plan(request: _PlanRequest) -> PlanResult:
     # Keeping everything sometimes fits even if the coarse problem, which overestimates, says otherwise.
     keep_all = dict.fromkeys((Plan(), Plan(order=reorder(graph))))
     found = better_of(graph, costs, limits, found=found, rivals=(*keep_all, *request.rivals))
-    found = better_of(graph, costs, limits, found=found, rivals=_of_less_room(request, found, decided, floor, begin))
+    found = better_of(graph, costs, limits, found=found, rivals=_rivals(request, found, decided, floor, begin))
     left = request.time_limit_s - (clock.now() - begin)
     if found.plan is None and request.strategy in LADDER and left > 0:
         finer = _coarse_plan(replace(request, time_limit_s=left), 0)
@@ -358,10 +358,10 @@ def _plan(request: _PlanRequest) -> PlanResult:
     return found
 
 
-def _of_less_room(request: _PlanRequest, found: PlanResult, decided: int, floor: Floor, begin: float) -> Iterator[Plan]:
+def _rivals(request: _PlanRequest, found: PlanResult, decided: int, floor: Floor, begin: float) -> Iterator[Plan]:
     """Yield plans for somewhat less memory, while time remains and the plan found is not known to be optimal."""
     limits, base_bytes = request.limits, request.costs.device.base_bytes
-    for share in RIVAL_ROOMS:
+    for share in RIVAL_SHARES:
         less_bytes = base_bytes + int(share * (limits.ram_bytes - base_bytes))
         left = request.time_limit_s - (clock.now() - begin)
         known = found.plan is None or found.outcome is Outcome.OPTIMAL or request.strategy != "milp"

@@ -145,13 +145,13 @@ class _Search:
                 self.visit(depth + 1, taken, gain + options[index].gain)
         self.visit(depth + 1, selection, gain)
 
-    def _relaxed(self, depth: int, room: float) -> float:
+    def _relaxed(self, depth: int, budget: float) -> float:
         total = 0.0
         for gain, cost in self.problem.steps[depth]:
-            if cost > room:
-                return total + (gain * room / cost if cost > 0 else 0.0)
+            if cost > budget:
+                return total + (gain * budget / cost if cost > 0 else 0.0)
             total += gain
-            room -= cost
+            budget -= cost
         return total
 
     def _gain_to_beat(self) -> float:

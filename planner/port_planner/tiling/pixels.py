@@ -32,7 +32,7 @@ def as_products(graph: StepGraph, without: frozenset[int] = frozenset()) -> Rewr
 
 def _products(graph: StepGraph, builder: GraphBuilder, op: Op) -> Op | None:
     """Return the op that computes a convolution as products, or None if it is not a 1x1 convolution over all channels."""
-    if op.name != CONVOLUTION or op.kwargs or op.args[_BIAS] is not None or not _moves_by_pixels(op):
+    if op.name != CONVOLUTION or op.kwargs or op.args[_BIAS] is not None or not _is_per_pixel(op):
         return None
     image, weight = (graph.values[a.value] for a in op.args[: _WEIGHT + 1] if isinstance(a, Ref))
     out = graph.values[op.outputs[0]] if op.outputs[0] is not None else None
@@ -52,7 +52,7 @@ def _products(graph: StepGraph, builder: GraphBuilder, op: Op) -> Op | None:
     )
 
 
-def _moves_by_pixels(op: Op) -> bool:
+def _is_per_pixel(op: Op) -> bool:
     wanted = {_STRIDE: 1, _PADDING: 0, _DILATION: 1, _OUTPUT_PADDING: 0}
     each = all(isinstance(a := op.args[k], tuple) and set(a) <= {n} for k, n in wanted.items())
     return each and op.args[_GROUPS] == 1

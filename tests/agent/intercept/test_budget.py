@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from port_agent import budget
-from port_agent.intercept.budget import leaving_room, strict_budget
+from port_agent.intercept.budget import leaving_headroom, strict_budget
 from port_agent.intercept.residency import backing
 from port_agent.intercept.residency.memory import BudgetTooSmallError
 from port_agent.intercept.residency.refusals import UnsupportedError
@@ -144,13 +144,13 @@ def test_tensors_leave_for_another_process(tmp_path: Path, held_bytes: int) -> N
     with budget(ram=held_bytes + (400 << 20), page_dir=tmp_path) as bound:
         kept = [torch.full((4 << 20,), float(number)) for number in range(8)]
         read_bytes, written_bytes = bound.report.read_bytes, bound.report.written_bytes
-        with leaving_room(1 << 40):
+        with leaving_headroom(1 << 40):
             assert bound.report.written_bytes >= written_bytes + (64 << 20)
         assert [one.mean().item() for one in kept] == list(range(8))
         assert bound.report.read_bytes >= read_bytes + (64 << 20)
-    with budget(tensors="1G", page_dir=tmp_path) as bound, leaving_room(1 << 40):
+    with budget(tensors="1G", page_dir=tmp_path) as bound, leaving_headroom(1 << 40):
         assert torch.ones(1 << 20).sum() == 1 << 20 and bound.report.written_bytes == 0
-    with leaving_room(1 << 40):
+    with leaving_headroom(1 << 40):
         assert kept[3].mean().item() == 3
 
 

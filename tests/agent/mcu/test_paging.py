@@ -36,7 +36,7 @@ from port_planner.mcu.frontend import import_module
 from port_planner.mcu.host import EngineState
 from port_planner.mcu.memory import PageUse, plan_memory
 from port_planner.mcu.page_costs import PageMedium
-from port_planner.mcu.pages import BoardPaging, PageMove
+from port_planner.mcu.pages import BoardPaging, PageTransfer
 from tests.agent.mcu.simulated_board import QUICK, require_board_tools
 from tests.planner.mcu.networks import every_layer
 
@@ -395,7 +395,7 @@ def board_pages(model: CompiledModel, tensor: str, medium: str) -> CompiledModel
     used = [i for i, step in enumerate(program.steps) if tensor in reads(program.graph, step)]
     before = max(i for i in used if program.steps[i].kind is StepKind.FORWARD)
     after = min(i for i in used if i > before)
-    paging = BoardPaging((PageMove(tensor, (before + 1, before + 2), (after - 1, after)),))
+    paging = BoardPaging((PageTransfer(tensor, (before + 1, before + 2), (after - 1, after)),))
     use = PageUse(medium, PageMedium(medium).block_bytes, paging)
     memory = plan_memory(program.graph, model.scheme, pages=use)
     return replace(model, memory=memory, generated=emit_model(model.quantized, memory, model.scheme, model.name))

@@ -27,7 +27,7 @@ from port_planner.mcu.pages import (
     UPDATES,
     BoardPageError,
     BoardPaging,
-    PageMove,
+    PageTransfer,
     is_parameters,
     parameter_name,
     transfers,
@@ -258,8 +258,8 @@ def moved() -> tuple[SampleProgram, list[TableRow], str]:
     used = [i for i, step in enumerate(program.steps) if name in reads(graph, step)]
     before = max(i for i in used if program.steps[i].kind is StepKind.FORWARD)
     after = min(i for i in used if i > before)
-    move = PageMove(name, (before + 1, before + 3), (after - 2, after))
-    return program, list(table_rows(program, paging=BoardPaging((move,), parameters=True)).rows), name
+    transfer = PageTransfer(name, (before + 1, before + 3), (after - 2, after))
+    return program, list(table_rows(program, paging=BoardPaging((transfer,), parameters=True)).rows), name
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ def test_plans_for_somewhat_less_memory_are_rivals_in_the_time_that_is_left(monk
     monkeypatch.setattr(plan_step_module, "_coarse_plan", worst_at_the_limit)
     plan = plan_step(graph, costs, ram_bytes=limit, time_limit_s=100.0).plan
     base = costs.device.base_bytes
-    assert [*found] == [limit, *(base + int(share * (limit - base)) for share in plan_step_module.RIVAL_ROOMS)]
+    assert [*found] == [limit, *(base + int(share * (limit - base)) for share in plan_step_module.RIVAL_SHARES)]
     assert plan is not None and plan.overhead_joules == min(found.values()) < found[limit]
 
 

@@ -21,8 +21,8 @@ def main() -> int:
         from port_agent.finetuning.chat import Chat
 
         chat = Chat(options, lambda text: console.print(f"port-agent: {text}", soft_wrap=True, markup=False))
-        while said := _line():
-            answer = chat.answer(said, _write)
+        while line := _line():
+            answer = chat.answer(line, _write)
             _write("\n")
             pace = answer.tokens / answer.seconds
             console.print(f"port-agent: {answer.tokens} tokens, {pace:.1f} per second", highlight=False)

@@ -48,18 +48,18 @@ def main() -> int:
             TextColumn("training"),
             BarColumn(),
             MofNCompleteColumn(),
-            TextColumn("{task.fields[said]}"),
+            TextColumn("{task.fields[pace]}"),
             TimeRemainingColumn(),
             console=console,
             disable=options.json,
         )
-        task = bar.add_task("training", total=None, said="")
+        task = bar.add_task("training", total=None, pace="")
 
         def report(update: "Update") -> None:
             if options.json:
                 _emit("update", update)
             pace = f"loss {update.loss:.3f}, {update.tokens / update.seconds:,.0f} tokens/s"
-            bar.update(task, completed=update.done, total=update.of, said=pace)
+            bar.update(task, completed=update.done, total=update.of, pace=pace)
 
         if data.examples and not options.json:
             console.print(

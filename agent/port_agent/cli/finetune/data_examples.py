@@ -26,8 +26,8 @@ def example_texts(examples: Iterable[Example]) -> Iterable[Text]:
     for number, example in enumerate(examples, 1):
         learned = sum(len(part.text) for part in example.parts if part.learned)
         whole = sum(len(part.text) for part in example.parts)
-        said = f"{learned} of {whole} characters are learned" if example.label is None else "the label is learned"
-        yield Text(f"-- sequence {number}: {said}")
+        amount = f"{learned} of {whole} characters are learned" if example.label is None else "the label is learned"
+        yield Text(f"-- sequence {number}: {amount}")
         yield example_text(example)
 
 

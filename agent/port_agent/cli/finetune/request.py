@@ -71,9 +71,9 @@ def check_finetune_arguments(arguments: argparse.Namespace) -> None:
             f"{_word(only)} trains nothing; leave out --submit and --opportunistic",
         ),
     )
-    for is_wrong, said in wrong:
+    for is_wrong, message in wrong:
         if is_wrong:
-            raise UsageError(said)
+            raise UsageError(message)
 
 
 def options_of(arguments: argparse.Namespace) -> FinetuneOptions:

@@ -24,8 +24,8 @@ from port_agent.finetuning.inputs.model_files import (
     CONFIG,
     INDEX,
     WEIGHTS,
+    check_free_space,
     check_not_there,
-    check_room,
     goes_along,
     tensor_entries,
     weight_files,
@@ -92,7 +92,7 @@ def decode_model(
     with ExitStack() as files:
         source = _gguf_source(model, tokenizer) if model.is_file() else _folder_source(model, files)
         count = sum(weight.items for weight in source.weights.values())
-        check_room(out, count * kind.dtype.itemsize, "the decoded weights take", "--out or --type")
+        check_free_space(out, count * kind.dtype.itemsize, "the decoded weights take", "--out or --type")
         with atomic_directory(out) as building:
             source.write_rest(building, kind.dtype)
             writer = _Writer(kind.dtype, count, progress)

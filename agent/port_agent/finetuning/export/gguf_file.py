@@ -18,9 +18,9 @@ from safetensors import safe_open
 from port_agent.finetuning.export.shape import GgufShape, shape_of
 from port_agent.finetuning.export.vocabulary import GgufVocabulary, vocabulary_of
 from port_agent.finetuning.inputs.model_files import (
+    check_free_space,
     check_model_files,
     check_not_there,
-    check_room,
     tensor_entries,
     weight_files,
 )
@@ -119,7 +119,7 @@ def export_gguf(
         weights = _weights(shape, {name: e for entries in stored.values() for name, e in entries.items()}, kind)
         kind = weights[0].type if kind is None else kind
         nbytes = sum(np.prod(one.byte_shape, dtype=int) for one in weights)
-        check_room(out, int(nbytes), "the file takes")
+        check_free_space(out, int(nbytes), "the file takes")
         made = building / "model.gguf"
         with ExitStack() as files:
             opened = {path: files.enter_context(safe_open(path, "pt")) for path in stored}

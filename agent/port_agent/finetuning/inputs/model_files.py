@@ -52,7 +52,7 @@ def check_not_there(out: Path) -> None:
         raise FinetuneError(f"{out} exists already; give a new directory, or remove it")
 
 
-def check_room(out: Path, nbytes: int, what: str, other: str = "--out") -> None:
+def check_free_space(out: Path, nbytes: int, what: str, other: str = "--out") -> None:
     """Raise FinetuneError unless the folder of `out` has that many bytes free.
 
     `what`: the phrase that names their use, with its verb. `other`: the options that can be changed instead.

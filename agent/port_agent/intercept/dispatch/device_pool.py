@@ -232,7 +232,7 @@ class DevicePool:
 
     def explain(self, error: BaseException) -> None:
         """Add a note to an error about an illegal address: the budget may be its cause."""
-        if isinstance(error, RuntimeError) and any(said in str(error) for said in _OF_ILLEGAL_ADDRESSES):
+        if isinstance(error, RuntimeError) and any(message in str(error) for message in _OF_ILLEGAL_ADDRESSES):
             error.add_note(
                 f"port-agent: the memory of {self.device} has a budget ({self._bound}). Something other than an operator may have used an "
                 "evicted tensor: a kernel in C++, or a thread that is older than the budget. Call the tensor's data_ptr() before, so that it "

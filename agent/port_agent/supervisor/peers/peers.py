@@ -164,8 +164,8 @@ class Peers:
 
     def _own_row(self) -> dict[str, object]:
         """Return this device's report to its paired devices, as plain values."""
-        said: dict[str, object] = msgspec.to_builtins(self._heartbeat(self._name))
-        return {**said, "id": self._own_id, "version": VERSION}
+        heartbeat: dict[str, object] = msgspec.to_builtins(self._heartbeat(self._name))
+        return {**heartbeat, "id": self._own_id, "version": VERSION}
 
     @property
     def federations(self) -> "Federations":

@@ -21,9 +21,9 @@ from port_planner.search.greedy.search_steps import Additions, SearchStep, Searc
 EMPHASES = (0.5, 1.0, 4.0)
 
 LARGE_STAGES, LARGE_TOLERANCE = 1500, 0.05
-"""Number of stages beyond which a move is made if it is within this share of the cheapest, because equal blocks tie all the time."""
+"""Number of stages beyond which a search step is made if it is within this share of the cheapest, because equal blocks tie all the time."""
 TOLERANCE = 1e-9
-"""Relative difference below which only rounding can separate a move from the cheapest."""
+"""Relative difference below which only rounding can separate a search step from the cheapest."""
 
 
 @dataclass(slots=True)
@@ -39,7 +39,7 @@ class Greedy:
 
 
 class GreedySearch:
-    """One search, which chooses the next move to make or to undo."""
+    """One search, which chooses the next search step to make or to undo."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class GreedySearch:
         self.closures = Closures(problem, self.decisions)
         self.steps = SearchSteps(problem, self.decisions, self.closures, self.load, self.added)
         self.made: dict[int, SearchStep] = {}
-        """Gap -> the move that bridged it."""
+        """Gap -> the search step that bridged it."""
         self.sliced: set[int] = set()
         self.barred: set[tuple[int, GapDecision]] = set()
         """Gaps, and the ways of packing them that prevented a schedule."""
@@ -94,7 +94,7 @@ class GreedySearch:
             self._refresh(stage)
             self.added.seconds += self.closures.cost(self.closures.intermediates[stage]).seconds
 
-    # -- what a move changes
+    # -- what a search step changes
 
     def _make(self, step: SearchStep) -> None:
         g, gap = step.choice.gap, self.problem.gaps[step.choice.gap]
@@ -167,12 +167,12 @@ class GreedySearch:
         return Greedy(self.schedule(), needed_bytes, stage)
 
     def _relieve(self) -> bool:
-        """Make moves until nothing exceeds the limit; return False if no remaining move helps.
+        """Make search steps until nothing exceeds the limit; return False if no remaining search step helps.
 
-        No other move can remove the bytes of a packed form. If that blocks the search, the largest packing moves of the fullest stage are
+        No other search step can remove the bytes of a packed form. If that blocks the search, the largest packings of the fullest stage are
         undone, enough to free the missing bytes.
         """
-        while not self._move_on():
+        while not self._continue():
             peaks = self.load.peaks()
             stage = int(np.argmax(peaks))
             packed = sorted(self._packed_at(stage), key=self._packed_bytes, reverse=True)
@@ -189,11 +189,11 @@ class GreedySearch:
         return self.decisions.packed_bytes(step.choice)
 
     def _packed_at(self, stage: int) -> list[SearchStep]:
-        """Return the moves whose packed form takes memory at a stage: while it waits, or is packed, unpacked or transferred."""
+        """Return the search steps whose packed form takes memory at a stage: while it waits, or is packed, unpacked or transferred."""
         return [step for step in self.made.values() if stage in self.decisions.packed_stages(step.choice)]
 
-    def _move_on(self) -> bool:
-        """Make moves, the cheapest for their relief first; return False if no remaining move helps."""
+    def _continue(self) -> bool:
+        """Make search steps, the cheapest for their relief first; return False if no remaining search step helps."""
         short = self.load.shortage(self.emphasis)
         heap: list[tuple[float, int]] = []
         for g, gap in enumerate(self.problem.gaps):
@@ -229,7 +229,7 @@ class GreedySearch:
         return (step for step in steps if (g, step.choice.decision) not in self.barred)
 
     def price(self, step: SearchStep) -> float:
-        """Return the joules that a move costs."""
+        """Return the joules that a search step costs."""
         return step.joules
 
     def _relief(self, choice: Choice, short: Shortage) -> float:
@@ -280,7 +280,7 @@ class GreedySearch:
         return True
 
     def _drop_needless(self) -> None:
-        """Undo moves that proved unnecessary, the costliest first."""
+        """Undo search steps that proved unnecessary, the costliest first."""
         locked = {g for k in self.sliced for i in self.problem.slicings[k].members for g in self.problem.gaps_of[i]}
         for g, step in sorted(self.made.items(), key=lambda item: -item[1].joules):
             if g in locked or step.joules <= 0:

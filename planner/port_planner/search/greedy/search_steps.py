@@ -20,12 +20,12 @@ class SearchStep:
     seconds: float
     io_seconds: float
     closures: Mapping[int, Versions] = field(default_factory=dict)
-    """Stage -> intermediates that its rematerializations need once this move is made."""
+    """Stage -> intermediates that its rematerializations need once this search step is made."""
 
 
 @dataclass(slots=True)
 class Additions:
-    """What the moves made so far add to the step; transfers run in parallel with its compute."""
+    """What the search steps made so far add to the step; transfers run in parallel with its compute."""
 
     seconds: float = 0.0
     io_seconds: float = 0.0
@@ -33,7 +33,7 @@ class Additions:
 
 
 class SearchSteps:
-    """Finds the moves that are possible under the current decisions."""
+    """Finds the search steps that are possible under the current decisions."""
 
     def __init__(
         self, problem: Problem, decisions: Decisions, closures: Closures, load: StageLoad, added: Additions
@@ -45,7 +45,7 @@ class SearchSteps:
         )
 
     def of(self, g: int, *, paging: bool, recompute: bool, packing: bool = True) -> Iterator[SearchStep]:
-        """Yield the moves for a gap: its tensor is restored when it is used next, or when a rematerialization reads it."""
+        """Yield the search steps for a gap: its tensor is restored when it is used next, or when a rematerialization reads it."""
         gap = self.problem.gaps[g]
         tensor = self.problem.tensors[gap.tensor]
         readers = self.closures.readers(g)
@@ -148,7 +148,7 @@ class SearchSteps:
         return SearchStep(Choice(g, gap.before, GapDecision.PACK), joules, seconds, 0.0, closures)
 
     def _pack_and_page(self, g: int, packed: SearchStep) -> Iterator[SearchStep]:
-        """Yield the variants of a packing move that page the packed form to each medium."""
+        """Yield the variants of a packing that page the packed form to each medium."""
         problem, gap = self.problem, self.problem.gaps[g]
         packing, limit = problem.tensors[gap.tensor].packing(gap.version), problem.write_limit_bytes
         if packing is None or gap.before < self.decisions.ready[g]:

@@ -251,8 +251,8 @@ class MemoryRows:
         return [], float(held.home == memory)
 
     def _row(self, pool: int, i: int) -> None:
-        memories, room = self.memory.pools[pool].memories, self.memory.pools[pool].free_bytes
-        unit = max(room, 1)
+        memories, free = self.memory.pools[pool].memories, self.memory.pools[pool].free_bytes
+        unit = max(free, 1)
         terms, fixed = Terms(), 0.0
         for d, column in self.place[i].items():
             cost = self.costs[i][d]
@@ -271,7 +271,7 @@ class MemoryRows:
             held, into = self.memory.held[page.held], self.memory.targets[page.target].into
             if into in memories and not held.lasting and page.gap.covers(i):
                 terms.append((column, held.nbytes / unit))
-        self.model.row(f"memory({pool},{i})", terms, -np.inf, (room - int(_MARGIN * room)) / unit - fixed)
+        self.model.row(f"memory({pool},{i})", terms, -np.inf, (free - int(_MARGIN * free)) / unit - fixed)
 
     def _present(self, h: int, held: HeldStorage, memory: int, i: int) -> tuple[Terms, float]:
         """Return terms and a constant that bound from below how often a storage is in this memory while operator `i` runs."""

@@ -27,7 +27,7 @@ def beside_the_plan(unplanned_bytes: Callable[[int], int], start_bytes: int) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("captured", [shallow, deep])
+@pytest.mark.parametrize("make_captured", [shallow, deep])
 @pytest.mark.parametrize(
     ("unplanned_bytes", "start_bytes"),
     [

@@ -43,9 +43,9 @@ _REFUSED_TARGETS = {"out_proj", "conv1d"}
 _PEFTS_HEADS = ("classifier", "score")
 """Names of heads for labels that peft trains and saves itself."""
 
-_transformers_says: Any = transformers.utils.logging
-_transformers_says.disable_progress_bar()
-_transformers_says.set_verbosity_error()
+_transformers_logging: Any = transformers.utils.logging
+_transformers_logging.disable_progress_bar()
+_transformers_logging.set_verbosity_error()
 warnings.filterwarnings("ignore", category=FutureWarning, module=r"transformers|peft")
 warnings.filterwarnings(
     "ignore", message="fan_in_fan_out is set to False"

@@ -787,7 +787,7 @@ void guard_call_when_near(int (*call)(int (*)(void *), void *), int (*what)(void
 }
 
 /* Only once: the medium stays full, and the report has the bytes of all such tensors. */
-static void say_full(size_t bytes, int error) {
+static void report_full(size_t bytes, int error) {
     char text[320];
     const char *reason = strerrorname_np(error);
     int length = snprintf(text, sizeof text,
@@ -813,7 +813,7 @@ void *guard_allocate(size_t bytes) {
         counters_.unguarded_bytes += bytes;
         unlock();
         if (first_time)
-            say_full(bytes, error);
+            report_full(bytes, error);
         errno = error;
         return NULL;
     }

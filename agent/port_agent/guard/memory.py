@@ -326,18 +326,18 @@ class GuardedMemory:
         finally:
             self._process.port_guard_line_is_obeyed(False)
 
-    def hold_and_say(self) -> None:
+    def hold_and_report(self) -> None:
         """Make any code that touches a tensor wait, in all processes, and send the line `held` when this process does.
 
         Returns at once.
 
         The caller may not run again before all continue, because a waiting thread may hold the interpreter's lock.
         """
-        self._process.port_guard_pause_and_say(PauseState.HELD)
+        self._process.port_guard_pause_and_report(PauseState.HELD)
 
-    def release_and_say(self) -> None:
+    def release_and_report(self) -> None:
         """In addition, evict all tensors, and send the line `released` when those of this process are evicted."""
-        self._process.port_guard_pause_and_say(PauseState.RELEASED)
+        self._process.port_guard_pause_and_report(PauseState.RELEASED)
 
 
 def _preloaded() -> ctypes.CDLL | None:

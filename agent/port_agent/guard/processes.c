@@ -372,7 +372,7 @@ size_t processes_share(const struct process_use *use, size_t alone) {
     return sum <= budget ? budget - others : level_of(wanted, count, budget);
 }
 
-static void say(const char *text, size_t bytes) {
+static void report(const char *text, size_t bytes) {
     if (syscall(SYS_write, 2, text, bytes) < 0) { /* nobody listens */
     }
 }
@@ -392,7 +392,7 @@ void processes_say_need(void) {
                           "port-agent: Python, libraries and your objects take %.1f MiB of %.1f MiB; nothing is left for tensors; "
                           "give at least %lluM\n",
                           (double)rest / (1 << 20), (double)all_->ram_bytes / (1 << 20), (unsigned long long)(needed >> 20) + 1);
-    say(text, (size_t)length);
+    report(text, (size_t)length);
 }
 
 /* ---- others --------------------------------------------------------------------------------------------------------- */

@@ -124,7 +124,7 @@ void service_watch_line(int line, const char *held, const char *released);
 /* Set whether the listener obeys the commands on the line; it leaves them there until it has. */
 void service_line_is_obeyed(bool now);
 /* Hold all processes, or have them release their memory, and send that line when this process has. */
-void service_pause_and_say(enum pause_state state);
+void service_pause_and_report(enum pause_state state);
 void service_resume(void);
 void service_in_child(void);
 

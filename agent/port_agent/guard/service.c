@@ -39,7 +39,7 @@ static uint64_t look(void) {
     return begin + (pause > LOOK_NS ? pause : LOOK_NS);
 }
 
-void service_pause_and_say(enum pause_state state) {
+void service_pause_and_report(enum pause_state state) {
     processes_want_pause(state);
     atomic_store(&owed_, state);
 }
@@ -77,7 +77,7 @@ static void obey_line(enum pause_state reached) {
     else if (wanted <= paused || (paused == RUNS && atomic_load(&being_obeyed_)))
         unread = 0; /* once paused, a thread that waits there may hold the lock that the listener needs to go on */
     else if (++unread == PATIENCE_TICKS)
-        service_pause_and_say(wanted);
+        service_pause_and_report(wanted);
     enum pause_state owed = atomic_load(&owed_);
     if (owed != RUNS && reached >= owed && atomic_compare_exchange_strong(&owed_, &owed, RUNS))
         send(line, answers_[owed], strlen(answers_[owed]), MSG_DONTWAIT | MSG_NOSIGNAL);

@@ -138,7 +138,7 @@ class Discovery:
             )
             browser = AsyncServiceBrowser(node.zeroconf, TYPE, handlers=[self._on_change])
             stack.push_async_callback(browser.async_cancel)
-            stack.push_async_callback(_say_goodbye, node)
+            stack.push_async_callback(_send_goodbye, node)
             self.interfaces = interfaces
             try:
                 self._announced = self._news
@@ -250,7 +250,7 @@ class _AnnouncementListener(RecordUpdateListener):
             cache.async_remove_records([record for records in cache.cache.values() for record in records])
 
 
-async def _say_goodbye(node: AsyncZeroconf) -> None:
+async def _send_goodbye(node: AsyncZeroconf) -> None:
     """Announce to the others that this agent leaves.
 
     An answer that is still queued would follow the first goodbye and undo it. Later goodbyes are the same packet, which zeroconf ignores

@@ -17,7 +17,7 @@ from port_planner.ir.device_kinds import CPU
 from port_planner.ir.torch_arithmetic import arithmetic
 from port_planner.ir.torch_device import device_name, generator_states
 
-_SAYS_LITTLE = ("DEFAULT", "NO AVX")
+_UNSPECIFIC_VECTORS = ("DEFAULT", "NO AVX")
 """Torch's names for vector units that do not determine the kernels; every Arm core without SVE has the same name."""
 _BLAS = re.compile(r"BLAS_INFO=(\w+)")
 
@@ -37,7 +37,7 @@ class MismatchError(PortError):
 def processor(kind: str = CPU) -> str:
     """Return the properties of a kind of device that determine an operator's last digits, besides torch and its threads."""
     vectors, blas = torch.backends.cpu.get_cpu_capability(), _BLAS.search(torch.__config__.show())
-    cores = core_names(cpuinfo()) if vectors in _SAYS_LITTLE else ()
+    cores = core_names(cpuinfo()) if vectors in _UNSPECIFIC_VECTORS else ()
     host = f"{platform.machine()} {' and '.join(cores) or vectors}{f', {blas[1]}' if blas else ''}"
     return host if kind == CPU else f"{device_name(kind)} beside {host}"
 

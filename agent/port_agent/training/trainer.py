@@ -39,7 +39,7 @@ from port_agent.worker.thread_limit import check_thread_limit
 from port_planner.base.errors import ExitCode, PortError
 from port_planner.base.process_memory import peak_resident_bytes, resident_bytes
 from port_planner.exactness.arithmetic import UnavailableArithmeticError, set_arithmetic
-from port_planner.exactness.half_products import say_once
+from port_planner.exactness.half_products import report_once
 from port_planner.ir.arithmetic import Arithmetic
 from port_planner.ir.bundle.bundle import Bundle
 from port_planner.ir.bundle.manifest import (
@@ -237,7 +237,7 @@ class Trainer:
             for _ in self.bundle.contents(key, CHUNK):
                 pass  # only the result needs these: better rejected now than after training
         for name in sorted({layout.dtype for layout in self.manifest.layouts.values()}):
-            say_once(dtype(name))
+            report_once(dtype(name))
         self._limit_device()
         commit = self.store.open() or self._create()
         self._restore(commit)

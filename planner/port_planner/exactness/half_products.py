@@ -69,7 +69,7 @@ def slowdown(dtype: torch.dtype, shape: tuple[int, int, int] = (_SIDE, _SIDE, _S
 
 
 @cache
-def say_once(dtype: torch.dtype) -> None:
+def report_once(dtype: torch.dtype) -> None:
     """Report once on standard error, instead of torch's warning, that products of this type run in software, and their
     cost.
     """

@@ -48,7 +48,7 @@ def measure_sustained(
     Raises OSError if that fails, also for a medium without space for two windows.
     """
     state = os.statvfs(directory)
-    room = int(state.f_bavail * state.f_frsize * (1 - KEPT_SHARE))
+    free_bytes = int(state.f_bavail * state.f_frsize * (1 - KEPT_SHARE))
     block = mmap.mmap(-1, _CHUNK_BYTES)  # page-aligned, as O_DIRECT requires
     block.write(os.urandom(_CHUNK_BYTES))  # a controller cannot compress it
     with tempfile.TemporaryFile(dir=directory, buffering=0) as file:
@@ -62,7 +62,7 @@ def measure_sustained(
             os.fsync(descriptor)
             return time.perf_counter() - began
 
-        return until_steady(write, max_bytes=min(max_bytes, max(room, 2 * WINDOW_BYTES)), progress=progress)
+        return until_steady(write, max_bytes=min(max_bytes, max(free_bytes, 2 * WINDOW_BYTES)), progress=progress)
 
 
 def until_steady(

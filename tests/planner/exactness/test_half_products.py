@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from port_planner.exactness import half_products
-from port_planner.exactness.half_products import in_software, say_once, sums_bytes
+from port_planner.exactness.half_products import in_software, report_once, sums_bytes
 
 WITHOUT_BFLOAT16 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 """A processor without bfloat16, on one of x86."""
@@ -18,10 +18,10 @@ WITHOUT_BFLOAT16 = {"ONEDNN_MAX_CPU_ISA": "AVX2", "ATEN_CPU_CAPABILITY": "avx2"}
 
 @pytest.fixture(autouse=True)
 def measured_anew() -> Iterator[None]:
-    for kept in (sums_bytes, say_once, half_products.slowdown):
+    for kept in (sums_bytes, report_once, half_products.slowdown):
         kept.cache_clear()
     yield
-    for kept in (sums_bytes, say_once, half_products.slowdown):
+    for kept in (sums_bytes, report_once, half_products.slowdown):
         kept.cache_clear()
 
 
@@ -82,7 +82,7 @@ def test_one_sentence_stands_for_torchs_page(
     monkeypatch.setattr(half_products, "slowdown", lambda dtype: 9.6)
     with warnings.catch_warnings(record=True) as said:
         for dtype in (torch.float32, torch.bfloat16, torch.bfloat16):
-            say_once(dtype)
+            report_once(dtype)
         warnings.warn("mkldnn_matmul failed, switching to BLAS gemm: could not create a primitive", stacklevel=1)
     assert not said
     (line,) = capsys.readouterr().err.splitlines()

@@ -121,7 +121,7 @@ class ConversationWriter:
         else:
             raise UnwrittenError("the template's prompt for an answer differs from what it writes before one")
         written = whole[len(before) :]
-        missing = next((said for said in _says(message) if said not in written), None)
+        missing = next((text for text in _required_texts(message) if text not in written), None)
         if missing is not None:
             raise UnwrittenError(f"the template leaves out part of an answer: {missing[:_MAX_REASON]!r}")
         thoughts = [key for key in _THOUGHT_KEYS if message.more.get(key)]
@@ -134,9 +134,9 @@ class ConversationWriter:
         """Return an answer beginning with its thoughts, which the template has begun; `written` may have thoughts of its own."""
         if not written.startswith(_THOUGHT):
             return self._thought(message) + written.lstrip("\n")
-        thoughts, _, said = written.removeprefix(_THOUGHT).partition(_THOUGHT_END)
+        thoughts, _, answer = written.removeprefix(_THOUGHT).partition(_THOUGHT_END)
         self.thoughtless += not thoughts.strip()
-        return f"{thoughts.lstrip(chr(10))}{_THOUGHT_END}{said}"
+        return f"{thoughts.lstrip(chr(10))}{_THOUGHT_END}{answer}"
 
     def _thought(self, message: Message) -> str:
         """Return the closed thoughts of an answer, if the template begins thoughts but leaves them out of the answer."""
@@ -202,7 +202,7 @@ def _text(answers: Sequence[_Answer]) -> LearnedText:
     return LearnedText(answers[-1].whole, spans, begun=False, ended=answers[-1].bare)
 
 
-def _says(message: Message) -> Iterable[str]:
+def _required_texts(message: Message) -> Iterable[str]:
     """Return the strings that an answer must contain unchanged."""
     calls = [call.get("function", call) for call in message.more.get("tool_calls") or ()]
     return (message.content.rpartition(_THOUGHT_END)[2].strip(), *(str(call.get("name", "")) for call in calls))
@@ -235,8 +235,8 @@ def _in_parts(message: Message) -> _Turn:
 
 def _writes_parts(whole: str, record: Record) -> bool:
     """Return whether a text shows the parts of a message as Python or JSON, which means that the template accepts only text."""
-    said = f"{[message.content for message in record.messages]}{record.tools}"
-    return any(whole.count(mark) > said.count(mark) for mark in ("'type': 'text'", '"type": "text"'))
+    contents = f"{[message.content for message in record.messages]}{record.tools}"
+    return any(whole.count(mark) > contents.count(mark) for mark in ("'type': 'text'", '"type": "text"'))
 
 
 _FORMS = (_plain, _as_stored, _without_content(_plain), _without_content(_as_stored), _in_parts)

@@ -43,8 +43,8 @@ def main() -> None:
         with _without_torch():
             import transformers
 
-        says: Any = transformers.utils.logging
-        says.set_verbosity_error()
+        logging: Any = transformers.utils.logging
+        logging.set_verbosity_error()
         answer = getattr(tokenizer, sys.argv[2])(*arguments)
     except FinetuneError as error:
         answer = error

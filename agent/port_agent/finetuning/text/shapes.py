@@ -157,15 +157,15 @@ def _answer(entry: Entry, key: str, place: str) -> Record:
 
 def _apart(prompt: list[Any], answer: list[Any]) -> tuple[list[Any], list[Any]]:
     """Return the messages of a prompt and of an answer, which may begin with those of the prompt."""
-    asked, said, count = _spoken(prompt), _spoken(answer), len(prompt)
-    if count and said[:count] == asked:
+    asked, given, count = _roles_and_contents(prompt), _roles_and_contents(answer), len(prompt)
+    if count and given[:count] == asked:
         return answer[:count], answer[count:]
-    if not count or said[-1 - count : -1] == asked:
+    if not count or given[-1 - count : -1] == asked:
         return answer[:-1], answer[-1:]
     return prompt, answer
 
 
-def _spoken(turns: Sequence[Any]) -> list[tuple[Any, Any]]:
+def _roles_and_contents(turns: Sequence[Any]) -> list[tuple[Any, Any]]:
     return [(turn.get("role"), turn.get("content")) for turn in turns if isinstance(turn, Mapping)]
 
 
@@ -193,10 +193,10 @@ def _share_gpt(entry: Entry, place: str) -> Record:
 def _turn(turn: object) -> Message:
     """Return a turn of ShareGPT, or one with role and content under ShareGPT's key."""
     if isinstance(turn, Mapping) and "from" in turn:
-        said = turn["from"]
-        if said not in _ROLES or not isinstance(turn.get("value"), str):
-            raise ValueError(f"a turn from {said!r} is not valid; give {', '.join(_ROLES)}, with a value")
-        return _message({"role": _ROLES[said], "content": turn["value"], **_less(turn, "from", "value")})
+        speaker = turn["from"]
+        if speaker not in _ROLES or not isinstance(turn.get("value"), str):
+            raise ValueError(f"a turn from {speaker!r} is not valid; give {', '.join(_ROLES)}, with a value")
+        return _message({"role": _ROLES[speaker], "content": turn["value"], **_less(turn, "from", "value")})
     return _message(turn)
 
 

@@ -188,7 +188,7 @@ class DevicePool:
             result = call_whole(traits, args, kwargs)
         except torch.OutOfMemoryError as error:
             raise self._full(traits, inputs) from error
-        self._say_ran_again(traits)
+        self._report_ran_again(traits)
         return result
 
     def ran(self) -> None:
@@ -220,7 +220,7 @@ class DevicePool:
             self.fragmented_bytes, self.backend.reserved_bytes() - self.backend.allocated_bytes()
         )
 
-    def _say_ran_again(self, traits: OperatorTraits) -> None:
+    def _report_ran_again(self, traits: OperatorTraits) -> None:
         self.ran_again += 1
         if self.ran_again == 1:
             place = program_line()

@@ -15,7 +15,7 @@ from port_agent.intercept.residency.residency import Residency
 from port_agent.intercept.residency.storages import Storage
 from port_planner.base.errors import program_line
 from port_planner.base.units import format_bytes
-from port_planner.exactness.half_products import say_once
+from port_planner.exactness.half_products import report_once
 from port_planner.operators.row import Cost
 
 _PACKING = (Cost.PRODUCT, Cost.CONVOLUTION, Cost.CONVOLUTION_BACKWARD)
@@ -103,7 +103,7 @@ class OperatorMemory:
         if share is None:
             share = 0.0
             if traits.known.cost in _PACKING and kind[1] is not None:
-                say_once(kind[1])
+                report_once(kind[1])
             if self._process is not None and traits.known.cost in _PACKING:
                 self._process.expect_product()
                 share = _UNKNOWN_WORKSPACE

@@ -224,7 +224,7 @@ class ExecBudget:
         run = None if table is None else GuardedRun.read(table, None, peak_resident_bytes())
         if self._budget is None:
             if run is not None and run.children:
-                self._say_guarded(run, time.perf_counter() - self._begin)
+                self._report_guarded(run, time.perf_counter() - self._begin)
             elif not self._refused:
                 _emit("the program ended without importing torch; nothing was done")
             return
@@ -251,15 +251,15 @@ class ExecBudget:
         if not self._refused:
             guard = active_guard()
             run = GuardedRun.read(table, None if guard is None else guard.counters(), peak_resident_bytes())
-            self._say_guarded(run, time.perf_counter() - self._begin)
+            self._report_guarded(run, time.perf_counter() - self._begin)
 
     def finish_replaced(self) -> None:
         """Report the program's figures from a separate process, because another program replaced it; the times of that one are unknown."""
         if self._options.processes is not None:
             table = ProcessTable(Path(self._options.processes))
-            self._say_guarded(GuardedRun.read(table, None, 0), None)
+            self._report_guarded(GuardedRun.read(table, None, 0), None)
 
-    def _say_guarded(self, run: GuardedRun, wall_s: float | None) -> None:
+    def _report_guarded(self, run: GuardedRun, wall_s: float | None) -> None:
         _emit(run.summary(self._options.ram_bytes, self._options.tensors_bytes, wall_s) + _unbounded(False))
         self._write_report(run.facts(self._options.ram_bytes))
 

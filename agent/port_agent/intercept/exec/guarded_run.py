@@ -19,7 +19,7 @@ class PageWatch:
     def __init__(self, verb: str, times: int) -> None:
         """`verb`: what a step did to pages, for the note. Steps that move up to `times` the bytes of all tensors are not reported."""
         self._verb, self._times = verb, times
-        self._moved_bytes = self._said_bytes = 0
+        self._moved_bytes = self._reported_bytes = 0
 
     def step(self, moved_bytes: int, tensor_bytes: int) -> str:
         """Return a note after a step, or "": once, and again if a step moves twice as much.
@@ -27,9 +27,9 @@ class PageWatch:
         `moved_bytes`: since the start. `tensor_bytes`: all tensors at their peak.
         """
         step_bytes, self._moved_bytes = moved_bytes - self._moved_bytes, moved_bytes
-        if step_bytes <= self._times * tensor_bytes or step_bytes < 2 * self._said_bytes:
+        if step_bytes <= self._times * tensor_bytes or step_bytes < 2 * self._reported_bytes:
             return ""
-        self._said_bytes = step_bytes
+        self._reported_bytes = step_bytes
         return (
             f"a step {self._verb} {format_bytes(step_bytes)} of pages, {step_bytes / tensor_bytes:.1f} times the "
             f"{format_bytes(tensor_bytes)} of all tensors: a larger budget moves less"

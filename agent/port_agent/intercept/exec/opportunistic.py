@@ -202,7 +202,7 @@ class Opportunistic:
             self._send(paused)
         else:
             self._watch_line(held=paused)
-            self._guard.hold_and_say()
+            self._guard.hold_and_report()
 
     def _stopped(self) -> WorkerPaused:
         begin_s, operator = time.perf_counter(), self._interceptor.operator_at_hand
@@ -234,7 +234,7 @@ class Opportunistic:
             self._send(released)
         else:
             self._watch_line(released=released)
-            self._guard.release_and_say()
+            self._guard.release_and_report()
 
     def _cancel(self) -> None:
         self._emit("cancelled: as with Ctrl-C")

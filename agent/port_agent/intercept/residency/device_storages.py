@@ -217,7 +217,7 @@ class DeviceStorages:
         self._host, self._blocks = host, HostBlocks(host)
         self._pinned = PinnedPages(backend)
         self._checksums = Checksums(device)
-        self._said: set[str] = set()
+        self._reported: set[str] = set()
 
     def totals(self) -> PagerStats:
         return self.stats
@@ -294,13 +294,13 @@ class DeviceStorages:
                 return True
             if bool(self._sum(self._bytes(memory)) == before):
                 return False
-        self._say_written(storage)
+        self._report_written(storage)
         return True
 
-    def _say_written(self, storage: Storage) -> None:
+    def _report_written(self, storage: Storage) -> None:
         place = f"{storage.line}: " if storage.line else ""
-        if place not in self._said:
-            self._said.add(place)
+        if place not in self._reported:
+            self._reported.add(place)
             sys.stderr.write(
                 f"port-agent: {place}a tensor of {format_bytes(storage.nbytes)} on {self._device} was written by something other "
                 "than an operator; what was written is kept\n"
